@@ -1,0 +1,278 @@
+/* te_attention.h: fused attention in two verbs. Describe a problem, plan it once, run the plan many
+   times. Plain C11; no function throws, every one that can fail returns a status.
+
+   Growth rules: a struct begins with its size as the caller knows it. A shorter struct is extended
+   with zeros, a longer one is accepted if the tail that this library does not know is zero. Enum
+   values and tensor indices are never renumbered. Zero always means "the default". */
+#ifndef TE_ATTENTION_H_
+#define TE_ATTENTION_H_
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(TE_ATTENTION_STATIC)
+#define TEA_API
+#else
+#define TEA_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TEA_VERSION_MAJOR 0
+#define TEA_VERSION_MINOR 1
+#define TEA_VERSION_PATCH 0
+
+typedef enum tea_status {
+  TEA_OK = 0,
+  TEA_INVALID =
+      1, /* an argument is wrong; tea_error() names it, the value seen, the value needed */
+  TEA_UNSUPPORTED = 2, /* no engine accepts the problem; tea_error() carries every refusal */
+  TEA_FAILED = 3       /* the machine failed: memory, driver */
+} tea_status;
+
+typedef enum tea_dtype {
+  TEA_DTYPE_DEFAULT = 0,
+  TEA_FP16 = 1,
+  TEA_BF16 = 2,
+  TEA_FP32 = 3,
+  TEA_FP64 = 4,
+  TEA_E4M3 = 5,
+  TEA_E5M2 = 6
+} tea_dtype;
+
+/* How the rows of a side (queries, or keys and values) lie in memory. */
+typedef enum tea_form {
+  TEA_DENSE = 0,  /* [batch, seqlen], every row valid */
+  TEA_PADDED = 1, /* [batch, seqlen], the first cu_seqlens[i+1] - cu_seqlens[i] rows valid */
+  TEA_RAGGED = 2, /* [tokens], sequence i starts at cu_seqlens[i] (or at offsets[i] with `gaps`) */
+  TEA_PAGED = 3   /* keys and values only: pages of page_size rows, found through a page table */
+} tea_form;
+
+typedef enum tea_bias {
+  TEA_BIAS_NONE = 0,
+  TEA_BIAS_PRE_SCALE = 1,
+  TEA_BIAS_POST_SCALE = 2
+} tea_bias;
+
+/* Bits of bias_broadcast: the dimensions of (batch, head, row, column) that the bias does not have.
+ */
+enum {
+  TEA_BROADCAST_BATCH = 1,
+  TEA_BROADCAST_HEAD = 2,
+  TEA_BROADCAST_ROW = 4,
+  TEA_BROADCAST_COL = 8
+};
+
+typedef enum tea_alibi {
+  TEA_ALIBI_NONE = 0,
+  TEA_ALIBI_STANDARD = 1, /* the published geometric slopes for heads_q heads */
+  TEA_ALIBI_SLOPES = 2 /* slopes from the tensor TEA_SLOPES, fp32 [heads_q] or [batch, heads_q] */
+} tea_alibi;
+
+typedef enum tea_softmax {
+  TEA_SOFTMAX_VANILLA = 0,
+  TEA_SOFTMAX_OFF_BY_ONE = 1, /* one more term exp(0) in the denominator */
+  TEA_SOFTMAX_LEARNABLE = 2   /* one more term exp(sink[head]), with a gradient for sink */
+} tea_softmax;
+
+/* Bits of outputs: what forward writes besides O. Training always writes LSE. */
+enum { TEA_OUTPUT_LSE = 1, TEA_OUTPUT_MAX = 2, TEA_OUTPUT_SUM_EXP = 4 };
+
+/* Strides in elements; the head dimension is contiguous. Every layout (bshd, sbhd, packed qkv, ...)
+   is a choice of strides. All zero: the default given at each field. */
+typedef struct tea_strides {
+  int64_t batch, seq, head;
+} tea_strides;
+
+typedef struct tea_bias_strides {
+  int64_t batch, head, row, col;
+} tea_bias_strides;
+
+/* What to compute: no pointers, no padding bytes, zero means default. It is compared, hashed,
+   printed, parsed and cached as a value. What changes from step to step (token counts of ragged
+   work, seeds, lengths) is in tea_run, not here. */
+typedef struct tea_problem {
+  uint32_t struct_size;  /* sizeof(tea_problem) in the caller's build */
+  int32_t dtype;         /* of q, k, v; required */
+  int32_t o_dtype;       /* of o. Default: dtype. fp8 may give fp16, bf16 or fp32 here */
+  int32_t dout_dtype;    /* of the gradient of o. Default: o_dtype */
+  int32_t dqkv_dtype;    /* of dq, dk, dv. Default: dtype */
+  int32_t bias_dtype;    /* of bias and dbias. Default: dtype, or fp32 where dtype is fp8 */
+  int32_t training;      /* 1: the plan must do backward; turns dropout on */
+  int32_t deterministic; /* 1: bitwise equal results from equal inputs */
+  int32_t outputs;       /* bits TEA_OUTPUT_* */
+  int32_t lse_gradient;  /* 1: backward also takes TEA_DLSE, the gradient that arrives at LSE */
+
+  int32_t q_form, kv_form; /* tea_form */
+  int32_t gaps;            /* 1: ragged sides read their start tokens from TEA_OFFSETS_Q / _KV */
+  int32_t page_size;       /* rows of a page; only for TEA_PAGED */
+
+  int32_t heads_q,
+      heads_kv;          /* heads_q is a multiple of heads_kv; query head h uses h / (hq / hkv) */
+  int32_t dim_qk, dim_v; /* multiples of 8, at most 512. Default of dim_v: dim_qk */
+  /* Sizes of dense and padded sides; zero is an empty tensor. If a side is ragged or paged, batch
+     and that side's seqlen must be zero here and are given in tea_run. */
+  int64_t batch, seqlen_q, seqlen_kv;
+
+  int32_t causal;       /* 1: column <= row + delta */
+  int32_t bottom_right; /* 1: delta = length_kv - length_q (actual lengths); 0: delta = 0 */
+  int64_t window_left;  /* bound + 1: column >= row + delta - (window_left - 1). 0: no bound */
+  int64_t window_right; /* bound + 1: column <= row + delta + (window_right - 1). 0: no bound */
+
+  int32_t bias;           /* tea_bias */
+  int32_t bias_broadcast; /* bits TEA_BROADCAST_* */
+  int32_t alibi;          /* tea_alibi: adds -slope * |row + delta - column| */
+  int32_t softmax;        /* tea_softmax */
+  float softcap;          /* c > 0: score = c * tanh(score / c). 0: none */
+  float dropout;          /* probability in [0, 1) of dropping a probability; only when training */
+  float scale;            /* of q.k; read when has_scale is 1. Default: 1 / sqrt(dim_qk) */
+  int32_t has_scale;
+
+  tea_strides q, k, v, o; /* default: dense [b,s,h,d], ragged [t,h,d], paged [page,slot,h,d] */
+  tea_strides dout, dq, dk, dv;  /* default: as above */
+  tea_strides lse;               /* of LSE, MAX, SUM_EXP, DLSE. Default: [b,h,s], ragged [t,h] */
+  tea_bias_strides bias_stride;  /* default: contiguous over the dimensions not broadcast */
+  tea_bias_strides dbias_stride; /* default: contiguous over the dimensions not broadcast */
+  int64_t slopes_stride;         /* batch stride of TEA_SLOPES. Default: 0, shared by the batch */
+  int64_t table_k_stride; /* batch stride of TEA_TABLE_K. Default: ceil(max_kv / page_size) */
+  int64_t table_v_stride; /* batch stride of TEA_TABLE_V. Default: the same */
+
+  int32_t alignment; /* smallest alignment of any tensor pointer in bytes. Default: 16 */
+  int32_t reserved;  /* zero */
+} tea_problem;
+
+/* Every tensor of the operation has one name and one index, used by every layer.
+   cu_seqlens, offsets and tables are int32; scales and amax are fp32 scalars; rng_state is int64
+   {seed, offset}; sink is fp32 [heads_q]. */
+typedef enum tea_tensor {
+  TEA_Q = 0,
+  TEA_K = 1,
+  TEA_V = 2,
+  TEA_O = 3,
+  TEA_LSE = 4,     /* fp32 natural log of the softmax denominator; -inf where nothing is attended */
+  TEA_MAX = 5,     /* fp32 largest logit of the row, without the sink */
+  TEA_SUM_EXP = 6, /* fp32 exp(LSE - MAX) */
+  TEA_BIAS = 7,
+  TEA_SINK = 8,
+  TEA_SLOPES = 9,
+  TEA_CU_SEQLENS_Q = 10, /* int32 [batch + 1] */
+  TEA_CU_SEQLENS_KV = 11,
+  TEA_OFFSETS_Q = 12, /* int32 [batch + 1]: start token of each sequence in the buffer */
+  TEA_OFFSETS_KV = 13,
+  TEA_TABLE_K = 14, /* int32 [batch, pages of a sequence] */
+  TEA_TABLE_V = 15,
+  TEA_RNG_STATE = 16,
+  TEA_DOUT = 17,
+  TEA_DQ = 18,
+  TEA_DK = 19,
+  TEA_DV = 20,
+  TEA_DBIAS = 21,
+  TEA_DSINK = 22, /* fp32 [heads_q] */
+  TEA_DLSE = 23,
+  /* FP8. NULL scale: 1 (k, v: as q; dk, dv: as dq). NULL amax: not recorded (dk, dv: in dq's). amax
+     is the maximum of the value already there and the largest magnitude before scaling. */
+  TEA_Q_SCALE_INV = 24,
+  TEA_K_SCALE_INV = 25,
+  TEA_V_SCALE_INV = 26,
+  TEA_S_SCALE = 27,
+  TEA_S_SCALE_INV = 28,
+  TEA_S_AMAX = 29,
+  TEA_O_SCALE = 30,
+  TEA_O_SCALE_INV = 31, /* backward only */
+  TEA_O_AMAX = 32,
+  TEA_DOUT_SCALE_INV = 33,
+  TEA_DP_SCALE = 34,
+  TEA_DP_SCALE_INV = 35,
+  TEA_DP_AMAX = 36,
+  TEA_DQ_SCALE = 37,
+  TEA_DK_SCALE = 38,
+  TEA_DV_SCALE = 39,
+  TEA_DQ_AMAX = 40,
+  TEA_DK_AMAX = 41,
+  TEA_DV_AMAX = 42,
+  TEA_TENSOR_COUNT = 43
+} tea_tensor;
+
+/* Bits of the status word: nonsense found in device-resident metadata. Values were clamped to
+   capacity; no memory outside the tensors was touched. */
+enum { TEA_STATUS_BAD_LENGTHS = 1, TEA_STATUS_BAD_PAGE = 2 };
+
+/* One execution: pointers and the sizes that the problem leaves open. For host plans all pointers
+   are host pointers and stream is ignored; for device plans they are device pointers (but `tensors`
+   itself and this struct are always on the host, and free to reuse when the call returns). */
+typedef struct tea_run {
+  uint32_t struct_size;
+  uint32_t tensor_count; /* length of `tensors`; missing entries are NULL */
+  void* const* tensors;  /* indexed by tea_tensor */
+  void* workspace;
+  uint64_t workspace_bytes; /* at least what tea_workspace_bound() says, 256-byte aligned */
+  void* stream;             /* CUstream_st*, or NULL */
+  /* batch: if a side is ragged or paged, else zero. max_q / max_kv: upper bound of the lengths of a
+     ragged or paged side, else zero. tokens_*: rows of a ragged buffer. pages_*: pages of a pool.
+   */
+  int64_t batch, max_q, max_kv, tokens_q, tokens_kv, pages_k, pages_v;
+  /* Where this shard lies in the global problem: batch, head, row, column. Rows and columns shift
+     masks and ALiBi; all four shift dropout. */
+  int64_t origin[4];
+  const int64_t* origin_device; /* int64[4] beside the tensors, used instead of `origin`; or NULL */
+  int32_t* status;              /* one word, bits are OR-ed in; or NULL */
+} tea_run;
+
+/* Exact counts for one execution; a multiply and an add are two operations. */
+typedef struct tea_cost {
+  uint64_t visible;       /* (row, column) pairs that the masks allow, over batch and query heads */
+  uint64_t forward_flops; /* 2 * visible * (dim_qk + dim_v) */
+  uint64_t backward_flops; /* 2 * visible * (3 * dim_qk + 2 * dim_v), recomputing the scores */
+  uint64_t forward_bytes;  /* every input element read once, every output element written once */
+  uint64_t backward_bytes;
+} tea_cost;
+
+typedef struct tea_cache_info {
+  uint64_t hits, misses, entries, capacity;
+} tea_cache_info;
+
+typedef struct tea_plan tea_plan;
+
+/* The plan of the first engine that accepts `problem` on `device` (-1: the host), or of `engine` if
+   a name is given (NULL or "": any). Plans are counted: release each one; the cache keeps its own.
+ */
+TEA_API tea_status tea_plan_create(const tea_problem* problem, int device, const char* engine,
+                                   tea_plan** plan);
+TEA_API void tea_plan_release(tea_plan* plan);
+TEA_API const char* tea_plan_engine(const tea_plan* plan);
+
+/* No device allocation and no host synchronisation: both can be captured in a CUDA graph. */
+TEA_API tea_status tea_forward(const tea_plan* plan, const tea_run* run);
+TEA_API tea_status tea_backward(const tea_plan* plan, const tea_run* run);
+
+/* Bytes of workspace that any engine on any device may need; a pure function of the arguments,
+   linear in the sequence lengths. Only the sizes of `run` are read; NULL where the problem is
+   dense. */
+TEA_API tea_status tea_workspace_bound(const tea_problem* problem, const tea_run* run,
+                                       uint64_t* forward, uint64_t* backward);
+
+/* Text results: at most `capacity` bytes with the final zero are written, `needed` (may be NULL)
+   gets the full size with the final zero. buffer may be NULL if capacity is 0. */
+TEA_API tea_status tea_explain(const tea_problem* problem, int device, char* buffer,
+                               size_t capacity, size_t* needed);
+TEA_API tea_status tea_problem_print(const tea_problem* problem, char* buffer, size_t capacity,
+                                     size_t* needed);
+TEA_API tea_status tea_problem_parse(const char* text, tea_problem* problem);
+/* Valid or not, and why; without planning. On success `normalised` (may be NULL) gets the canonical
+   form: synonyms removed, defaults as zeros. */
+TEA_API tea_status tea_problem_check(const tea_problem* problem, tea_problem* normalised);
+
+/* Reads cu_seqlens from run->tensors, which must be host pointers here. */
+TEA_API tea_status tea_problem_cost(const tea_problem* problem, const tea_run* run, tea_cost* cost);
+
+TEA_API tea_status tea_cache_stats(tea_cache_info* info);
+TEA_API tea_status tea_cache_limit(size_t capacity); /* 0: empty the cache and keep nothing */
+
+TEA_API const char* tea_error(void); /* the last error of this thread; valid until its next call */
+TEA_API const char* tea_version(void); /* "major.minor.patch" */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

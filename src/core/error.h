@@ -1,0 +1,37 @@
+// The one error type. A message names the argument, the value seen and the value needed.
+#pragma once
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+#include "te_attention.h"
+
+namespace tea {
+
+struct Error : std::runtime_error {
+  tea_status status;
+  Error(tea_status code, const std::string& message) : std::runtime_error(message), status(code) {}
+};
+
+template <class T>
+std::string shown(const T& value) {
+  if constexpr (std::is_pointer_v<T> && !std::is_convertible_v<T, std::string>)
+    return value ? "a pointer" : "NULL";
+  else if constexpr (std::is_arithmetic_v<T>)
+    return std::to_string(value);
+  else
+    return std::string(value);
+}
+
+[[noreturn]] inline void refuse_argument(const std::string& name, const std::string& seen,
+                                         const std::string& needed) {
+  throw Error(TEA_INVALID, name + " is " + seen + "; needs " + needed);
+}
+
+}  // namespace tea
+
+// The texts are built only when the check fails.
+#define TEA_REQUIRE(condition, name, seen, needed)                                    \
+  do {                                                                                \
+    if (!(condition)) ::tea::refuse_argument((name), ::tea::shown((seen)), (needed)); \
+  } while (0)

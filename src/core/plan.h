@@ -1,0 +1,48 @@
+// Plan: an engine's answer, immutable and shared; and the bounded cache that holds the answers.
+#pragma once
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "core/engine.h"
+
+namespace tea {
+
+struct Plan {
+  std::string_view engine;
+  Problem problem;  // normalised
+  Device device;
+  std::unique_ptr<Executable> executable;
+  // The engine's own need; a run may bring more.
+  uint64_t (*workspace)(const Problem&, const Geometry&, Direction);
+};
+using PlanRef = std::shared_ptr<const Plan>;
+
+// Plans for a table of engines. Thread-safe; the least recently used plan leaves when it is full.
+class Planner {
+ public:
+  explicit Planner(std::span<const Engine> engines, size_t capacity = 4096);
+  ~Planner();
+  // `problem` as the caller wrote it: it is checked and normalised here. `only`: an engine's name,
+  // or empty. Throws Error.
+  PlanRef plan(const Problem& problem, int device, std::string_view only = {});
+  // One line per engine: accepts, yields or refuses, with the reason.
+  std::string explain(const Problem& problem, int device) const;
+  // The most that any engine asks for.
+  uint64_t workspace_bound(const Problem& problem, const Geometry& size, Direction d) const;
+  void limit(size_t capacity);
+  tea_cache_info info() const;
+
+ private:
+  struct Cache;
+  std::span<const Engine> engines_;
+  std::unique_ptr<Cache> cache_;
+};
+
+// The planner of this build's engines.
+Planner& planner();
+
+void forward(const Plan& plan, const tea_run* run);
+void backward(const Plan& plan, const tea_run* run);
+
+}  // namespace tea

@@ -1,0 +1,67 @@
+// Problem: the value that describes the work. Imported from the caller once, checked, normalised,
+// then never changed. Compared and hashed as bytes; its text round-trips exactly.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "math/mask.h"
+#include "te_attention.h"
+
+namespace tea {
+
+// What a field holds, and how its text looks.
+enum class Kind : uint8_t { kSize, kInt32, kInt64, kFloat, kEnum, kBits };
+
+struct Field {
+  std::string_view name;
+  size_t offset;
+  Kind kind;
+  int count;                                // values; strides have several
+  std::span<const std::string_view> names;  // of enum values 0.. or of bits 0..
+};
+
+// Every field of tea_problem, in order; engines, text and documentation are generated from it.
+std::span<const Field> problem_fields();
+
+struct Problem : tea_problem {
+  bool operator==(const Problem& other) const;
+  size_t hash() const;
+
+  // "dtype=bf16 batch=2 heads_q=8 ...": fields that are zero are left out.
+  std::string text() const;
+  // The inverse of text(); throws on an unknown field, a repeated one or a malformed value.
+  static Problem parse(std::string_view text);
+
+  // Applies the growth rules of te_attention.h.
+  static Problem import(const tea_problem* caller);
+  // Throws Error(TEA_INVALID) that names the field, the value seen and the value needed.
+  void check() const;
+  // The canonical form of a valid problem: synonyms removed, defaults folded to zero.
+  Problem normalised() const;
+
+  // What the defaults stand for.
+  int32_t o_type() const { return o_dtype ? o_dtype : dtype; }
+  int32_t dout_type() const { return dout_dtype ? dout_dtype : o_type(); }
+  int32_t dqkv_type() const { return dqkv_dtype ? dqkv_dtype : dtype; }
+  int32_t bias_type() const { return bias_dtype ? bias_dtype : is_fp8() ? TEA_FP32 : dtype; }
+  int32_t v_dim() const { return dim_v ? dim_v : dim_qk; }
+  double scale_value() const;
+  bool is_fp8() const { return dtype == TEA_E4M3 || dtype == TEA_E5M2; }
+  bool drops() const { return training && dropout > 0; }
+  bool writes_lse() const { return training || (outputs & TEA_OUTPUT_LSE); }
+  MaskRule mask() const { return {causal, bottom_right, window_left, window_right}; }
+  // Sizes that only a run knows.
+  bool varies_q() const { return q_form == TEA_RAGGED; }
+  bool varies_kv() const { return kv_form == TEA_RAGGED || kv_form == TEA_PAGED; }
+  bool varies() const { return varies_q() || varies_kv(); }
+};
+
+// The value of a field as text: "bf16", "17", "64,16,8"; for messages and refusals.
+std::string value_text(const Problem& problem, const Field& field);
+
+const char* dtype_name(int32_t dtype);
+int dtype_bytes(int32_t dtype);
+
+}  // namespace tea

@@ -1,0 +1,63 @@
+// The table of tensors: for each index of tea_tensor its name, and as functions of the Problem when
+// it is used, its type and its shape. Checks, byte counts, test inputs and front ends read it.
+#pragma once
+#include <string_view>
+
+#include "core/geometry.h"
+
+namespace tea {
+
+enum class Direction { kForward, kBackward };
+enum class Use { kUnused, kOptional, kRequired };
+
+struct Shape {
+  int rank = 0;
+  int64_t size[4] = {}, stride[4] = {};  // strides in elements
+  int64_t elements() const;
+  int64_t span() const;  // elements from the first to the last one, both included; 0 if empty
+};
+
+enum class Type : uint8_t { kQkv, kO, kDout, kDqkv, kBias, kFp32, kInt32, kInt64 };
+
+struct TensorInfo {
+  tea_tensor index;
+  std::string_view name;  // as in messages: "Q", "cu_seqlens_q"
+  Type type;
+  Use (*forward)(const Problem&);
+  Use (*backward)(const Problem&);
+  bool written_forward, written_backward;
+  Shape (*shape)(const Problem&, const Geometry&);
+
+  Use use(const Problem& p, Direction d) const {
+    return d == Direction::kForward ? forward(p) : backward(p);
+  }
+  bool written(Direction d) const {
+    return d == Direction::kForward ? written_forward : written_backward;
+  }
+  int element_bytes(const Problem& p) const;
+};
+
+const TensorInfo& tensor_info(tea_tensor index);
+
+// One execution as the engines see it: sizes resolved, pointers complete.
+struct Run {
+  Geometry size;
+  void* tensor[TEA_TENSOR_COUNT];
+  void* workspace;
+  void* stream;
+  int64_t origin[4];
+  const int64_t* origin_device;
+  int32_t* status;
+
+  template <class T>
+  T* as(tea_tensor t) const {
+    return static_cast<T*>(tensor[t]);
+  }
+};
+
+// Applies the growth rules, checks sizes, pointers, alignment and workspace before anything is
+// written.
+Run import_run(const Problem& problem, const tea_run* caller, Direction direction,
+               uint64_t workspace_needed);
+
+}  // namespace tea

@@ -1,0 +1,55 @@
+// Which columns a row attends to. Causal masks, windows and their alignment are one thing: a band
+// of allowed differences column - row.
+#pragma once
+#include <cstdint>
+
+#include "math/host_device.h"
+
+namespace tea {
+
+// Bounds far beyond any length, yet safe to add and subtract.
+inline constexpr int64_t kUnbounded = int64_t{1} << 60;
+
+// Column c is visible to row r iff lo <= c - r <= hi, rows and columns counted from the start of
+// the sequence.
+struct Band {
+  int64_t lo, hi;
+};
+
+struct Columns {
+  int64_t begin, end;  // half open; empty iff begin >= end
+};
+
+// The mask fields of a Problem, in its encoding (bounds stored plus one, zero means none).
+struct MaskRule {
+  int32_t causal, bottom_right;
+  int64_t window_left, window_right;
+};
+
+// The shift of the diagonal: zero, or what puts it in the bottom right corner of the actual
+// lengths.
+TEA_HOST_DEVICE int64_t diagonal(int32_t bottom_right, int64_t length_q, int64_t length_kv) {
+  return bottom_right ? length_kv - length_q : 0;
+}
+
+// origin_row, origin_col: where this shard's row 0 and column 0 lie in the global sequence.
+TEA_HOST_DEVICE Band band(const MaskRule& rule, int64_t delta, int64_t origin_row,
+                          int64_t origin_col) {
+  const int64_t shift = delta + origin_row - origin_col;
+  int64_t right = rule.window_right ? rule.window_right - 1 : kUnbounded;
+  if (rule.causal && right > 0) right = 0;
+  return {rule.window_left ? shift - (rule.window_left - 1) : -kUnbounded,
+          right == kUnbounded ? kUnbounded : shift + right};
+}
+
+// The visible columns of one row, within the actual length.
+TEA_HOST_DEVICE Columns visible_columns(const Band& b, int64_t row, int64_t length_kv) {
+  const int64_t begin = row + b.lo, end = row + b.hi + 1;
+  return {begin > 0 ? begin : 0, end < length_kv ? end : length_kv};
+}
+
+TEA_HOST_DEVICE bool visible(const Band& b, int64_t row, int64_t col) {
+  return col - row >= b.lo && col - row <= b.hi;
+}
+
+}  // namespace tea
