@@ -1,0 +1,48 @@
+# `make demo` and `make test` are all that a newcomer needs. This file only names the steps: what is
+# built and how is in CMakeLists.txt and CMakePresets.json.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# Progress on a terminal, silence until something fails elsewhere.
+ifndef MAKE_TERMOUT
+ninja_flags := --quiet
+endif
+TESTS ?= .
+
+.PHONY: help demo test build lint format asan tsan clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z ]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: build/release/build.ninja ## Build, then run the example programs
+	@cmake --build build/release --target demo -- $(ninja_flags)
+
+build: build/release/build.ninja ## Build the library, the tool, the examples and the tests
+	@cmake --build build/release -- $(ninja_flags)
+
+test: build ## Build, then run every test (TESTS=regex: only those that match)
+	@ctest --preset release --progress -R '$(TESTS)'
+
+asan tsan: %: build/%/build.ninja ## The tests under sanitizers: address + undefined, or thread
+	@cmake --build build/$* -- $(ninja_flags)
+	@ctest --preset $* --progress -R '$(TESTS)'
+
+lint: build/release/build.ninja ## Every check of the sources whose tool is installed
+	@tools/lint
+
+format: ## Format the C++ and the Python sources
+	@git ls-files '*.h' '*.c' '*.cpp' '*.cu' '*.cuh' | xargs -r clang-format -i
+	@ruff format --quiet
+
+clean: ## Remove everything that was built
+	@rm -rf build
+
+# Installs what is missing, once.
+build/tools.ok: tools/bootstrap
+	@tools/bootstrap
+	@mkdir -p build && touch $@
+
+build/%/build.ninja: CMakePresets.json build/tools.ok
+	@mkdir -p $(@D)
+	@cmake --preset $* >$(@D)/configure.log 2>&1 || { cat $(@D)/configure.log >&2; exit 1; }
+	@touch $@
