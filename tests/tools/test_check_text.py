@@ -1,0 +1,44 @@
+"""Which texts check_text.py takes and which it refuses."""
+
+from project import ProjectTest
+
+import check_text
+
+# Built at run time, so that this file itself passes the check.
+SLASH = "/"
+LATER = "TO" + "DO"
+
+
+class Text(ProjectTest):
+    def found(self, name, text):
+        self.write(name, text)
+        return check_text.check(self.root)
+
+    def test_takes(self):
+        for name, text in [
+            ("a.cpp", "int a;\n"),
+            ("a.cpp", f"// {LATER}(ann): when the driver reports it\n"),
+            ("a.cpp", "//\n" * check_text.MAX_LINES),
+            ("a.md", "word " * 30 + "end\n"),
+            ("Makefile", "all:\n\techo\n"),
+            ("a.md", f"docs{SLASH}work{SLASH}x, https:{SLASH * 2}x.org{SLASH}home{SLASH}y\n"),
+        ]:
+            with self.subTest(name=name, text=text[:40]):
+                self.assertEqual(self.found(name, text), [])
+
+    def test_refuses(self):
+        for name, text, problem in [
+            ("a.md", f"in {SLASH}home{SLASH}ann\n", "path of one machine"),
+            ("a.sh", f"cd {SLASH}tmp{SLASH}x\n", "path of one machine"),
+            ("a.cpp", "\tint a;\n", "tab"),
+            ("a.py", "a = 1 \n", "white space"),
+            ("a.cpp", f"// {LATER}: later\n", "without a name and a reason"),
+            ("a.cpp", "x" * 101 + "\n", "101 columns"),
+            ("a.py", "#\n" * (check_text.MAX_LINES + 1), "601 lines"),
+            ("a.h", "int a;", "newline"),
+        ]:
+            with self.subTest(name=name, text=text[:40]):
+                problems = self.found(name, text)
+                self.assertEqual(len(problems), 1, problems)
+                self.assertIn(problem, problems[0])
+                (self.root / name).unlink()

@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Checks that tests mirror the sources: src/x/y.cpp has tests/x/test_y.cpp, which uses it."""
+
+import re
+from pathlib import Path
+
+import checks
+
+NAME = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
+VARIABLE = re.compile(r"^extern\b[^;(]*?\b(\w+);", re.MULTILINE)
+NO_FUNCTION = {"if", "for", "while", "switch", "return", "sizeof", "defined", "decltype", "alignas"}
+
+
+def names(path: Path) -> set[str]:
+    """The functions and extern variables that a file mentions."""
+    text = checks.without_comments(path.read_text())
+    return {*NAME.findall(text), *VARIABLE.findall(text)} - NO_FUNCTION
+
+
+def public_names(source: Path, root: Path) -> set[str]:
+    """What `source` offers: the names of its own header, else those that any header declares."""
+    own = source.with_suffix(".h")
+    if own.exists():
+        return names(own)
+    headers = [
+        p for d in ("include", "src") for p in checks.cpp_sources(root, d) if p.suffix == ".h"
+    ]
+    return names(source) & {name for header in headers for name in names(header)}
+
+
+def check(root: Path) -> list[str]:
+    """Every source without a test of its own."""
+    problems = []
+    for source in sorted(root.glob("src/*/*.cpp")):
+        test = root / "tests" / source.parent.name / f"test_{source.name}"
+        where = f"{source.relative_to(root)}:1:"
+        if not test.exists():
+            problems.append(f"{where} has no test; needs {test.relative_to(root)}")
+            continue
+        words = set(re.findall(r"\w+", checks.without_comments(test.read_text())))
+        offered = public_names(source, root)
+        if not words & offered:
+            some = ", ".join(sorted(offered)[:5])
+            problems.append(f"{where} {test.relative_to(root)} uses none of its functions ({some})")
+    return problems
+
+
+if __name__ == "__main__":
+    checks.main(check)
