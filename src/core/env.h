@@ -7,17 +7,20 @@
 
 namespace tea {
 
-enum class Setting { kEngine, kDeterministic, kThreads, kLog };
+enum class Setting { kEngine, kDeterministic, kLog };
 
 struct SettingRow {
   Setting setting;
   const char* variable;
-  const char* alias;  // TransformerEngine's name, or NULL
+  const char* alias;        // TransformerEngine's name, or NULL
+  const char* alias_means;  // the alias counts only with this value, which then reads as "1"
   std::string_view meaning;
 };
 std::span<const SettingRow> settings();
 
-// The text of a variable, read once per process; empty if unset.
+// The text of a variable or of its alias, read once per process; empty if unset.
 const std::string& setting(Setting which);
+// Set, and neither "" nor "0".
+bool setting_on(Setting which);
 
 }  // namespace tea

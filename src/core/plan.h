@@ -35,6 +35,7 @@ class Planner {
 
  private:
   struct Cache;
+  PlanRef make(const Problem& problem, const Device& device, std::string_view only) const;
   std::span<const Engine> engines_;
   std::unique_ptr<Cache> cache_;
 };

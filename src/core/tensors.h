@@ -1,6 +1,7 @@
 // The table of tensors: for each index of tea_tensor its name, and as functions of the Problem when
 // it is used, its type and its shape. Checks, byte counts, test inputs and front ends read it.
 #pragma once
+#include <span>
 #include <string_view>
 
 #include "core/geometry.h"
@@ -34,10 +35,12 @@ struct TensorInfo {
   bool written(Direction d) const {
     return d == Direction::kForward ? written_forward : written_backward;
   }
+  int32_t dtype(const Problem& p) const;  // a tea_dtype; TEA_DTYPE_DEFAULT for integers
   int element_bytes(const Problem& p) const;
 };
 
 const TensorInfo& tensor_info(tea_tensor index);
+std::span<const TensorInfo> tensor_table();
 
 // One execution as the engines see it: sizes resolved, pointers complete.
 struct Run {
@@ -57,7 +60,8 @@ struct Run {
 
 // Applies the growth rules, checks sizes, pointers, alignment and workspace before anything is
 // written.
+// `workspace`: the engine's need, or NULL for none.
 Run import_run(const Problem& problem, const tea_run* caller, Direction direction,
-               uint64_t workspace_needed);
+               uint64_t (*workspace)(const Problem&, const Geometry&, Direction));
 
 }  // namespace tea

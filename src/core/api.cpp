@@ -1,0 +1,124 @@
+// The C API of te_attention.h: thin shells over the core.
+#include <cstring>
+
+#include "core/boundary.h"
+#include "core/cost.h"
+#include "core/plan.h"
+
+struct tea_plan {
+  tea::PlanRef ref;
+};
+
+namespace {
+
+using tea::guarded;
+using tea::Problem;
+
+void require(const void* pointer, const char* name) {
+  TEA_REQUIRE(pointer, name, pointer, "memory for the result");
+}
+
+}  // namespace
+
+extern "C" {
+
+tea_status tea_plan_create(const tea_problem* problem, int device, const char* engine,
+                           tea_plan** plan) {
+  return guarded([&] {
+    require(plan, "plan");
+    *plan = nullptr;
+    *plan =
+        new tea_plan{tea::planner().plan(Problem::import(problem), device, engine ? engine : "")};
+  });
+}
+
+void tea_plan_release(tea_plan* plan) { delete plan; }
+
+const char* tea_plan_engine(const tea_plan* plan) { return plan ? plan->ref->engine.data() : ""; }
+
+tea_status tea_forward(const tea_plan* plan, const tea_run* run) {
+  return guarded([&] {
+    TEA_REQUIRE(plan, "plan", plan, "a plan");
+    tea::forward(*plan->ref, run);
+  });
+}
+
+tea_status tea_backward(const tea_plan* plan, const tea_run* run) {
+  return guarded([&] {
+    TEA_REQUIRE(plan, "plan", plan, "a plan");
+    tea::backward(*plan->ref, run);
+  });
+}
+
+tea_status tea_workspace_bound(const tea_problem* problem, const tea_run* run, uint64_t* forward,
+                               uint64_t* backward) {
+  return guarded([&] {
+    const Problem p = Problem::import(problem);
+    p.check();
+    const tea::Geometry size = tea::geometry(p, run);
+    const auto bound = [&](tea::Direction d) {
+      return tea::planner().workspace_bound(p.normalised(), size, d);
+    };
+    if (forward) *forward = bound(tea::Direction::kForward);
+    if (backward) *backward = p.training ? bound(tea::Direction::kBackward) : 0;
+  });
+}
+
+tea_status tea_explain(const tea_problem* problem, int device, char* buffer, size_t capacity,
+                       size_t* needed) {
+  return guarded([&] {
+    tea::copy_text(tea::planner().explain(Problem::import(problem), device), buffer, capacity,
+                   needed);
+  });
+}
+
+tea_status tea_problem_print(const tea_problem* problem, char* buffer, size_t capacity,
+                             size_t* needed) {
+  return guarded(
+      [&] { tea::copy_text(Problem::import(problem).text(), buffer, capacity, needed); });
+}
+
+tea_status tea_problem_parse(const char* text, tea_problem* problem) {
+  return guarded([&] {
+    TEA_REQUIRE(text, "text", text, "a line of field=value words");
+    require(problem, "problem");
+    *problem = Problem::parse(text);
+  });
+}
+
+tea_status tea_problem_check(const tea_problem* problem, tea_problem* normalised) {
+  return guarded([&] {
+    const Problem p = Problem::import(problem);
+    p.check();
+    if (normalised) *normalised = p.normalised();
+  });
+}
+
+tea_status tea_problem_cost(const tea_problem* problem, const tea_run* run, tea_cost* result) {
+  return guarded([&] {
+    require(result, "cost");
+    const Problem p = Problem::import(problem);
+    p.check();
+    *result = tea::cost(p.normalised(), run);
+  });
+}
+
+tea_status tea_cache_stats(tea_cache_info* info) {
+  return guarded([&] {
+    require(info, "info");
+    *info = tea::planner().info();
+  });
+}
+
+tea_status tea_cache_limit(size_t capacity) {
+  return guarded([&] { tea::planner().limit(capacity); });
+}
+
+const char* tea_error(void) { return tea::last_error(); }
+
+#define TEXT(x) #x
+#define VERSION(major, minor, patch) TEXT(major) "." TEXT(minor) "." TEXT(patch)
+const char* tea_version(void) {
+  return VERSION(TEA_VERSION_MAJOR, TEA_VERSION_MINOR, TEA_VERSION_PATCH);
+}
+}

@@ -1,0 +1,51 @@
+// The table of environment variables.
+#include "core/env.h"
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+
+namespace tea {
+namespace {
+
+constexpr SettingRow kSettings[] = {
+    {Setting::kEngine, "TE_ATTENTION_ENGINE", nullptr, nullptr,
+     "name of the engine that runs every problem whose caller names none"},
+    {Setting::kDeterministic, "TE_ATTENTION_DETERMINISTIC", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0",
+     "1: every problem is deterministic"},
+    {Setting::kLog, "TE_ATTENTION_LOG", "NVTE_DEBUG", "1",
+     "1: each new plan prints its engine and problem to standard error"},
+};
+
+constexpr bool in_order() {
+  for (size_t i = 0; i < std::size(kSettings); ++i)
+    if (static_cast<size_t>(kSettings[i].setting) != i) return false;
+  return true;
+}
+static_assert(in_order());
+
+std::string read(const SettingRow& row) {
+  if (const char* own = std::getenv(row.variable)) return own;
+  const char* alias = row.alias ? std::getenv(row.alias) : nullptr;
+  return alias && std::strcmp(alias, row.alias_means) == 0 ? "1" : "";
+}
+
+}  // namespace
+
+std::span<const SettingRow> settings() { return kSettings; }
+
+const std::string& setting(Setting which) {
+  static const auto values = [] {
+    std::array<std::string, std::size(kSettings)> out;
+    for (size_t i = 0; i < out.size(); ++i) out[i] = read(kSettings[i]);
+    return out;
+  }();
+  return values[static_cast<size_t>(which)];
+}
+
+bool setting_on(Setting which) {
+  const std::string& value = setting(which);
+  return !value.empty() && value != "0";
+}
+
+}  // namespace tea

@@ -1,0 +1,182 @@
+// First engine that accepts, kept in a bounded least-recently-used cache.
+#include "core/plan.h"
+
+#include <cstdio>
+#include <list>
+#include <mutex>
+#include <unordered_map>
+
+#include "core/env.h"
+#include "core/error.h"
+#include "core/registry.h"
+
+namespace tea {
+namespace {
+
+struct Key {
+  Problem problem;
+  int device;
+  std::string only;
+  bool operator==(const Key&) const = default;
+};
+
+struct KeyHash {
+  size_t operator()(const Key& k) const {
+    return k.problem.hash() * 31 + static_cast<size_t>(k.device + 1) +
+           std::hash<std::string>{}(k.only);
+  }
+};
+
+PlanRef make_plan(const Engine& engine, const Problem& problem, const Device& device,
+                  std::unique_ptr<Executable> executable) {
+  return std::make_shared<const Plan>(
+      Plan{engine.name, problem, device, std::move(executable), engine.workspace});
+}
+
+std::string names(std::span<const Engine> engines) {
+  std::string out;
+  for (const Engine& e : engines) out += (out.empty() ? "one of " : ", ") + std::string(e.name);
+  return out;
+}
+
+// `problem` with what the environment asks for, checked and canonical.
+Problem prepared(const Problem& problem) {
+  problem.check();
+  Problem p = problem.normalised();
+  if (setting_on(Setting::kDeterministic)) p.deterministic = 1;
+  return p;
+}
+
+}  // namespace
+
+struct Planner::Cache {
+  using Entry = std::pair<Key, PlanRef>;
+  mutable std::mutex mutex;
+  std::list<Entry> recent;  // most recently used first
+  std::unordered_map<Key, std::list<Entry>::iterator, KeyHash> index;
+  size_t capacity;
+  uint64_t hits = 0, misses = 0;
+
+  PlanRef find(const Key& key) {
+    const std::lock_guard lock(mutex);
+    const auto it = index.find(key);
+    if (it == index.end()) {
+      ++misses;
+      return nullptr;
+    }
+    ++hits;
+    recent.splice(recent.begin(), recent, it->second);
+    return it->second->second;
+  }
+
+  // Another thread may have made the same plan meanwhile: the first one stays.
+  PlanRef insert(const Key& key, PlanRef plan) {
+    const std::lock_guard lock(mutex);
+    if (const auto it = index.find(key); it != index.end()) return it->second->second;
+    recent.emplace_front(key, plan);
+    index.emplace(key, recent.begin());
+    shrink();
+    return plan;
+  }
+
+  void shrink() {
+    while (recent.size() > capacity) {
+      index.erase(recent.back().first);
+      recent.pop_back();
+    }
+  }
+};
+
+Planner::Planner(std::span<const Engine> engines, size_t capacity)
+    : engines_(engines), cache_(std::make_unique<Cache>()) {
+  cache_->capacity = capacity;
+}
+Planner::~Planner() = default;
+
+PlanRef Planner::make(const Problem& problem, const Device& device, std::string_view only) const {
+  PlanRef yielding;
+  std::string refusals;
+  bool known = only.empty();
+  for (const Engine& engine : engines_) {
+    if (only.empty() ? engine.only_by_name : engine.name != only) continue;
+    known = true;
+    Attempt attempt = engine.attempt(problem, device);
+    if (const auto* refusal = std::get_if<Refusal>(&attempt)) {
+      refusals += "\n  " + std::string(engine.name) + ": refused: " + refusal->why;
+      continue;
+    }
+    auto& executable = std::get<std::unique_ptr<Executable>>(attempt);
+    const bool yields = executable->yields && only.empty();
+    if (yields && yielding) continue;
+    PlanRef plan = make_plan(engine, problem, device, std::move(executable));
+    if (!yields) return plan;
+    yielding = std::move(plan);
+  }
+  if (!known) refuse_argument("engine", "\"" + std::string(only) + "\"", names(engines_));
+  if (yielding) return yielding;
+  throw Error(TEA_UNSUPPORTED, "no engine accepts " + problem.text() + refusals);
+}
+
+PlanRef Planner::plan(const Problem& problem, int device, std::string_view only) {
+  if (only.empty()) only = setting(Setting::kEngine);
+  const Key key{prepared(problem), device, std::string(only)};
+  if (PlanRef found = cache_->find(key)) return found;
+  PlanRef made = make(key.problem, device_at(device), only);
+  if (setting_on(Setting::kLog))
+    std::fprintf(stderr, "te_attention: %s runs %s\n", made->engine.data(),
+                 key.problem.text().c_str());
+  return cache_->insert(key, std::move(made));
+}
+
+std::string Planner::explain(const Problem& problem, int device) const {
+  const Problem p = prepared(problem);
+  const Device where = device_at(device);
+  std::string out;
+  for (const Engine& engine : engines_) {
+    const Attempt attempt = engine.attempt(p, where);
+    out += std::string(engine.name) + ": ";
+    if (const auto* refusal = std::get_if<Refusal>(&attempt)) {
+      out += "refused: " + refusal->why + "\n";
+      continue;
+    }
+    const char* yields = std::get<std::unique_ptr<Executable>>(attempt)->yields;
+    out += yields ? "accepts, but yields: " + std::string(yields) : "accepts";
+    out += engine.only_by_name ? ", when named\n" : "\n";
+  }
+  return out;
+}
+
+uint64_t Planner::workspace_bound(const Problem& p, const Geometry& size, Direction d) const {
+  uint64_t bytes = 0;
+  for (const Engine& engine : engines_)
+    if (engine.workspace) bytes = std::max(bytes, engine.workspace(p, size, d));
+  return bytes;
+}
+
+void Planner::limit(size_t capacity) {
+  const std::lock_guard lock(cache_->mutex);
+  cache_->capacity = capacity;
+  cache_->shrink();
+}
+
+tea_cache_info Planner::info() const {
+  const std::lock_guard lock(cache_->mutex);
+  return {cache_->hits, cache_->misses, cache_->recent.size(), cache_->capacity};
+}
+
+Planner& planner() {
+  static Planner instance(engines());
+  return instance;
+}
+
+void forward(const Plan& plan, const tea_run* run) {
+  plan.executable->forward(import_run(plan.problem, run, Direction::kForward, plan.workspace));
+}
+
+void backward(const Plan& plan, const tea_run* run) {
+  TEA_REQUIRE(plan.problem.training, "problem.training", plan.problem.training,
+              "1: the plan was not made for backward");
+  plan.executable->backward(import_run(plan.problem, run, Direction::kBackward, plan.workspace));
+}
+
+}  // namespace tea
