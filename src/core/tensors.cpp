@@ -191,18 +191,6 @@ void check_tensor(const Problem& p, const Run& run, const TensorInfo& info, Dire
                   (main ? " (or a smaller problem.alignment)" : ""));
 }
 
-tea_run import_struct(const tea_run* caller) {
-  TEA_REQUIRE(caller, "run", caller, "a tea_run");
-  const size_t size = caller->struct_size;
-  TEA_REQUIRE(size >= offsetof(tea_run, workspace), "run.struct_size", size, "sizeof(tea_run)");
-  for (size_t i = sizeof(tea_run); i < size; ++i)
-    TEA_REQUIRE(!reinterpret_cast<const char*>(caller)[i], "run.struct_size", size,
-                "at most " + shown(sizeof(tea_run)) + ", or zeros beyond: a newer field is set");
-  tea_run run{};
-  std::memcpy(&run, caller, std::min(size, sizeof run));
-  return run;
-}
-
 void import_tensors(const tea_run& from, Run& run) {
   TEA_REQUIRE(from.tensors || !from.tensor_count, "run.tensors", from.tensors,
               "an array of pointers");
@@ -256,13 +244,34 @@ int TensorInfo::element_bytes(const Problem& p) const {
   return type == Type::kInt64 ? 8 : dtype_bytes(dtype(p));
 }
 
+int64_t Shape::offset(int64_t flat) const {
+  int64_t out = 0;
+  for (int i = rank - 1; i >= 0; --i) {
+    out += flat % size[i] * stride[i];
+    flat /= size[i];
+  }
+  return out;
+}
+
+tea_run zero_extended(const tea_run* caller) {
+  TEA_REQUIRE(caller, "run", caller, "a tea_run");
+  const size_t size = caller->struct_size;
+  TEA_REQUIRE(size >= offsetof(tea_run, workspace), "run.struct_size", size, "sizeof(tea_run)");
+  for (size_t i = sizeof(tea_run); i < size; ++i)
+    TEA_REQUIRE(!reinterpret_cast<const char*>(caller)[i], "run.struct_size", size,
+                "at most " + shown(sizeof(tea_run)) + ", or zeros beyond: a newer field is set");
+  tea_run run{};
+  std::memcpy(&run, caller, std::min(size, sizeof run));
+  return run;
+}
+
 const TensorInfo& tensor_info(tea_tensor index) { return kTensors[index]; }
 
 std::span<const TensorInfo> tensor_table() { return kTensors; }
 
 Run import_run(const Problem& p, const tea_run* caller, Direction d,
                uint64_t (*workspace)(const Problem&, const Geometry&, Direction)) {
-  const tea_run from = import_struct(caller);
+  const tea_run from = zero_extended(caller);
   Run run{};
   run.size = geometry(p, &from);
   import_tensors(from, run);

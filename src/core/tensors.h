@@ -16,6 +16,7 @@ struct Shape {
   int64_t size[4] = {}, stride[4] = {};  // strides in elements
   int64_t elements() const;
   int64_t span() const;  // elements from the first to the last one, both included; 0 if empty
+  int64_t offset(int64_t flat) const;  // of the element with this index in row-major order
 };
 
 enum class Type : uint8_t { kQkv, kO, kDout, kDqkv, kBias, kFp32, kInt32, kInt64 };
@@ -58,7 +59,10 @@ struct Run {
   }
 };
 
-// Applies the growth rules, checks sizes, pointers, alignment and workspace before anything is
+// The caller's struct under the growth rules of te_attention.h.
+tea_run zero_extended(const tea_run* caller);
+
+// Checks sizes, pointers, alignment and workspace before anything is
 // written.
 // `workspace`: the engine's need, or NULL for none.
 Run import_run(const Problem& problem, const tea_run* caller, Direction direction,

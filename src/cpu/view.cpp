@@ -1,0 +1,122 @@
+// Addresses and scales of one execution.
+#include "cpu/view.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "math/load_store.h"
+
+namespace tea::cpu {
+
+View::View(const Problem& problem, const Run& r) : p(problem), run(r), size(r.size), rng{} {
+  std::memcpy(origin, r.origin_device ? r.origin_device : r.origin, sizeof origin);
+  if (!p.drops()) return;
+  const auto* state = run.as<const int64_t>(TEA_RNG_STATE);
+  rng = {static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1])};
+}
+
+void View::report(int32_t bit) const {
+  if (run.status) *run.status |= bit;
+}
+
+Sequence View::checked(Sequence s) const {
+  if (!s.sane) report(TEA_STATUS_BAD_LENGTHS);
+  return s;
+}
+
+Sequence View::queries(int64_t b) const {
+  if (p.q_form == TEA_DENSE) return dense_sequence(size.max_q);
+  const auto* cu = run.as<const int32_t>(TEA_CU_SEQLENS_Q);
+  if (p.q_form == TEA_PADDED) return checked(padded_sequence(cu, b, size.max_q));
+  const auto* offsets = p.gaps ? run.as<const int32_t>(TEA_OFFSETS_Q) : nullptr;
+  return checked(ragged_sequence(cu, offsets, b, size.max_q, size.tokens_q));
+}
+
+Sequence View::keys(int64_t b) const {
+  if (p.kv_form == TEA_DENSE) return dense_sequence(size.max_kv);
+  const auto* cu = run.as<const int32_t>(TEA_CU_SEQLENS_KV);
+  if (p.kv_form != TEA_RAGGED) return checked(padded_sequence(cu, b, size.max_kv));
+  const auto* offsets = p.gaps ? run.as<const int32_t>(TEA_OFFSETS_KV) : nullptr;
+  return checked(ragged_sequence(cu, offsets, b, size.max_kv, size.tokens_kv));
+}
+
+RowsOf View::rows(tea_tensor t) const {
+  const auto of = [&](int32_t form, const tea_strides& stride) {
+    return RowsOf{run.tensor[t], tensor_info(t).dtype(p), form, stride, nullptr, 0, p.page_size, 0};
+  };
+  const auto pool = [&](RowsOf rows, tea_tensor table, int64_t pitch, int64_t pages) {
+    rows.table = run.as<const int32_t>(table);
+    rows.table_stride = pitch, rows.pages = pages;
+    return rows;
+  };
+  switch (t) {
+    case TEA_Q: return of(p.q_form, size.q);
+    case TEA_O: return of(p.q_form, size.o);
+    case TEA_DOUT: return of(p.q_form, size.dout);
+    case TEA_DQ: return of(p.q_form, size.dq);
+    case TEA_DK: return of(p.kv_form, size.dk);
+    case TEA_DV: return of(p.kv_form, size.dv);
+    case TEA_K: return pool(of(p.kv_form, size.k), TEA_TABLE_K, size.table_k, size.pages_k);
+    default: break;
+  }
+  const RowsOf v = of(p.kv_form, size.v);
+  return run.tensor[TEA_TABLE_V] ? pool(v, TEA_TABLE_V, size.table_v, size.pages_v)
+                                 : pool(v, TEA_TABLE_K, size.table_k, size.pages_v);
+}
+
+int64_t View::offset(const RowsOf& of, const RowAt& at) const {
+  const int64_t in_head = at.h * of.stride.head;
+  if (of.form == TEA_RAGGED) return (at.sequence.start + at.i) * of.stride.seq + in_head;
+  if (of.form != TEA_PAGED) return at.b * of.stride.batch + at.i * of.stride.seq + in_head;
+  bool sane = true;
+  const int32_t entry = of.table[at.b * of.table_stride + at.i / of.page_size];
+  const int64_t page = clamp_page(entry, of.pages, &sane);
+  if (!sane) report(TEA_STATUS_BAD_PAGE);
+  return page * of.stride.batch + at.i % of.page_size * of.stride.seq + in_head;
+}
+
+void View::load(const RowsOf& of, const RowAt& at, double scale, std::span<double> out) const {
+  const int64_t first = offset(of, at);
+  for (size_t d = 0; d < out.size(); ++d)
+    out[d] = load_real(of.data, of.dtype, first + static_cast<int64_t>(d)) * scale;
+}
+
+void View::store(const RowsOf& of, const RowAt& at, double scale,
+                 std::span<const double> values) const {
+  const int64_t first = offset(of, at);
+  for (size_t d = 0; d < values.size(); ++d)
+    store_real(of.data, of.dtype, first + static_cast<int64_t>(d), values[d] * scale);
+}
+
+float& View::per_row(tea_tensor t, const RowAt& at) const {
+  const bool ragged = p.q_form == TEA_RAGGED;
+  const int64_t row = ragged ? (at.sequence.start + at.i) * size.lse.seq
+                             : at.b * size.lse.batch + at.i * size.lse.seq;
+  return run.as<float>(t)[row + at.h * size.lse.head];
+}
+
+double View::scalar(tea_tensor t) const {
+  return run.tensor[t] ? double{*run.as<const float>(t)} : 1.0;
+}
+
+double View::scalar(tea_tensor t, tea_tensor instead) const {
+  return scalar(run.tensor[t] ? t : instead);
+}
+
+void View::raise(tea_tensor t, double value) const {
+  if (float* amax = run.as<float>(t)) *amax = std::fmax(*amax, static_cast<float>(value));
+}
+
+void View::raise(tea_tensor t, tea_tensor instead, double value) const {
+  raise(run.tensor[t] ? t : instead, value);
+}
+
+void View::fill(tea_tensor t, double value) const {
+  if (!run.tensor[t]) return;
+  const int32_t dtype = tensor_info(t).dtype(p);
+  const Shape s = tensor_info(t).shape(p, size);
+  for (int64_t flat = 0; flat < s.elements(); ++flat)
+    store_real(run.tensor[t], dtype, s.offset(flat), value);
+}
+
+}  // namespace tea::cpu

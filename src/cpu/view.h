@@ -1,0 +1,67 @@
+// How the reference sees one execution: sequences found, rows as doubles, FP8 scales resolved. Nothing
+// here computes attention.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/tensors.h"
+#include "math/dropout.h"
+#include "math/lengths.h"
+
+namespace tea::cpu {
+
+using Reals = std::vector<double>;
+
+// A tensor of rows: where row i of sequence b and head h begins.
+struct RowsOf {
+  void* data;
+  int32_t dtype, form;
+  tea_strides stride;
+  const int32_t* table;  // paged: logical page n of sequence b is table[b * table_stride + n]
+  int64_t table_stride, page_size, pages;
+};
+
+// Row i of head h in sequence b, which lies where `sequence` says.
+struct RowAt {
+  Sequence sequence;
+  int64_t b, h, i;
+};
+
+class View {
+ public:
+  View(const Problem& problem, const Run& run);
+
+  const Problem& p;
+  const Run& run;
+  const Geometry& size;
+  int64_t origin[4];
+  RngState rng;
+
+  Sequence queries(int64_t b) const;
+  Sequence keys(int64_t b) const;
+
+  RowsOf rows(tea_tensor t) const;
+  // A row as doubles times `scale`.
+  void load(const RowsOf& of, const RowAt& at, double scale, std::span<double> out) const;
+  void store(const RowsOf& of, const RowAt& at, double scale, std::span<const double> values) const;
+  // The element of LSE, MAX, SUM_EXP or DLSE for a row.
+  float& per_row(tea_tensor t, const RowAt& at) const;
+
+  // A scale that may be missing: its own, else that of `instead`, else 1.
+  double scalar(tea_tensor t) const;
+  double scalar(tea_tensor t, tea_tensor instead) const;
+  // Raises an amax; where it is missing, `instead` collects the value.
+  void raise(tea_tensor t, double value) const;
+  void raise(tea_tensor t, tea_tensor instead, double value) const;
+
+  // Sets every element of a tensor, also of padding and gaps.
+  void fill(tea_tensor t, double value) const;
+
+ private:
+  int64_t offset(const RowsOf& of, const RowAt& at) const;
+  Sequence checked(Sequence s) const;
+  void report(int32_t bit) const;
+};
+
+}  // namespace tea::cpu
