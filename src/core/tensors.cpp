@@ -169,24 +169,24 @@ bool is_aligned(const void* p, uint64_t bytes) {
 void check_tensor(const Problem& p, const Run& run, const TensorInfo& info, Direction d) {
   const void* at = run.tensor[info.index];
   const Use use = info.use(p, d);
-  const std::string name = "tensor " + std::string(info.name);
+  const auto name = [&] { return "tensor " + std::string(info.name); };
   if (use == Use::kUnused) {
     // A tensor of the other direction may stay in the array; one that neither uses is a mistake.
     const Direction other = d == Direction::kForward ? Direction::kBackward : Direction::kForward;
-    TEA_REQUIRE(!at || info.use(p, other) != Use::kUnused, name, at,
+    TEA_REQUIRE(!at || info.use(p, other) != Use::kUnused, name(), at,
                 "NULL: this problem does not use it");
     return;
   }
   if (!at) {
     if (use == Use::kOptional) return;
-    TEA_REQUIRE(info.shape(p, run.size).elements() == 0, name, at, "memory for its elements");
+    TEA_REQUIRE(info.shape(p, run.size).elements() == 0, name(), at, "memory for its elements");
     return;
   }
   const bool main = info.type <= Type::kBias;
   const auto element = static_cast<uint64_t>(info.element_bytes(p));
   const auto promised = static_cast<uint64_t>(p.alignment ? p.alignment : kDefaultAlignment);
   const uint64_t needed = main ? std::max(element, promised) : element;
-  TEA_REQUIRE(is_aligned(at, needed), name, "not aligned",
+  TEA_REQUIRE(is_aligned(at, needed), name(), "not aligned",
               "an address that is a multiple of " + shown(needed) +
                   (main ? " (or a smaller problem.alignment)" : ""));
 }

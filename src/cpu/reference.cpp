@@ -1,5 +1,6 @@
-// The definition. For each row: scores of the visible columns, softmax, dropout, the sum of values; and
-// the same backwards. Every rule of docs/semantics.md stands here once, in the order it applies.
+// The definition. For each row: scores of the visible columns, softmax, dropout, the sum of values;
+// and the same backwards. Every rule of docs/semantics.md stands here once, in the order it
+// applies.
 #include "cpu/reference.h"
 
 #include <algorithm>
@@ -92,8 +93,8 @@ void for_each_item(const View& view, Body&& body) {
 // What one (sequence, query head) pair needs for its scores and probabilities.
 class Head {
  public:
-  Head(const View& view, const Item& item, int64_t h)
-      : h(h), view_(view), p_(view.p), item_(item), slope_(slope()) {}
+  Head(const View& view, const Item& item, int64_t head)
+      : h(head), view_(view), p_(view.p), item_(item), slope_(slope()) {}
 
   const int64_t h;
 
@@ -115,8 +116,8 @@ class Head {
     }
     if (p_.bias == TEA_BIAS_POST_SCALE) x += bias(i, j);
     if (p_.alibi)
-      x -= slope_ * static_cast<double>(alibi_distance(i + view_.origin[2], item_.delta,
-                                                       j + view_.origin[3]));
+      x -= slope_ * static_cast<double>(
+                        alibi_distance(i + view_.origin[2], item_.delta, j + view_.origin[3]));
     return {x, bend};
   }
 

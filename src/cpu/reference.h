@@ -1,5 +1,5 @@
-// The reference engine: attention and its gradients in double, one row at a time, written to be read as
-// the definition. It accepts every valid problem.
+// The reference engine: attention and its gradients in double, one row at a time, written to be
+// read as the definition. It accepts every valid problem.
 #pragma once
 #include "core/engine.h"
 

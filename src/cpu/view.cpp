@@ -50,14 +50,22 @@ RowsOf View::rows(tea_tensor t) const {
     return rows;
   };
   switch (t) {
-    case TEA_Q: return of(p.q_form, size.q);
-    case TEA_O: return of(p.q_form, size.o);
-    case TEA_DOUT: return of(p.q_form, size.dout);
-    case TEA_DQ: return of(p.q_form, size.dq);
-    case TEA_DK: return of(p.kv_form, size.dk);
-    case TEA_DV: return of(p.kv_form, size.dv);
-    case TEA_K: return pool(of(p.kv_form, size.k), TEA_TABLE_K, size.table_k, size.pages_k);
-    default: break;
+    case TEA_Q:
+      return of(p.q_form, size.q);
+    case TEA_O:
+      return of(p.q_form, size.o);
+    case TEA_DOUT:
+      return of(p.q_form, size.dout);
+    case TEA_DQ:
+      return of(p.q_form, size.dq);
+    case TEA_DK:
+      return of(p.kv_form, size.dk);
+    case TEA_DV:
+      return of(p.kv_form, size.dv);
+    case TEA_K:
+      return pool(of(p.kv_form, size.k), TEA_TABLE_K, size.table_k, size.pages_k);
+    default:
+      break;
   }
   const RowsOf v = of(p.kv_form, size.v);
   return run.tensor[TEA_TABLE_V] ? pool(v, TEA_TABLE_V, size.table_v, size.pages_v)

@@ -1,5 +1,5 @@
-// How the reference sees one execution: sequences found, rows as doubles, FP8 scales resolved. Nothing
-// here computes attention.
+// How the reference sees one execution: sequences found, rows as doubles, FP8 scales resolved.
+// Nothing here computes attention.
 #pragma once
 #include <cstdint>
 #include <span>
