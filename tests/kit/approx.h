@@ -1,0 +1,63 @@
+// Arithmetic with errors: a float64 value together with a bound of how far an engine that computes
+// it in lower precision may be off, to first order.
+#pragma once
+#include <algorithm>
+#include <cmath>
+
+#include "kit/oracle.h"
+
+namespace tea::oracle {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Approx {
+  double value = 0, error = 0;
+};
+
+// The relative error of a number whose logarithm is off by `error`. Kept finite: beyond that the
+// number is unknown anyway, and 0 * infinity would spoil the bounds of its neighbours.
+inline double growth(double error) { return std::expm1(std::min(error, 300.0)); }
+
+// The largest of several values known up to an error. A NaN is passed over, as fmax does; since an
+// engine may also let it through, the maximum is then unknown.
+struct Peak {
+  double value, low = value, high = value;
+  void add(Approx a) {
+    value = std::max(value, a.value);
+    low = std::max(low, a.value - a.error);
+    high = std::isnan(a.value) ? kInfinity : std::max(high, a.value + a.error);
+  }
+  double error() const { return high == low ? 0 : std::max(high - value, value - low); }
+};
+
+inline double nearest(double x, const Rounding& r) {
+  if (std::isnan(x)) return x;
+  const double clipped = std::clamp(x, -r.largest, r.largest);
+  const double step = std::max(std::ldexp(2 * r.unit, std::ilogb(clipped)), 2 * r.floor);
+  return std::clamp(std::nearbyint(clipped / step) * step, -r.largest, r.largest);
+}
+
+// `a` as an operand of the second product. An FP8 cast may fall on either side of a rounding
+// boundary that lies within the error; where the oracle does not cast, a cast is an error.
+inline Approx operand(Approx a, Type fp8, double scale, const Rounding& engine) {
+  const double extra = engine.unit * std::abs(a.value) + engine.floor;
+  if (fp8 == Type::kExact) return {a.value, a.error + extra};
+  const Rounding r = rounding(fp8);
+  const double value = nearest(a.value * scale, r);
+  const double up = nearest((a.value + a.error) * scale, r) - value;
+  const double down = value - nearest((a.value - a.error) * scale, r);
+  return {value, std::max(up, down) + extra * std::abs(scale)};
+}
+
+// sum += a * x, where adding costs `roundings` of relative error.
+inline void accumulate(Approx a, double roundings, const double* x, int64_t n, Tensor& sum,
+                       int64_t at) {
+  const double error = a.error + roundings * std::abs(a.value);
+  double *value = &sum.value[at], *bound = &sum.bound[at];
+  for (int64_t d = 0; d < n; ++d) {
+    value[d] += a.value * x[d];
+    bound[d] += error * std::abs(x[d]);
+  }
+}
+
+}  // namespace tea::oracle
