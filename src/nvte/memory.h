@@ -1,0 +1,17 @@
+// Where memory lies, and filling it: the one place that asks, so that the rest of the
+// TransformerEngine C API works alike on host and device.
+#pragma once
+#include <cstddef>
+
+#include "transformer_engine/transformer_engine.h"
+
+namespace tea::nvte {
+
+// The device index of `pointer`, or tea::kHost. Every engine of this build runs on the host, so
+// every pointer is one of the host.
+int device_of(const void* pointer);
+
+// `bytes` > 0 bytes become `value`, in the order of `stream`; on the host, at once.
+void fill(void* pointer, unsigned char value, size_t bytes, cudaStream_t stream);
+
+}  // namespace tea::nvte
