@@ -13,14 +13,19 @@ struct Error : std::runtime_error {
   Error(tea_status code, const std::string& message) : std::runtime_error(message), status(code) {}
 };
 
+// How a value looks in a message. (Literals are arrays: not pointers here.)
 template <class T>
 std::string shown(const T& value) {
-  if constexpr (std::is_pointer_v<T> && !std::is_convertible_v<T, std::string>)
-    return value ? "a pointer" : "NULL";
-  else if constexpr (std::is_arithmetic_v<T>)
+  if constexpr (std::is_arithmetic_v<T>) {
     return std::to_string(value);
-  else
-    return std::string(value);
+  } else {
+    if constexpr (std::is_pointer_v<T>)
+      if (!value) return "NULL";
+    if constexpr (std::is_convertible_v<T, std::string>)
+      return std::string(value);
+    else
+      return "a pointer";
+  }
 }
 
 [[noreturn]] inline void refuse_argument(const std::string& name, const std::string& seen,

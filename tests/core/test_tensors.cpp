@@ -1,0 +1,147 @@
+// The table of tensors and the check of a run: tensor_info, tensor_table, zero_extended,
+// import_run.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <set>
+
+#include "core/error.h"
+#include "core/tensors.h"
+
+namespace tea {
+namespace {
+
+TEST(Tensors, TheTableIsIndexedByTheEnumAndNamesAreUnique) {
+  std::set<std::string_view> names;
+  for (const TensorInfo& info : tensor_table()) {
+    EXPECT_EQ(&tensor_info(info.index), &info);
+    EXPECT_TRUE(names.insert(info.name).second) << info.name;
+  }
+  EXPECT_EQ(names.size(), static_cast<size_t>(TEA_TENSOR_COUNT));
+}
+
+TEST(Shape, ElementsSpanAndOffset) {
+  const Shape s{3, {2, 3, 4}, {100, 10, 2}};
+  EXPECT_EQ(s.elements(), 24);
+  EXPECT_EQ(s.span(), 100 + 20 + 6 + 1);
+  EXPECT_EQ(s.offset(0), 0);
+  EXPECT_EQ(s.offset(23), 126);
+  EXPECT_EQ(s.offset(5), 12);
+  EXPECT_EQ((Shape{2, {0, 4}, {4, 1}}).span(), 0);
+}
+
+TEST(Tensors, UseFollowsTheProblem) {
+  const auto use = [](const char* text, tea_tensor t, Direction d) {
+    return tensor_info(t).use(Problem::parse(text), d);
+  };
+  using enum Direction;
+  using enum Use;
+  EXPECT_EQ(use("", TEA_LSE, kForward), kUnused);
+  EXPECT_EQ(use("outputs=lse", TEA_LSE, kForward), kRequired);
+  EXPECT_EQ(use("training=1", TEA_LSE, kForward), kRequired);
+  EXPECT_EQ(use("training=1", TEA_LSE, kBackward), kRequired);
+  EXPECT_EQ(use("dropout=0.5", TEA_RNG_STATE, kForward), kUnused);
+  EXPECT_EQ(use("dropout=0.5 training=1", TEA_RNG_STATE, kForward), kRequired);
+  EXPECT_EQ(use("kv_form=paged", TEA_TABLE_K, kForward), kRequired);
+  EXPECT_EQ(use("kv_form=paged", TEA_TABLE_V, kForward), kOptional);
+  EXPECT_EQ(use("q_form=ragged", TEA_OFFSETS_Q, kForward), kUnused);
+  EXPECT_EQ(use("q_form=ragged gaps=1", TEA_OFFSETS_Q, kForward), kRequired);
+  EXPECT_EQ(use("softmax=off_by_one", TEA_SINK, kForward), kUnused);
+  EXPECT_EQ(use("softmax=learnable", TEA_SINK, kForward), kRequired);
+  EXPECT_EQ(use("dtype=e4m3 o_dtype=bf16", TEA_O_SCALE, kForward), kUnused);
+  EXPECT_EQ(use("dtype=e4m3", TEA_O_SCALE, kForward), kOptional);
+  EXPECT_EQ(use("dtype=bf16", TEA_S_SCALE, kForward), kUnused);
+}
+
+struct Call {
+  Problem p = Problem::parse(
+      "dtype=fp32 batch=1 seqlen_q=1 seqlen_kv=1 heads_q=1 heads_kv=1 dim_qk=8 training=1");
+  alignas(64) std::array<char, 256> memory{};
+  std::array<void*, TEA_TENSOR_COUNT + 2> tensors{};
+  tea_run run{};
+
+  Call() {
+    for (const tea_tensor t : {TEA_Q, TEA_K, TEA_V, TEA_O, TEA_LSE}) tensors[t] = memory.data();
+    run.struct_size = sizeof run;
+    run.tensors = tensors.data(), run.tensor_count = TEA_TENSOR_COUNT;
+  }
+  std::string error(Direction d = Direction::kForward) {
+    try {
+      import_run(p, &run, d, nullptr);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  }
+};
+
+TEST(ImportRun, AcceptsWhatIsComplete) {
+  Call call;
+  EXPECT_EQ(call.error(), "");
+  call.tensors[TEA_DQ] = call.memory.data();  // of the other direction: may stay
+  EXPECT_EQ(call.error(), "");
+}
+
+TEST(ImportRun, NamesTheTensor) {
+  Call missing;
+  missing.tensors[TEA_V] = nullptr;
+  EXPECT_EQ(missing.error(), "tensor V is NULL; needs memory for its elements");
+  Call extra;
+  extra.tensors[TEA_BIAS] = extra.memory.data();
+  EXPECT_EQ(extra.error(), "tensor bias is a pointer; needs NULL: this problem does not use it");
+  Call odd;
+  odd.tensors[TEA_K] = odd.memory.data() + 8;
+  EXPECT_NE(odd.error().find("tensor K is not aligned; needs an address that is a multiple of 16"),
+            std::string::npos);
+  odd.p.alignment = 8;
+  EXPECT_EQ(odd.error(), "");
+  Call backward;
+  EXPECT_EQ(backward.error(Direction::kBackward),
+            "tensor dO is NULL; needs memory for its elements");
+}
+
+TEST(ImportRun, ShorterArraysAndStructsAreExtended) {
+  Call call;
+  call.run.tensor_count = TEA_LSE + 1;
+  call.tensors[TEA_SINK] = call.memory.data();  // beyond the count: not read
+  EXPECT_EQ(call.error(), "");
+  call.run.struct_size = offsetof(tea_run, origin);
+  call.run.origin[0] = -5;  // beyond the struct this caller knows
+  EXPECT_EQ(call.error(), "");
+  EXPECT_EQ(zero_extended(&call.run).origin[0], 0);
+}
+
+TEST(ImportRun, UnknownTensorsMustBeNull) {
+  Call call;
+  call.run.tensor_count = TEA_TENSOR_COUNT + 2;
+  EXPECT_EQ(call.error(), "");
+  call.tensors[TEA_TENSOR_COUNT + 1] = call.memory.data();
+  EXPECT_EQ(call.error(),
+            "run.tensors[44] is a pointer; needs NULL: this library knows 43 tensors");
+}
+
+TEST(ImportRun, ChecksTheWorkspace) {
+  Call call;
+  const auto kilobyte = [](const Problem&, const Geometry&, Direction) { return uint64_t{1024}; };
+  const auto error = [&] {
+    try {
+      import_run(call.p, &call.run, Direction::kForward, kilobyte);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(error(), "run.workspace_bytes is 0; needs at least 1024");
+  call.run.workspace_bytes = 1024;
+  EXPECT_EQ(error(), "run.workspace is NULL; needs memory aligned to 256 bytes");
+}
+
+TEST(ImportRun, EmptyTensorsNeedNoMemory) {
+  Call call;
+  call.p.batch = 0;
+  call.tensors = {};
+  EXPECT_EQ(call.error(), "");
+}
+
+}  // namespace
+}  // namespace tea
