@@ -1,0 +1,93 @@
+// View: where rows lie, what nonsense in lengths and page tables does, scales that are missing.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <limits>
+
+#include "cpu/view.h"
+
+namespace tea::cpu {
+namespace {
+
+struct Bench {
+  Problem p;
+  Run run{};
+  int32_t status = 0;
+
+  Bench(const char* text, int64_t batch, int64_t max_q, int64_t max_kv) : p(Problem::parse(text)) {
+    run.size.batch = batch, run.size.max_q = max_q, run.size.max_kv = max_kv;
+    run.status = &status;
+  }
+};
+
+TEST(View, LengthsAreClampedAndReported) {
+  Bench t("dtype=fp32 q_form=padded heads_q=1 heads_kv=1 dim_qk=8", 4, 5, 0);
+  std::array<int32_t, 5> cu{0, 3, 9, 8, 8};  // 3, 6 (too long), -1 (negative), 0
+  t.run.tensor[TEA_CU_SEQLENS_Q] = cu.data();
+  const View view(t.p, t.run);
+  EXPECT_EQ(view.queries(0).length, 3);
+  EXPECT_EQ(view.queries(3).length, 0);
+  EXPECT_EQ(t.status, 0);
+  EXPECT_EQ(view.queries(1).length, 5);
+  EXPECT_EQ(t.status, TEA_STATUS_BAD_LENGTHS);
+  EXPECT_EQ(view.queries(2).length, 0);
+}
+
+TEST(View, RaggedSequencesStayInsideTheBuffer) {
+  Bench t("dtype=fp32 kv_form=ragged gaps=1 heads_q=1 heads_kv=1 dim_qk=8", 5, 0, 8);
+  t.run.size.tokens_kv = 20;
+  std::array<int32_t, 6> cu{0, 4, 8, 12, 12, 20};
+  std::array<int32_t, 6> offsets{2, -1, 18, std::numeric_limits<int32_t>::max(), 12, 20};
+  t.run.tensor[TEA_CU_SEQLENS_KV] = cu.data();
+  t.run.tensor[TEA_OFFSETS_KV] = offsets.data();
+  const View view(t.p, t.run);
+  EXPECT_EQ(view.keys(0).start, 2);
+  EXPECT_EQ(view.keys(0).length, 4);
+  EXPECT_EQ(view.keys(3).length, 0);
+  EXPECT_EQ(t.status, 0);             // an empty sequence may start anywhere
+  EXPECT_EQ(view.keys(1).length, 0);  // starts before the buffer
+  EXPECT_EQ(t.status, TEA_STATUS_BAD_LENGTHS);
+  EXPECT_EQ(view.keys(2).length, 2);  // runs over the end
+  EXPECT_EQ(view.keys(4).length, 8);
+}
+
+TEST(View, PagesAreFoundThroughTheTableAndClamped) {
+  Bench t("dtype=fp32 kv_form=paged page_size=2 heads_q=1 heads_kv=1 dim_qk=8", 1, 0, 6);
+  std::array<float, 4 * 2 * 8> pool{};
+  for (size_t i = 0; i < pool.size(); ++i) pool[i] = static_cast<float>(i);
+  std::array<int32_t, 3> table{3, 0, 99};
+  t.run.size.k = {16, 8, 8};
+  t.run.size.pages_k = 4, t.run.size.table_k = 3;
+  t.run.tensor[TEA_K] = pool.data(), t.run.tensor[TEA_TABLE_K] = table.data();
+  const View view(t.p, t.run);
+  Reals row(8);
+  const auto first = [&](int64_t i) {
+    view.load(view.rows(TEA_K), {{}, 0, 0, i}, 2.0, row);
+    return row[0];
+  };
+  EXPECT_EQ(first(0), 2 * 48);
+  EXPECT_EQ(first(3), 2 * 8);
+  EXPECT_EQ(t.status, 0);
+  EXPECT_EQ(first(4), 2 * 48);  // page 99 does not exist: the last one stands in
+  EXPECT_EQ(t.status, TEA_STATUS_BAD_PAGE);
+}
+
+TEST(View, MissingScalesAreOneOrTheirStandIn) {
+  Bench t("dtype=e4m3 heads_q=1 heads_kv=1 dim_qk=8", 1, 1, 1);
+  float q_scale = 3, dq_amax = 2, dk_amax = 1;
+  t.run.tensor[TEA_Q_SCALE_INV] = &q_scale;
+  t.run.tensor[TEA_DQ_AMAX] = &dq_amax, t.run.tensor[TEA_DK_AMAX] = &dk_amax;
+  const View view(t.p, t.run);
+  EXPECT_EQ(view.scalar(TEA_S_SCALE), 1);
+  EXPECT_EQ(view.scalar(TEA_K_SCALE_INV, TEA_Q_SCALE_INV), 3);
+  view.raise(TEA_DK_AMAX, TEA_DQ_AMAX, 5);
+  EXPECT_EQ(dk_amax, 5);
+  EXPECT_EQ(dq_amax, 2);
+  view.raise(TEA_DV_AMAX, TEA_DQ_AMAX, 7);
+  EXPECT_EQ(dq_amax, 7);
+  view.raise(TEA_DV_AMAX, TEA_DQ_AMAX, 1);  // a maximum into what is there
+  EXPECT_EQ(dq_amax, 7);
+}
+
+}  // namespace
+}  // namespace tea::cpu
