@@ -18,9 +18,7 @@ typedef struct CUstream_st* cudaStream_t; /* the same typedef as in CUDA's heade
 #ifdef __cplusplus
 extern "C" {
 #endif
-#if defined(__GNUC__)
 #pragma GCC visibility push(default)
-#endif
 
 typedef enum NVTEDType {
   kNVTEByte = 0,
@@ -194,9 +192,7 @@ size_t typeToSize(const DType type);
 
 }  // namespace transformer_engine
 #endif
-#if defined(__GNUC__)
 #pragma GCC visibility pop
-#endif
 
 #ifdef __cplusplus
 namespace transformer_engine {

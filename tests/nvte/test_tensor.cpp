@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "expect_error.h"
-#include "layout.h"
 #include "nvte/tensor.h"
 
 namespace {

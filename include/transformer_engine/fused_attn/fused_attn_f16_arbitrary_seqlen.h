@@ -1,5 +1,5 @@
 /* fused_attn_f16_arbitrary_seqlen.h: what nvte_fused_attn_fwd and _bwd call once the tensors are
-   unpacked, as in TransformerEngine f04b094c. C++ only; every function throws std::runtime_error.
+   unpacked, as in TransformerEngine f04b094c. Empty in C; every function throws std::runtime_error.
 
    Sizes count elements. Pointers to tensors that a call does not need may be NULL. The two calls
    (sizes of the workspace and auxiliary tensors first, then the work) are those of fused_attn.h. */
@@ -9,6 +9,7 @@
 
 typedef struct cudnnContext* cudnnHandle_t; /* opaque, and not used */
 
+#ifdef __cplusplus
 #pragma GCC visibility push(default)
 
 namespace transformer_engine {
@@ -56,5 +57,6 @@ void fused_attn_arbitrary_seqlen_bwd(
 }  // namespace transformer_engine
 
 #pragma GCC visibility pop
+#endif
 
 #endif

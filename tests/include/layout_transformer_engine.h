@@ -1,7 +1,7 @@
 /* Every value, size and offset of transformer_engine.h that a caller's binary depends on, checked
    by the compiler in C and in C++. */
-#ifndef TESTS_NVTE_LAYOUT_H_
-#define TESTS_NVTE_LAYOUT_H_
+#ifndef TESTS_INCLUDE_LAYOUT_TRANSFORMER_ENGINE_H_
+#define TESTS_INCLUDE_LAYOUT_TRANSFORMER_ENGINE_H_
 #include <assert.h>
 
 #include "transformer_engine/transformer_engine.h"

@@ -1,0 +1,8 @@
+/* What the CUDA runtime's headers declare of the names that the public headers declare too. */
+#ifndef TESTS_INCLUDE_FAKE_CUDA_RUNTIME_H_
+#define TESTS_INCLUDE_FAKE_CUDA_RUNTIME_H_
+
+struct CUstream_st;
+typedef struct CUstream_st* cudaStream_t;
+
+#endif

@@ -1,0 +1,56 @@
+// What the shared library gives to and takes from the process that loads it.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <memory>
+#include <regex>
+#include <string>
+#include <vector>
+
+namespace {
+
+// The lines that a program prints about a file.
+std::vector<std::string> lines(const std::string& program,
+                               const std::string& file = TE_ATTENTION_LIBRARY) {
+  const std::string command = program + " " + file;
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
+  std::vector<std::string> found;
+  char line[4096];
+  while (pipe && std::fgets(line, sizeof(line), pipe.get())) found.emplace_back(line);
+  EXPECT_FALSE(found.empty()) << command;
+  return found;
+}
+
+bool matches(const std::string& line, const char* pattern) {
+  return std::regex_search(line, std::regex(pattern));
+}
+
+TEST(Symbols, OnlyOurNamesAreExported) {
+  for (const std::string& line : lines(TE_ATTENTION_NM " -D -C --defined-only"))
+    EXPECT_TRUE(matches(line, " T (tea_|nvte_|transformer_engine::)")) << line;
+}
+
+// Whatever is bound by name at load time can be taken by another library; ours never is.
+TEST(Symbols, OursAreNeverBoundByName) {
+  for (const std::string& line : lines(TE_ATTENTION_READELF " -rWC"))
+    EXPECT_FALSE(matches(line, "tea_|nvte_|transformer_engine|tea::")) << line;
+}
+
+// The linker resolves such a call to ours; this keeps it so in a static build, too.
+TEST(Symbols, NoCodeInsideUsesAnNvteName) {
+  for (const std::string& line : lines(TE_ATTENTION_READELF " -rW", TE_ATTENTION_ARCHIVE))
+    EXPECT_FALSE(matches(line, " nvte_[a-z]")) << line;
+}
+
+TEST(Symbols, AllOthersComeFromTheSystem) {
+  for (const std::string& line : lines(TE_ATTENTION_NM " -D --undefined-only"))
+    EXPECT_TRUE(matches(line, " U \\S+@(GLIBC|GLIBCXX|CXXABI|GCC)_[0-9.]+\\s*$| w ")) << line;
+  for (const std::string& line : lines(TE_ATTENTION_READELF " -dW")) {
+    if (!matches(line, "NEEDED")) continue;
+    EXPECT_TRUE(
+        matches(line, "\\[(libstdc\\+\\+|libm|libgcc_s|libc|libpthread|libdl|ld-linux)[.-]"))
+        << line;
+  }
+}
+
+}  // namespace
