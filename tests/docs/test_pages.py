@@ -1,0 +1,41 @@
+"""The pages are true where a machine can tell: code, links, folders and length."""
+
+import re
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page, mark):
+    """(what the comment says, text) of every fenced block after a comment that matches `mark`."""
+    fenced = rf"<!-- ({mark}) -->\n```[a-z]*\n(.*?)```\n"
+    return re.findall(fenced, page.read_text(), flags=re.DOTALL)
+
+
+class Pages(unittest.TestCase):
+    def test_code_is_taken_from_an_example(self):
+        for page in PAGES:
+            for name, code in blocks(page, r"examples/\S+"):
+                with self.subTest(page=page.name, example=name):
+                    self.assertIn(code, (ROOT / name).read_text())
+
+    def test_all_code_of_the_readme_is(self):
+        fences = re.findall(r"^```(?:c|cpp)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+        self.assertGreater(len(fences), 0)
+        self.assertEqual(len(fences), len(blocks(ROOT / "README.md", r"examples/\S+")))
+
+    def test_links_lead_somewhere(self):
+        for page in PAGES:
+            for target in re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text()):
+                with self.subTest(page=page.name, link=target):
+                    self.assertTrue((page.parent / target).exists())
+
+    def test_the_tree_of_the_readme_exists(self):
+        ((_, tree),) = blocks(ROOT / "README.md", "tree")
+        named = {line.split()[0] for line in tree.splitlines()}
+        self.assertEqual([name for name in named if not (ROOT / name).is_dir()], [])
+
+    def test_the_readme_is_short(self):
+        self.assertLessEqual(len((ROOT / "README.md").read_text().splitlines()), 150)
