@@ -1,0 +1,68 @@
+// What every neighbour of attention does with its arguments: import the struct, check sizes,
+// pointers, dtypes and strides, and know where the work runs.
+#pragma once
+#include <algorithm>
+#include <cstring>
+#include <initializer_list>
+
+#include "core/device.h"
+#include "core/error.h"
+#include "te_attention_ops.h"
+
+namespace tea {
+
+// Where an operation runs. On the host the stream is not read.
+struct Place {
+  int device = kHost;
+  void* stream = nullptr;
+};
+
+// Throws unless the place is the host.
+void require_host(const Place& place);
+
+// Applies the growth rules of te_attention.h. `name`: of the struct, for the message.
+template <class Args>
+Args imported(const Args* caller, const char* name) {
+  TEA_REQUIRE(caller, "args", caller, name);
+  const size_t size = caller->struct_size;
+  TEA_REQUIRE(size >= sizeof caller->struct_size, "struct_size", size,
+              std::string("sizeof(") + name + ")");
+  for (size_t i = sizeof(Args); i < size; ++i)
+    TEA_REQUIRE(!reinterpret_cast<const char*>(caller)[i], "struct_size", size,
+                "at most " + shown(sizeof(Args)) + ", or zeros beyond: a newer field is set");
+  Args args{};
+  std::memcpy(&args, caller, std::min(size, sizeof args));
+  return args;
+}
+
+struct NamedSize {
+  const char* name;
+  int64_t value;
+};
+// Each is at least 0. Returns the product, which must be far from overflow even in bytes.
+int64_t require_sizes(std::initializer_list<NamedSize> sizes);
+
+struct NamedPointer {
+  const char* name;
+  const void* value;
+};
+void require_pointers(std::initializer_list<NamedPointer> pointers);
+void require_flag(const char* name, int32_t value);      // 0 or 1
+void require_reserved(const char* name, int32_t value);  // 0
+
+// Sets of dtypes, bit n for dtype n.
+inline constexpr uint32_t kRealDtypes =
+    1u << TEA_FP16 | 1u << TEA_BF16 | 1u << TEA_FP32 | 1u << TEA_FP64;
+inline constexpr uint32_t kFp8Dtypes = 1u << TEA_E4M3 | 1u << TEA_E5M2;
+inline constexpr uint32_t kAnyDtype = kRealDtypes | kFp8Dtypes;
+void require_dtype(const char* name, int32_t value, uint32_t allowed);
+
+// The caller's strides, or those of contiguous [batch, seq, heads, dim].
+tea_strides strides_or_contiguous(const char* name, const tea_strides& given, int64_t seq,
+                                  int64_t heads, int64_t dim);
+
+inline void report(int32_t* status, int32_t bit) {
+  if (status) *status |= bit;
+}
+
+}  // namespace tea
