@@ -1,0 +1,100 @@
+// Casts to and from fp8. Products with a scale are taken in fp32, as device code takes them.
+#include "ops/fp8_cast.h"
+
+#include <cmath>
+#include <limits>
+
+#include "math/load_store.h"
+
+namespace tea {
+namespace {
+
+void check_common(const tea_fp8_cast& a) {
+  require_reserved("reserved", a.reserved);
+  if (require_sizes({{"count", a.count}}))
+    require_pointers({{"input", a.input}, {"output", a.output}});
+}
+
+void check_to_fp8(const tea_fp8_cast& a) {
+  require_dtype("input_dtype", a.input_dtype, kRealDtypes);
+  require_dtype("output_dtype", a.output_dtype, kFp8Dtypes);
+  check_common(a);
+}
+
+void refuse_current_options(const tea_fp8_cast& a) {
+  TEA_REQUIRE(!a.power_of_two, "power_of_two", a.power_of_two, "0 except for current scaling");
+  TEA_REQUIRE(a.amax_floor == 0, "amax_floor", a.amax_floor, "0 except for current scaling");
+}
+
+float load_float(const void* data, int32_t dtype, int64_t i) {
+  return static_cast<float>(load_real(data, dtype, i));
+}
+
+float largest_magnitude(const ConstElements& of, float start) {
+  float amax = start;
+  for (int64_t i = 0; i < of.count; ++i)
+    amax = std::fmax(amax, std::fabs(load_float(of.data, of.dtype, i)));
+  return amax;
+}
+
+void cast(const tea_fp8_cast& a, float factor) {
+  for (int64_t i = 0; i < a.count; ++i)
+    store_real(a.output, a.output_dtype, i, double{load_float(a.input, a.input_dtype, i) * factor});
+}
+
+// The scale that takes amax to the largest value of the format.
+float scale_for(float amax, const tea_fp8_cast& a) {
+  amax = std::fmax(amax, a.amax_floor);
+  if (!(amax > 0) || std::isinf(amax)) return 1;
+  const float largest = a.output_dtype == TEA_E4M3 ? kE4M3.largest : kE5M2.largest;
+  const float scale = std::fmin(largest / amax, std::numeric_limits<float>::max());
+  return a.power_of_two ? std::ldexp(1.0f, std::ilogb(scale)) : scale;
+}
+
+}  // namespace
+
+void fp8_quantize(const tea_fp8_cast& args, const Place& place) {
+  check_to_fp8(args);
+  refuse_current_options(args);
+  require_host(place);
+  const float scale = args.scale ? *args.scale : 1;
+  cast(args, scale);
+  if (args.amax)
+    *args.amax = largest_magnitude({args.input, args.input_dtype, args.count}, *args.amax);
+  if (args.scale_inv) *args.scale_inv = 1 / scale;
+}
+
+void fp8_quantize_current(const tea_fp8_cast& args, const Place& place) {
+  check_to_fp8(args);
+  require_flag("power_of_two", args.power_of_two);
+  TEA_REQUIRE(args.amax_floor >= 0 && std::isfinite(args.amax_floor), "amax_floor", args.amax_floor,
+              "finite, 0 or more");
+  require_host(place);
+  const float amax = largest_magnitude({args.input, args.input_dtype, args.count}, 0);
+  const float scale = scale_for(amax, args);
+  cast(args, scale);
+  if (args.amax) *args.amax = amax;
+  if (args.scale) *args.scale = scale;
+  if (args.scale_inv) *args.scale_inv = 1 / scale;
+}
+
+void fp8_dequantize(const tea_fp8_cast& args, const Place& place) {
+  require_dtype("input_dtype", args.input_dtype, kFp8Dtypes);
+  require_dtype("output_dtype", args.output_dtype, kRealDtypes);
+  check_common(args);
+  refuse_current_options(args);
+  TEA_REQUIRE(!args.scale, "scale", args.scale, "NULL: dequantising reads scale_inv");
+  TEA_REQUIRE(!args.amax, "amax", args.amax, "NULL: dequantising records none");
+  require_host(place);
+  cast(args, args.scale_inv ? *args.scale_inv : 1);
+}
+
+void update_amax(const ConstElements& of, float* amax, const Place& place) {
+  require_dtype("dtype", of.dtype, kAnyDtype);
+  if (require_sizes({{"count", of.count}})) require_pointers({{"data", of.data}});
+  require_pointers({{"amax", amax}});
+  require_host(place);
+  *amax = largest_magnitude(of, *amax);
+}
+
+}  // namespace tea

@@ -1,0 +1,107 @@
+// Scaled softmax: rows are worked on in double and rounded once. The two causal kinds are one
+// thing, a number of leading columns that a row may see.
+#include "ops/softmax.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "ops/rows.h"
+
+namespace tea {
+namespace {
+
+constexpr double kMasked = -10000;  // what a masked score becomes, by the interface's definition
+
+// Returns whether there is anything to do.
+bool check(const tea_scaled_softmax& a, bool forward) {
+  require_dtype("dtype", a.dtype, kRealDtypes);
+  TEA_REQUIRE(a.kind >= TEA_SCORE_MASK_NONE && a.kind <= TEA_SCORE_MASK_CAUSAL_BOTTOM_RIGHT, "kind",
+              a.kind, "a tea_score_mask");
+  const bool masked = forward && a.kind == TEA_SCORE_MASK_GIVEN;
+  TEA_REQUIRE(masked || !a.mask, "mask", a.mask, "NULL except in forward with kind GIVEN");
+  TEA_REQUIRE(!a.mask_batch || (masked && (a.mask_batch == 1 || a.mask_batch == a.batch)),
+              "mask_batch", a.mask_batch, "1 or batch with a mask, 0 without");
+  TEA_REQUIRE(!forward || !a.dout, "dout", a.dout, "NULL in forward");
+  if (!require_sizes({{"batch", a.batch}, {"heads", a.heads}, {"rows", a.rows}, {"cols", a.cols}}))
+    return false;
+  require_pointers({{"input", a.input}, {"output", a.output}});
+  if (masked) require_pointers({{"mask", a.mask}});
+  if (!forward) require_pointers({{"dout", a.dout}});
+  return true;
+}
+
+// The columns [0, n) that the row may see.
+int64_t visible_count(const tea_scaled_softmax& a, int64_t row) {
+  if (a.kind == TEA_SCORE_MASK_CAUSAL) return std::min(row + 1, a.cols);
+  if (a.kind == TEA_SCORE_MASK_CAUSAL_BOTTOM_RIGHT)
+    return std::clamp<int64_t>(row + 1 + a.cols - a.rows, 0, a.cols);
+  return a.cols;
+}
+
+// The bytes of the mask that belong to row `row` of matrix `matrix` (over batch and heads), or
+// NULL.
+const uint8_t* mask_row(const tea_scaled_softmax& a, int64_t matrix, int64_t row) {
+  if (!a.mask) return nullptr;
+  const int64_t b = a.mask_batch == 1 ? 0 : matrix / a.heads;
+  return a.mask + (b * a.rows + row) * a.cols;
+}
+
+// Softmax of the first n scores in place; zeros behind them.
+void softmax_row(std::vector<double>& x, int64_t n, bool masked) {
+  const auto end = x.begin() + n;
+  // A NaN must win here, or a masked row could hide it.
+  double largest = -std::numeric_limits<double>::infinity();
+  for (auto i = x.begin(); i != end; ++i)
+    if (!(*i <= largest)) largest = std::isnan(largest) ? largest : *i;
+  const bool empty = n == 0 || (masked && largest == kMasked);
+  std::fill(empty ? x.begin() : end, x.end(), 0.0);
+  if (empty) return;
+  double sum = 0;
+  for (auto i = x.begin(); i != end; ++i) sum += * i = std::exp(*i - largest);
+  for (auto i = x.begin(); i != end; ++i) *i /= sum;
+}
+
+}  // namespace
+
+void scaled_softmax_forward(const tea_scaled_softmax& args, const Place& place) {
+  const bool work = check(args, true);
+  require_host(place);
+  if (!work) return;
+  const double scale = rounded_to(args.dtype, double{args.scale});
+  std::vector<double> x(static_cast<size_t>(args.cols));
+  for (int64_t matrix = 0; matrix < args.batch * args.heads; ++matrix)
+    for (int64_t row = 0; row < args.rows; ++row) {
+      const int64_t first = (matrix * args.rows + row) * args.cols, n = visible_count(args, row);
+      const uint8_t* mask = mask_row(args, matrix, row);
+      load_row(args.input, args.dtype, first, n, x.data());
+      for (int64_t c = 0; c < n; ++c) {
+        double& score = x[static_cast<size_t>(c)];
+        score = mask && mask[c] == 1 ? kMasked : score * scale;
+      }
+      softmax_row(x, n, mask);
+      store_row(args.output, args.dtype, first, args.cols, x.data());
+    }
+}
+
+void scaled_softmax_backward(const tea_scaled_softmax& args, const Place& place) {
+  const bool work = check(args, false);
+  require_host(place);
+  if (!work) return;
+  const auto cols = static_cast<size_t>(args.cols);
+  std::vector<double> y(cols), dy(cols);
+  for (int64_t matrix = 0; matrix < args.batch * args.heads; ++matrix)
+    for (int64_t row = 0; row < args.rows; ++row) {
+      const int64_t first = (matrix * args.rows + row) * args.cols;
+      const auto n = static_cast<size_t>(visible_count(args, row));
+      load_row(args.input, args.dtype, first, static_cast<int64_t>(n), y.data());
+      load_row(args.dout, args.dtype, first, static_cast<int64_t>(n), dy.data());
+      double sum = 0;
+      for (size_t c = 0; c < n; ++c) sum += y[c] * dy[c];
+      for (size_t c = 0; c < n; ++c) dy[c] = double{args.scale} * y[c] * (dy[c] - sum);
+      std::fill(dy.begin() + static_cast<int64_t>(n), dy.end(), 0.0);
+      store_row(args.output, args.dtype, first, args.cols, dy.data());
+    }
+}
+
+}  // namespace tea

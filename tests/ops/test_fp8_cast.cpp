@@ -1,0 +1,172 @@
+// Casts to and from fp8: nearest values, bounds of the round trip, amax, both kinds of scaling.
+#include <cmath>
+#include <limits>
+
+#include "buffer.h"
+#include "ops/fp8_cast.h"
+
+namespace tea {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int32_t kFp8[] = {TEA_E4M3, TEA_E5M2};
+
+double largest(int32_t dtype) { return dtype == TEA_E4M3 ? 448 : 57344; }
+double smallest_normal(int32_t dtype) { return dtype == TEA_E4M3 ? 0x1p-6 : 0x1p-14; }
+
+tea_fp8_cast arguments(Buffer& input, Buffer& output) {
+  tea_fp8_cast a{};
+  a.struct_size = sizeof a;
+  a.input_dtype = input.dtype(), a.output_dtype = output.dtype();
+  a.input = input.data(), a.output = output.data();
+  a.count = input.count();
+  return a;
+}
+
+TEST(Fp8Cast, DelayedPicksTheNearestOfAllCodes) {
+  std::mt19937_64 random(1);
+  for (int32_t from : kEveryReal)
+    for (int32_t to : kFp8) {
+      Buffer input = random_buffer(from, 300, random), output(to, 300);
+      float scale = 100, scale_inv = 0, amax = 0;
+      tea_fp8_cast a = arguments(input, output);
+      a.scale = &scale, a.scale_inv = &scale_inv, a.amax = &amax;
+      fp8_quantize(a, {});
+      Buffer codes(to, 256);
+      for (int64_t i = 0; i < 256; ++i) static_cast<uint8_t*>(codes.data())[i] = uint8_t(i);
+      float most = 0;
+      for (int64_t i = 0; i < 300; ++i) {
+        const float x = static_cast<float>(input[i]) * scale;
+        most = std::max(most, std::abs(static_cast<float>(input[i])));
+        double best = kInfinity;
+        for (int64_t c = 0; c < 256; ++c)
+          if (std::isfinite(codes[c])) best = std::min(best, std::abs(codes[c] - double{x}));
+        ASSERT_EQ(std::abs(output[i] - double{x}), best) << dtype_name(from) << " " << x;
+      }
+      EXPECT_EQ(amax, most);
+      EXPECT_EQ(scale, 100);
+      EXPECT_EQ(scale_inv, 1.0f / 100);
+    }
+}
+
+TEST(Fp8Cast, AmaxIsAMaximumIntoTheValueThere) {
+  Buffer input(TEA_FP32, {1, -3, 2}), output(TEA_E4M3, 3);
+  tea_fp8_cast a = arguments(input, output);
+  float amax = 2;
+  a.amax = &amax;
+  fp8_quantize(a, {});
+  EXPECT_EQ(amax, 3);
+  amax = 50;
+  fp8_quantize(a, {});
+  EXPECT_EQ(amax, 50);
+}
+
+TEST(Fp8Cast, SpecialValues) {
+  for (int32_t to : kFp8) {
+    Buffer input(TEA_FP32, {NAN, kInfinity, -kInfinity, 1e30, -0.0, 1}), output(to, 6);
+    float amax = 0;
+    tea_fp8_cast a = arguments(input, output);
+    a.amax = &amax, a.count = 5;
+    fp8_quantize(a, {});
+    EXPECT_TRUE(std::isnan(output[0]));
+    EXPECT_EQ(output[1], largest(to));
+    EXPECT_EQ(output[2], -largest(to));
+    EXPECT_EQ(output[3], largest(to));
+    EXPECT_TRUE(output[4] == 0 && std::signbit(output[4]));
+    EXPECT_TRUE(output.untouched(5));
+    EXPECT_EQ(amax, kInfinity);
+  }
+}
+
+TEST(Fp8Cast, CurrentUsesTheWholeRange) {
+  std::mt19937_64 random(2);
+  for (int32_t from : kEveryReal)
+    for (int32_t to : kFp8)
+      for (int32_t power : {0, 1}) {
+        Buffer input = random_buffer(from, 500, random), output(to, 500), back(from, 500);
+        float scale = -1, scale_inv = -1, amax = 1e9f;
+        tea_fp8_cast a = arguments(input, output);
+        a.scale = &scale, a.scale_inv = &scale_inv, a.amax = &amax, a.power_of_two = power;
+        fp8_quantize_current(a, {});
+        float most = 0;
+        for (double x : input.values()) most = std::max(most, std::abs(static_cast<float>(x)));
+        const float exact = static_cast<float>(largest(to)) / most;
+        EXPECT_EQ(amax, most);
+        EXPECT_EQ(scale, power ? std::exp2(std::floor(std::log2(exact))) : exact);
+        EXPECT_EQ(scale_inv, 1 / scale);
+
+        tea_fp8_cast d = arguments(output, back);
+        d.scale_inv = &scale_inv;
+        fp8_dequantize(d, {});
+        const double unit = rounding_unit(to) + rounding_unit(from) + 3e-7;
+        for (int64_t i = 0; i < 500; ++i)
+          ASSERT_NEAR(
+              back[i], input[i],
+              unit * std::abs(input[i]) + rounding_unit(to) * smallest_normal(to) / double{scale});
+      }
+}
+
+TEST(Fp8Cast, CurrentScaleAtTheEnds) {
+  struct End {
+    double value;
+    float floor, scale;
+  };
+  const float most = std::numeric_limits<float>::max();
+  const End ends[] = {{0, 0, 1},        {kInfinity, 0, 1}, {NAN, 0, 1},
+                      {1e-44, 0, most}, {0, 448, 1},       {1, 2, 224}};
+  for (const End& end : ends) {
+    Buffer input(TEA_FP32, std::vector{end.value}), output(TEA_E4M3, 1);
+    float scale = -1;
+    tea_fp8_cast a = arguments(input, output);
+    a.scale = &scale, a.amax_floor = end.floor;
+    fp8_quantize_current(a, {});
+    EXPECT_EQ(scale, end.scale) << end.value;
+  }
+}
+
+TEST(Fp8Cast, UpdateAmaxOfEveryDtype) {
+  for (int32_t dtype : kEveryDtype) {
+    Buffer data(dtype, {1, -5, NAN, 2});
+    float amax = 0.5f;
+    update_amax({data.data(), dtype, 4}, &amax, {});
+    EXPECT_EQ(amax, 5) << dtype_name(dtype);
+    update_amax({data.data(), dtype, 0}, &amax, {});
+    EXPECT_EQ(amax, 5);
+  }
+}
+
+TEST(Fp8Cast, NamesWhatIsWrong) {
+  Buffer real(TEA_FP16, 1), small(TEA_E4M3, 1);
+  float x = 1;
+  using Run = void(const tea_fp8_cast&, const Place&);
+  const auto error = [&](Run* run, Buffer& input, Buffer& output, auto change) {
+    tea_fp8_cast a = arguments(input, output);
+    change(a);
+    return error_of([&] { run(a, {}); });
+  };
+  const auto same = [](auto&) {};
+  EXPECT_EQ(error(fp8_quantize, small, small, same),
+            "input_dtype is e4m3; needs one of fp16, bf16, fp32, fp64");
+  EXPECT_EQ(error(fp8_quantize, real, real, same), "output_dtype is fp16; needs one of e4m3, e5m2");
+  EXPECT_EQ(error(fp8_dequantize, real, real, same),
+            "input_dtype is fp16; needs one of e4m3, e5m2");
+  EXPECT_EQ(error(fp8_quantize, real, small, [](auto& a) { a.power_of_two = 1; }),
+            "power_of_two is 1; needs 0 except for current scaling");
+  EXPECT_EQ(error(fp8_quantize_current, real, small, [](auto& a) { a.amax_floor = -1; }),
+            "amax_floor is -1.000000; needs finite, 0 or more");
+  EXPECT_EQ(error(fp8_dequantize, small, real, [&](auto& a) { a.scale = &x; }),
+            "scale is a pointer; needs NULL: dequantising reads scale_inv");
+  EXPECT_EQ(error(fp8_dequantize, small, real, [&](auto& a) { a.amax = &x; }),
+            "amax is a pointer; needs NULL: dequantising records none");
+  EXPECT_EQ(error(fp8_quantize, real, small, [](auto& a) { a.count = -1; }),
+            "count is -1; needs 0 or more");
+  EXPECT_EQ(error(fp8_quantize, real, small, [](auto& a) { a.input = nullptr; }),
+            "input is NULL; needs memory");
+  EXPECT_EQ(error_of([] {
+              update_amax({nullptr, TEA_FP32, 0}, nullptr, {});
+            }),
+            "amax is NULL; needs memory");
+}
+
+}  // namespace
+}  // namespace tea
