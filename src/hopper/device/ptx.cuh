@@ -1,0 +1,152 @@
+// Words over PTX that belong to no unit: registers, fences, named barriers, clusters, fast
+// functions, packing and the matrix moves of a warp. One instruction each; sm_90a.
+#pragma once
+#include <cstdint>
+
+namespace tea::hopper {
+
+#define TEA_DEVICE __device__ __forceinline__
+
+// What a matrix instruction or a tensor map sees in memory.
+enum class Type { kBf16, kFp16, kE4M3, kE5M2, kFp32 };
+
+__host__ __device__ constexpr int bytes(Type t) {
+  return t == Type::kFp32 ? 4 : t == Type::kBf16 || t == Type::kFp16 ? 2 : 1;
+}
+
+// Shared memory as the 32-bit address that PTX wants.
+TEA_DEVICE uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// True in one thread of the warp, which must be converged.
+TEA_DEVICE bool elect_one() {
+  uint32_t chosen;
+  asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}\n"
+               : "=r"(chosen));
+  return chosen != 0;
+}
+
+// The register file moves between warpgroups; every thread of the warpgroup must call.
+template <int kRegisters>
+TEA_DEVICE void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+template <int kRegisters>
+TEA_DEVICE void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+
+// Ordinary writes to shared memory become visible to the copy engine and the matrix units.
+TEA_DEVICE void fence_shared_to_async() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+// Named barriers 1..15 (0 is __syncthreads); threads is a multiple of 32.
+TEA_DEVICE void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+TEA_DEVICE void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
+TEA_DEVICE uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+  return rank;
+}
+TEA_DEVICE void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+}
+TEA_DEVICE void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+// The same shared address in another block of the cluster.
+TEA_DEVICE uint32_t cluster_address(uint32_t address, uint32_t rank) {
+  uint32_t mapped;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(mapped) : "r"(address), "r"(rank));
+  return mapped;
+}
+
+// Programmatic dependent launch: wait for the grid before, or let the grid after start.
+TEA_DEVICE void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
+TEA_DEVICE void allow_next_grid() { asm volatile("griddepcontrol.launch_dependents;\n"); }
+
+// Not volatile: the compiler may move and merge pure functions.
+TEA_DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+TEA_DEVICE float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+TEA_DEVICE float tanh_fast(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two floats as one register, the first in the low half, rounded to nearest even.
+template <Type kType>
+TEA_DEVICE uint32_t pack(float low, float high) {
+  uint32_t both;
+  if constexpr (kType == Type::kBf16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(both) : "f"(high), "f"(low));
+  } else {
+    static_assert(kType == Type::kFp16, "two values fill a register only in 16 bits");
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(both) : "f"(high), "f"(low));
+  }
+  return both;
+}
+
+// Four floats as one register of fp8, the first in the low byte, saturated to the largest finite.
+template <Type kType>
+TEA_DEVICE uint32_t pack(float a, float b, float c, float d) {
+  uint16_t low, high;
+  if constexpr (kType == Type::kE4M3) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\n" : "=h"(low) : "f"(b), "f"(a));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\n" : "=h"(high) : "f"(d), "f"(c));
+  } else {
+    static_assert(kType == Type::kE5M2, "four values fill a register only in 8 bits");
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;\n" : "=h"(low) : "f"(b), "f"(a));
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;\n" : "=h"(high) : "f"(d), "f"(c));
+  }
+  return uint32_t{high} << 16 | low;
+}
+
+// Four 8x8 matrices of 16-bit values. Lane 8i+r gives the address of row r of matrix i; register i
+// of lane l holds elements (l/4, 2(l%4)) and the next of matrix i, or of its transpose.
+TEA_DEVICE void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+TEA_DEVICE void store_matrices_transposed(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+}
+TEA_DEVICE void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+TEA_DEVICE void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+// One 8x8 matrix of 16-bit values, transposed across the warp.
+TEA_DEVICE uint32_t transpose_matrix(uint32_t r) {
+  uint32_t t;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(t) : "r"(r));
+  return t;
+}
+
+}  // namespace tea::hopper

@@ -1,0 +1,60 @@
+// Softmax of a row that arrives in tiles (Milakov and Gimelshein, 2018), in powers of two: the
+// scale of the scores times log2(e) is folded into one multiply-add per element.
+#pragma once
+#include "hopper/device/tile.cuh"
+
+namespace tea::hopper {
+
+constexpr float kLog2E = 1.44269504088896340736f, kLn2 = 0.69314718055994530942f;
+constexpr float kMinusInfinity = -__builtin_huge_valf();
+
+// For the thread's two rows: the largest scaled score so far, in powers of two, and the thread's
+// share of the sum of 2^(score - top). A row with nothing to attend keeps top = -infinity, sum = 0.
+struct OnlineSoftmax {
+  float top[2], sum[2];
+
+  TEA_DEVICE void start() {
+    for (int r = 0; r < 2; ++r) {
+      top[r] = kMinusInfinity;
+      sum[r] = 0;
+    }
+  }
+  // With a sink: one more score (a natural logarithm) with no value behind it.
+  TEA_DEVICE void start(float sink) {
+    for (int r = 0; r < 2; ++r) {
+      top[r] = sink * kLog2E;
+      sum[r] = lane() % 4 == 0 ? 1 : 0;  // one thread of the quad accounts for it
+    }
+  }
+
+  // Turns scores into 2^(score - top), masked scores being -infinity, and gives the factor by which
+  // what was accumulated before must shrink. scale_log2 = scale * log2(e), positive.
+  template <int kCount>
+  TEA_DEVICE void update(float (&s)[kCount], float scale_log2, float (&shrink)[2]) {
+    float highest[2] = {kMinusInfinity, kMinusInfinity}, base[2];
+    thread_row_max(s, highest);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float now = fmaxf(top[r], quad_max(highest[r]) * scale_log2);
+      base[r] = now == kMinusInfinity ? 0.0f : now;  // else -infinity minus itself is NaN
+      shrink[r] = exp2_fast(top[r] - base[r]);
+      top[r] = now;
+      sum[r] *= shrink[r];
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[i] = exp2_fast(fmaf(s[i], scale_log2, -base[half_of(i)]));
+    thread_row_sum(s, sum);
+  }
+
+  // Once, at the end: what to multiply the output by, and the natural log of the row's sum.
+  TEA_DEVICE void finish(float (&factor)[2], float (&lse)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float total = quad_sum(sum[r]);
+      factor[r] = total > 0 ? 1 / total : 0.0f;
+      lse[r] = total > 0 ? (top[r] + log2_fast(total)) * kLn2 : kMinusInfinity;
+    }
+  }
+};
+
+}  // namespace tea::hopper
