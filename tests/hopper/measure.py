@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Builds and runs, on a machine with an sm_90 device, the tests of the device words and the probes.
+
+usage: measure.py FOLDER    logs and facts.jsonl go to FOLDER; a summary is printed.
+"""
+
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+NVCC = ["nvcc", "-gencode=arch=compute_90a,code=sm_90a", "-std=c++20", "-O3", "-lineinfo"]
+NVCC += ["--expt-relaxed-constexpr", *(f"-I{ROOT / d}" for d in ("include", "src", "tests"))]
+PROBES = (
+    "device",
+    "launch_cost",
+    "map_cost",
+    "capture_first",
+    "capture_attributes",
+    "capture_driver_first",
+    "guard_read",
+    "guard_box",
+)
+FIRST_CALL = """
+import ctypes, json, sys, time
+start = time.perf_counter()
+library = ctypes.CDLL(sys.argv[1])
+opened = time.perf_counter() - start
+library.make_context.restype = library.first_call.restype = ctypes.c_double
+figures = [library.make_context(), *(library.first_call(i) for i in (0, 1, 119))]
+names = ("context_ms", "first_ms", "second_ms", "last_ms")
+print(json.dumps({"fact": "first call of a library of 120 kernels", "holds": True,
+    "dlopen_ms": opened * 1e3, **dict(zip(names, figures))}))
+"""
+
+
+class Measurement:
+    """Runs commands, keeps their output in a folder and their JSON lines in one file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.facts: list[dict] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def run(self, name: str, command: list, limit: int = 120, **environment: str) -> str:
+        """The output of a command, whatever becomes of it."""
+        start = time.perf_counter()
+        try:
+            done = subprocess.run(
+                [str(c) for c in command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=limit,
+                env={**os.environ, **environment},
+                cwd=ROOT,
+                check=False,
+            )
+            output, code = done.stdout, str(done.returncode)
+        except subprocess.TimeoutExpired as e:
+            output, code = (e.stdout or b"").decode(errors="replace"), "timeout"
+        except OSError as e:
+            output, code = str(e), "not started"
+        took = time.perf_counter() - start
+        with (self.folder / "log.txt").open("a") as log:
+            log.write(f"=== {name}: exit {code}, {took:.1f} s\n{output}\n")
+        print(f"{name}: exit {code}, {took:.1f} s", flush=True)
+        for line in output.splitlines():
+            if line.startswith("{"):
+                self.note({"from": name, **json.loads(line)})
+        return output
+
+    def note(self, fact: dict) -> None:
+        """Keeps a fact, and prints it."""
+        self.facts.append(fact)
+        text = json.dumps(fact)
+        print("  " + text[:400], flush=True)
+        with (self.folder / "facts.jsonl").open("a") as file:
+            file.write(text + "\n")
+
+
+def build(m: Measurement, target: Path) -> None:
+    """Every program into `target`, compiling in parallel."""
+    target.mkdir(parents=True, exist_ok=True)
+    encoder = ROOT / "src/hopper/tensor_map.cu"
+    programs = {
+        "words": [*HERE.glob("words*.cu"), encoder],
+        "probe": [*HERE.glob("probe/probe*.cu"), encoder],
+    }
+    programs |= {p.stem: [p, encoder] for p in HERE.glob("prototype_*.cu")}
+
+    def compile_one(source: Path) -> str:
+        log = subprocess.run(
+            [*NVCC, "-Xptxas", "-v", "-c", str(source), "-o", str(target / (source.stem + ".o"))],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return f"=== {source.name}: {log.returncode}\n{log.stdout}{log.stderr}"
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        logs = pool.map(compile_one, {s for sources in programs.values() for s in sources})
+        (m.folder / "build.txt").write_text("\n".join(logs))
+    for name, sources in programs.items():
+        objects = [target / (s.stem + ".o") for s in sources]
+        m.run(f"link {name}", [*NVCC, *objects, "-o", target / name])
+    library = [*NVCC, "-Xfatbin=--compress-mode=size", "-Xcompiler=-fPIC", "-shared"]
+    m.run("build many", [*library, HERE / "probe/many.cu", "-o", target / "many.so"])
+
+
+def run_words(m: Measurement, programs: Path) -> None:
+    """The tests, alone and under the memory checker."""
+    print(m.run("words", [programs / "words"])[-3000:])
+    sanitizer = ["compute-sanitizer", "--tool", "memcheck", programs / "words"]
+    print(m.run("words under memcheck", sanitizer, 240)[-600:])
+
+
+def run_probes(m: Measurement, programs: Path) -> None:
+    """Each probe in a process of its own; captures once per way of loading modules."""
+    for probe in PROBES:
+        loadings = ("LAZY", "EAGER") if probe.startswith("capture") else ("LAZY",)
+        for loading in loadings:
+            name = f"{probe} {loading}"
+            m.run(name, [programs / "probe", probe], CUDA_MODULE_LOADING=loading)
+    for loading in ("LAZY", "EAGER"):
+        command = [sys.executable, "-c", FIRST_CALL, programs / "many.so"]
+        m.run(f"first call {loading}", command, CUDA_MODULE_LOADING=loading)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    m = Measurement(folder)
+    programs = ROOT / "build" / "measure"
+    m.run("machine", ["nvidia-smi"])
+    build(m, programs)
+    run_words(m, programs)
+    run_probes(m, programs)
+    m.run("torch", [sys.executable, HERE / "probe/torch_facts.py"], 180)
+    m.run("stable", [sys.executable, HERE / "probe/stable_abi.py", programs], 240)
+    for program in sorted(programs.glob("prototype_*")):
+        if not program.suffix:
+            print(m.run(program.name, [program], 120)[-4000:])
+
+
+if __name__ == "__main__":
+    main()
