@@ -17,7 +17,7 @@ template <int kWhich>
 __global__ void chain(float* x) {
   float v = x[threadIdx.x], w = x[threadIdx.x + 32];
 #pragma unroll
-  for (int i = 0; i < 1024; ++i) {
+  for (int i = 0; i < 512; ++i) {
     v = fmaf(v, w, static_cast<float>(kWhich + i));
     w = fmaf(w, v, static_cast<float>(kWhich - 3 * i));
   }
