@@ -1,0 +1,109 @@
+// Encoding by arithmetic on doubles instead of bit tricks.
+#include "kit/codec.h"
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "te_attention.h"
+
+namespace tea::kit {
+namespace {
+
+struct Format {
+  int bytes, exponent, mantissa;
+  bool infinity;  // all ones in the exponent are infinities and NaNs
+  bool saturates;
+};
+
+constexpr Format kFormats[] = {{},
+                               {2, 5, 10, true, false},   // fp16
+                               {2, 8, 7, true, false},    // bf16
+                               {4, 8, 23, true, false},   // fp32
+                               {8, 11, 52, true, false},  // fp64
+                               {1, 4, 3, false, true},    // e4m3
+                               {1, 5, 2, true, true}};    // e5m2
+
+const Format& format(int32_t dtype) { return kFormats[dtype]; }
+int bias(const Format& f) { return (1 << (f.exponent - 1)) - 1; }
+uint64_t ones(int n) { return (uint64_t{1} << n) - 1; }
+uint64_t infinity_code(const Format& f) { return ones(f.exponent) << f.mantissa; }
+uint64_t largest_code(const Format& f) {
+  return f.infinity ? infinity_code(f) - 1 : ones(f.exponent + f.mantissa) - 1;
+}
+
+double magnitude(const Format& f, uint64_t code) {
+  const uint64_t exponent = code >> f.mantissa, mantissa = code & ones(f.mantissa);
+  if (f.infinity && exponent == ones(f.exponent))
+    return mantissa ? std::numeric_limits<double>::quiet_NaN()
+                    : std::numeric_limits<double>::infinity();
+  if (!f.infinity && code == ones(f.exponent + f.mantissa))
+    return std::numeric_limits<double>::quiet_NaN();
+  const auto significand =
+      static_cast<double>(exponent ? mantissa + (uint64_t{1} << f.mantissa) : mantissa);
+  return std::ldexp(significand, static_cast<int>(exponent ? exponent : 1) - bias(f) - f.mantissa);
+}
+
+// decode() of every code of a small format, made once: loads are most of what the kit does.
+const std::vector<double>& all_codes(int32_t dtype) {
+  static const std::array<std::vector<double>, std::size(kFormats)> tables = [] {
+    std::array<std::vector<double>, std::size(kFormats)> out;
+    for (const int32_t t : {TEA_FP16, TEA_BF16, TEA_E4M3, TEA_E5M2})
+      for (uint64_t code = 0; code < uint64_t{1} << 8 * kFormats[t].bytes; ++code)
+        out[static_cast<size_t>(t)].push_back(decode(t, code));
+    return out;
+  }();
+  return tables[static_cast<size_t>(dtype)];
+}
+
+}  // namespace
+
+uint64_t encode(int32_t dtype, double x) {
+  if (dtype == TEA_FP64) return std::bit_cast<uint64_t>(x);
+  if (dtype == TEA_FP32) return std::bit_cast<uint32_t>(static_cast<float>(x));
+  const Format& f = format(dtype);
+  const uint64_t sign = uint64_t{std::signbit(x)} << (f.exponent + f.mantissa);
+  if (std::isnan(x)) return sign | ones(f.exponent + f.mantissa);
+  const double size = std::fabs(x);
+  if (size == 0) return sign;
+  const uint64_t over = f.saturates ? largest_code(f) : infinity_code(f);
+  if (std::isinf(size)) return sign | over;
+  const int lowest = 1 - bias(f), exponent = std::max(std::ilogb(size), lowest);
+  // The significand as an integer; subnormals fall out of the clamped exponent.
+  const double significand = std::nearbyint(std::ldexp(size, f.mantissa - exponent));
+  if (exponent > bias(f) + 1) return sign | over;
+  const uint64_t code =
+      (static_cast<uint64_t>(exponent - lowest) << f.mantissa) + static_cast<uint64_t>(significand);
+  return sign | (code > largest_code(f) ? over : code);
+}
+
+double decode(int32_t dtype, uint64_t bits) {
+  const Format& f = format(dtype);
+  const int width = f.exponent + f.mantissa;
+  const double size = magnitude(f, bits & ones(width));
+  return bits >> width & 1 ? -size : size;
+}
+
+int bytes_of(int32_t dtype) { return format(dtype).bytes; }
+double largest_of(int32_t dtype) { return magnitude(format(dtype), largest_code(format(dtype))); }
+double smallest_of(int32_t dtype) { return magnitude(format(dtype), 1); }
+
+// Little endian, as every machine that the library runs on.
+void store(void* base, int32_t dtype, int64_t index, double x) {
+  const auto bytes = static_cast<size_t>(bytes_of(dtype));
+  const uint64_t bits = encode(dtype, x);
+  std::memcpy(static_cast<char*>(base) + static_cast<size_t>(index) * bytes, &bits, bytes);
+}
+double load(const void* base, int32_t dtype, int64_t index) {
+  const auto bytes = static_cast<size_t>(bytes_of(dtype));
+  uint64_t bits = 0;
+  std::memcpy(&bits, static_cast<const char*>(base) + static_cast<size_t>(index) * bytes, bytes);
+  if (bytes <= 2) return all_codes(dtype)[bits];
+  if (dtype == TEA_FP64) return std::bit_cast<double>(bits);
+  return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(bits)));
+}
+
+}  // namespace tea::kit

@@ -1,0 +1,11 @@
+// A random case from one integer: every option, in any combination, at sizes small enough that
+// thousands run in a minute. The classes that broke other libraries are drawn often.
+#pragma once
+#include "kit/case.h"
+
+namespace tea::kit {
+
+// The same case for the same seed, always; its text is what a report quotes.
+Case draw(uint64_t seed);
+
+}  // namespace tea::kit

@@ -1,0 +1,44 @@
+// Memory with a pattern on both sides that no engine may touch.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace tea::kit {
+
+inline constexpr size_t kRedzone = 4096;
+
+class Storage {
+ public:
+  Storage() = default;
+  // The data begins on a multiple of `alignment` and, from 16 bytes up, on no larger power of two.
+  Storage(size_t bytes, size_t alignment) : bytes_(bytes) {
+    whole_.resize(bytes + 2 * kRedzone + 2 * alignment, kPattern);
+    const size_t start = reinterpret_cast<uintptr_t>(whole_.data()) + kRedzone;
+    const size_t up = (start + 2 * alignment - 1) / (2 * alignment) * (2 * alignment);
+    begin_ = up - reinterpret_cast<uintptr_t>(whole_.data());
+    if (up - start >= alignment)
+      begin_ -= alignment;
+    else
+      begin_ += alignment;
+  }
+  uint8_t* data() { return whole_.data() + begin_; }
+  const uint8_t* data() const { return whole_.data() + begin_; }
+  size_t size() const { return bytes_; }
+  // The first byte outside the data that has changed, counted from its start; 0: none.
+  int64_t damage() const {
+    for (size_t i = 0; i < whole_.size(); ++i) {
+      if (i == begin_) i += bytes_;
+      if (i < whole_.size() && whole_[i] != kPattern)
+        return static_cast<int64_t>(i) - static_cast<int64_t>(begin_);
+    }
+    return 0;
+  }
+
+ private:
+  static constexpr uint8_t kPattern = 0xA7;
+  std::vector<uint8_t> whole_;
+  size_t begin_ = 0, bytes_ = 0;
+};
+
+}  // namespace tea::kit

@@ -1,0 +1,78 @@
+// Random cases on the reference engine against the oracle. With a number as argument it runs that
+// many from the seed that may follow: test_draw 20000 [first].
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "kit/check.h"
+#include "kit/draw.h"
+
+namespace tea::kit {
+namespace {
+
+struct Span {
+  uint64_t first = 1, count = 2000;
+};
+Span span;
+
+TEST(Draw, IsReplayedByOneIntegerAndByItsText) {
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    const Case c = draw(seed);
+    EXPECT_EQ(c, draw(seed));
+    EXPECT_EQ(c, Case::parse(c.text())) << c.text();
+  }
+}
+
+TEST(Draw, ReachesEveryValueClassAndEveryField) {
+  constexpr int kDraws = 4000;
+  std::map<Values, int> classes;
+  std::map<std::string_view, int> fields;
+  for (uint64_t seed = 0; seed < kDraws; ++seed) {
+    const Case c = draw(seed);
+    ++classes[c.values];
+    const Problem none{};
+    for (const Field& f : problem_fields())
+      if (f.count == 1 && value_text(c.problem, f) != value_text(none, f)) ++fields[f.name];
+  }
+  for (int v = 0; v < 10; ++v) EXPECT_GE(classes[static_cast<Values>(v)], kDraws / 20) << v;
+  for (const Field& f : problem_fields()) {
+    const bool of_layout = f.name.ends_with("_stride") || f.name == "alignment";
+    const bool constant = f.name == "reserved" || f.name == "struct_size";
+    if (f.count == 1 && !of_layout && !constant) {
+      EXPECT_GT(fields[f.name], 0) << f.name;
+    }
+  }
+}
+
+TEST(Draw, EveryCaseAgreesWithTheOracle) {
+  std::atomic<uint64_t> next{span.first};
+  std::mutex mutex;
+  std::vector<std::string> failures;
+  const auto work = [&] {
+    for (uint64_t seed; (seed = next++) < span.first + span.count;) {
+      const Report report = check(draw(seed), "reference");
+      if (report.ok()) continue;
+      const std::lock_guard lock(mutex);
+      failures.push_back("seed " + std::to_string(seed) + "\n" + report.text());
+    }
+  };
+  std::thread other(work);
+  work();
+  other.join();
+  EXPECT_TRUE(failures.empty()) << failures.size() << " of " << span.count << " fail";
+  for (size_t i = 0; i < std::min<size_t>(failures.size(), 20); ++i) ADD_FAILURE() << failures[i];
+}
+
+}  // namespace
+}  // namespace tea::kit
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  if (argc > 1) tea::kit::span.count = std::strtoull(argv[1], nullptr, 10);
+  if (argc > 2) tea::kit::span.first = std::strtoull(argv[2], nullptr, 10);
+  return RUN_ALL_TESTS();
+}
