@@ -77,7 +77,7 @@ typedef void* NVTETensor;
 /* A fixed array of handles, for the auxiliary tensors of forward and backward. */
 typedef struct NVTETensorPack {
 #ifdef __cplusplus
-  static const int MAX_SIZE = 10;
+  static constexpr int MAX_SIZE = 10;
   NVTETensor tensors[MAX_SIZE];
   size_t size = 0;
 #else

@@ -3,20 +3,20 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <regex>
 #include <stdexcept>
 #include <string>
 
 namespace tea::test {
 
 inline void expect_error(const std::function<void()>& call, const std::string& message) {
-  static const std::regex form("[a-z0-9_]+\\.(cpp|h):[0-9]+ in function [A-Za-z0-9_]+: .+");
+  const testing::Matcher<std::string> form =
+      testing::MatchesRegex("[a-z0-9_]+\\.(cpp|h):[0-9]+ in function [A-Za-z0-9_]+: .+");
   try {
     call();
     ADD_FAILURE() << "no error; needs one that says: " << message;
   } catch (const std::runtime_error& error) {
     const std::string text = error.what();
-    EXPECT_TRUE(std::regex_match(text, form)) << text;
+    EXPECT_TRUE(form.Matches(text)) << text;
     EXPECT_NE(text.find(message), std::string::npos) << text << "\nneeds: " << message;
   }
 }

@@ -3,7 +3,6 @@
 
 #include <cstdio>
 #include <memory>
-#include <regex>
 #include <string>
 #include <vector>
 
@@ -22,7 +21,7 @@ std::vector<std::string> lines(const std::string& program,
 }
 
 bool matches(const std::string& line, const char* pattern) {
-  return std::regex_search(line, std::regex(pattern));
+  return testing::Matcher<std::string>(testing::ContainsRegex(pattern)).Matches(line);
 }
 
 TEST(Symbols, OnlyOurNamesAreExported) {
@@ -43,6 +42,9 @@ TEST(Symbols, NoCodeInsideUsesAnNvteName) {
 }
 
 TEST(Symbols, AllOthersComeFromTheSystem) {
+#ifdef TE_ATTENTION_SANITIZE
+  GTEST_SKIP() << "a sanitizer brings a library that no user's build has";
+#endif
   for (const std::string& line : lines(TE_ATTENTION_NM " -D --undefined-only"))
     EXPECT_TRUE(matches(line, " U \\S+@(GLIBC|GLIBCXX|CXXABI|GCC)_[0-9.]+\\s*$| w ")) << line;
   for (const std::string& line : lines(TE_ATTENTION_READELF " -dW")) {
