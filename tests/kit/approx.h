@@ -30,23 +30,27 @@ struct Peak {
   double error() const { return high == low ? 0 : std::max(high - value, value - low); }
 };
 
+// Round to nearest, ties to even.
 inline double nearest(double x, const Rounding& r) {
-  if (std::isnan(x)) return x;
-  const double clipped = std::clamp(x, -r.largest, r.largest);
+  if (std::isnan(x) || r.unit == 0) return x;
+  const double clipped = std::clamp(x, -2 * r.largest, 2 * r.largest);
   const double step = std::max(std::ldexp(2 * r.unit, std::ilogb(clipped)), 2 * r.floor);
-  return std::clamp(std::nearbyint(clipped / step) * step, -r.largest, r.largest);
+  const double rounded = std::nearbyint(clipped / step) * step;
+  if (std::abs(rounded) <= r.largest) return rounded;
+  return std::copysign(r.saturates ? r.largest : kInfinity, x);
 }
 
-// `a` as an operand of the second product. An FP8 cast may fall on either side of a rounding
-// boundary that lies within the error; where the oracle does not cast, a cast is an error.
+// `a` as an operand of the second product, in the scale in which it is stored. An FP8 cast may fall
+// on either side of a rounding boundary that lies within the error. Whatever else the engine does
+// to its operand (`engine`) is an error.
 inline Approx operand(Approx a, Type fp8, double scale, const Rounding& engine) {
-  const double extra = engine.unit * std::abs(a.value) + engine.floor;
-  if (fp8 == Type::kExact) return {a.value, a.error + extra};
+  const auto extra = [&engine](double x) { return engine.unit * std::abs(x) + engine.floor; };
+  if (fp8 == Type::kExact) return {a.value, a.error + extra(a.value)};
   const Rounding r = rounding(fp8);
   const double value = nearest(a.value * scale, r);
   const double up = nearest((a.value + a.error) * scale, r) - value;
   const double down = value - nearest((a.value - a.error) * scale, r);
-  return {value, std::max(up, down) + extra * std::abs(scale)};
+  return {value, std::max(up, down) + extra(value)};
 }
 
 // sum += a * x, where adding costs `roundings` of relative error.

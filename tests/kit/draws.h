@@ -28,8 +28,8 @@ class Draws {
     c.batch = 1 + below(2);
     c.heads_kv = 1 + below(2);
     c.heads_q = c.heads_kv * (1 + below(3));
-    c.dim_qk = 8 * (1 + below(4));
-    c.dim_v = 8 * (1 + below(4));
+    c.dim_qk = 8 * (1 + below(2 + longest / 8));
+    c.dim_v = 8 * (1 + below(2 + longest / 8));
     c.max_q = 1 + below(longest);
     c.max_kv = 1 + below(longest);
     for (int64_t b = 0; b < c.batch; ++b) {
@@ -41,7 +41,41 @@ class Draws {
     return c;
   }
 
+  // Every array of a case whose sizes and options stand.
+  void fill(Case& c, Inputs inputs, Type type) {
+    const auto rows = [&](int64_t heads, int64_t length, int64_t dim) {
+      return std::vector<double>(c.batch * heads * length * dim);
+    };
+    const auto value = [&](std::vector<double>& x) {
+      for (double& element : x) element = nearest(normal(), rounding(type));
+    };
+    c.q = rows(c.heads_q, c.max_q, c.dim_qk), c.dout = rows(c.heads_q, c.max_q, c.dim_v);
+    c.k = rows(c.heads_kv, c.max_kv, c.dim_qk), c.v = rows(c.heads_kv, c.max_kv, c.dim_v);
+    for (std::vector<double>* x : {&c.q, &c.k, &c.v, &c.dout}) value(*x);
+    if (c.bias_kind != Bias::kNone) value(c.bias = rows(c.heads_q, c.max_q, c.max_kv));
+    if (coin()) value(c.dlse = rows(c.heads_q, c.max_q, 1));
+    distort(c, inputs, type);
+    bury(c);
+    if (rounding(type).saturates) scales(c, type);
+  }
+
  private:
+  void scales(Case& c, Type type) {
+    c.fp8.s = type;
+    c.fp8.dp = coin() ? Type::kE5m2 : type;
+    const auto scale = [this] { return static_cast<float>(std::exp2(uniform(-2, 4))); };
+    for (double* x : {&c.fp8.s_scale, &c.fp8.dp_scale, &c.fp8.o_scale, &c.fp8.dq_scale,
+                      &c.fp8.dk_scale, &c.fp8.dv_scale})
+      *x = scale();
+    c.fp8.s_scale_inv = static_cast<float>(1 / c.fp8.s_scale);
+    c.fp8.dp_scale_inv = static_cast<float>(1 / c.fp8.dp_scale);
+    for (double* x : {&c.fp8.q_scale_inv, &c.fp8.k_scale_inv, &c.fp8.v_scale_inv,
+                      &c.fp8.o_scale_inv, &c.fp8.dout_scale_inv})
+      *x = 1 / scale();
+    c.o_stored = c.dout;  // any values will do
+    for (double& x : c.o_stored) x = -x / 2;
+  }
+
   void options(Case& c) {
     c.scale = uniform(0.5, 1.5) / std::sqrt(static_cast<double>(c.dim_qk));
     c.causal = coin();
@@ -59,22 +93,6 @@ class Draws {
     c.seed = random_();
     c.offset = random_();
     for (int64_t& origin : c.origin) origin = coin() ? 0 : below(4);
-  }
-
-  void fill(Case& c, Inputs inputs, Type type) {
-    const auto rows = [&](int64_t heads, int64_t length, int64_t dim) {
-      return std::vector<double>(c.batch * heads * length * dim);
-    };
-    const auto value = [&](std::vector<double>& x) {
-      for (double& element : x) element = nearest(normal(), rounding(type));
-    };
-    c.q = rows(c.heads_q, c.max_q, c.dim_qk), c.dout = rows(c.heads_q, c.max_q, c.dim_v);
-    c.k = rows(c.heads_kv, c.max_kv, c.dim_qk), c.v = rows(c.heads_kv, c.max_kv, c.dim_v);
-    for (std::vector<double>* x : {&c.q, &c.k, &c.v, &c.dout}) value(*x);
-    if (c.bias_kind != Bias::kNone) value(c.bias = rows(c.heads_q, c.max_q, c.max_kv));
-    if (coin()) value(c.dlse = rows(c.heads_q, c.max_q, 1));
-    distort(c, inputs, type);
-    bury(c);
   }
 
   void distort(Case& c, Inputs inputs, Type type) {

@@ -43,8 +43,8 @@ class Solver {
   Tensor amax(const Peak& peak) const;
 
   // Of P and dS, which an engine may round before or after it multiplies them by `factor`.
-  Rounding rounding_of_p(double factor) const {
-    Rounding r = p_.p;
+  Rounding rounding_of_p(double factor, Type fp8 = Type::kExact) const {
+    Rounding r = fp8 == Type::kExact ? p_.p : Rounding{};
     r.floor *= factor;
     return r;
   }
@@ -200,7 +200,7 @@ void Solver::pair_gradients(const Pair& pair, Approx shift) {
   const double rows =
       u_ * (static_cast<double>(c_.length_q[b_] * (c_.heads_q / c_.heads_kv)) / 2 + 8);
   const double cols = u_ * (static_cast<double>(pairs_.size()) / 2 + 8);
-  accumulate(operand({keep * p, keep * dp}, f.s, f.s_scale, rounding_of_p(keep)), rows, dout,
+  accumulate(operand({keep * p, keep * dp}, f.s, f.s_scale, rounding_of_p(keep, f.s)), rows, dout,
              c_.dim_v, r_.dv, pair.kv * c_.dim_v);
 
   const Approx a = dot(dout, v, c_.dim_v, keep * f.dout_scale_inv * f.v_scale_inv);
@@ -218,7 +218,7 @@ void Solver::pair_gradients(const Pair& pair, Approx shift) {
     r_.dbias.bound[row_ * c_.max_kv + pair.col] = dbias.error;
   }
   dp_amax_.add({abs(g.value), g.error});
-  const Approx w = operand(g, f.dp, f.dp_scale, rounding_of_p(std::max(1.0, abs(c_.scale))));
+  const Approx w = operand(g, f.dp, f.dp_scale, rounding_of_p(std::max(1.0, abs(c_.scale)), f.dp));
   accumulate(w, cols, &c_.k[pair.kv * c_.dim_qk], c_.dim_qk, r_.dq, row_ * c_.dim_qk);
   accumulate(w, rows, &c_.q[row_ * c_.dim_qk], c_.dim_qk, r_.dk, pair.kv * c_.dim_qk);
   if (std::max(abs(g.value), abs(before.value)) < p_.p.largest) return;
@@ -228,7 +228,7 @@ void Solver::pair_gradients(const Pair& pair, Approx shift) {
 
 Tensor Solver::amax(const Peak& peak) const {
   const double unit = rounding(Type::kFp32).unit;
-  return {{peak.value}, {peak.error() + unit * peak.value + flush_}, rounding(Type::kFp32)};
+  return {{peak.value}, {peak.error() + unit * peak.value + FLT_MIN}, rounding(Type::kFp32)};
 }
 
 // Turns accumulated sums into what the engine stores: applies the factor that every term shares,
@@ -276,7 +276,7 @@ Result Solver::solve() {
       }
   const Fp8& f = c_.fp8;
   const double dp = f.dp_scale_inv;
-  r_.s_amax = amax(s_amax_);
+  if (f.s != Type::kExact) r_.s_amax = amax(s_amax_);
   r_.o_amax = store(r_.o, 1, f.o_scale, p_.o);
   if (c_.dout.empty()) return std::move(r_);
   r_.dp_amax = amax(dp_amax_);

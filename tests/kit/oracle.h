@@ -81,7 +81,8 @@ struct Tensor {
 };
 
 // A Tensor that was not asked for is empty. Shapes as the inputs'; max, lse, sum_exp as dlse;
-// amaxes hold one value. Outputs with a scale (FP8) hold the scaled value; amaxes the unscaled one.
+// amaxes hold one value, s_amax only with FP8. Outputs with a scale hold the scaled value, amaxes
+// the unscaled one.
 struct Result {
   Tensor o, lse, max, sum_exp;
   Tensor dq, dk, dv, dsink;

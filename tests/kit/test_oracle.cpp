@@ -154,6 +154,41 @@ TEST(Oracle, ScoreIsBuiltInOrder) {
   EXPECT_NEAR(r.o.value[0], p * c.v[0], 1e-15);
 }
 
+TEST(Oracle, DropoutScalesWhatItKeeps) {
+  Case c = plain(1, 4);
+  c.q.assign(8, 0.0), c.dropout = 0.5;
+  std::string kept;
+  while (kept != "#.#.") {
+    ++c.seed, kept.clear();
+    for (int j = 0; j < 4; ++j) kept += keeps(c, 0, 0, 0, j) ? '#' : '.';
+  }
+  const Result r = solve(c, kDouble);
+  for (int d = 0; d < 8; ++d) EXPECT_NEAR(r.o.value[d], (c.v[d] + c.v[16 + d]) / 2, 1e-15);
+  EXPECT_NEAR(r.lse.value[0], std::log(4.0), 1e-15);
+}
+
+// One key: P = 1. In E4M3, 300 becomes 288.
+TEST(Oracle, Fp8CastsWhereSpecified) {
+  Case c = plain(1, 1);
+  for (std::vector<double>* x : {&c.q, &c.k, &c.v, &c.dout}) x->assign(8, 1.0);
+  c.o_stored.assign(8, 0.5);
+  c.scale = 0.25;
+  c.fp8.s = Type::kE4m3, c.fp8.dp = Type::kE5m2;
+  c.fp8.s_scale = 300, c.fp8.s_scale_inv = 0.0078125, c.fp8.v_scale_inv = 2, c.fp8.o_scale = 4;
+  c.fp8.q_scale_inv = 0.5, c.fp8.k_scale_inv = 8, c.fp8.dout_scale_inv = 0.25;
+  c.fp8.o_scale_inv = 2, c.fp8.dp_scale = 5.25, c.fp8.dp_scale_inv = 0.125;
+  const Result r = solve(c, precision(Type::kE4m3));
+  EXPECT_EQ(r.lse.value[0], 0.25 * 0.5 * 8 * 8);
+  EXPECT_EQ(r.s_amax.value[0], 1);
+  EXPECT_EQ(r.o_amax.value[0], 288 * 0.0078125 * 2);
+  EXPECT_EQ(r.o.value[0], 288 * 0.0078125 * 2 * 4);
+  EXPECT_EQ(r.dv.value[0], 288 * 0.0078125 * 0.25);
+  // dP = 8 * 0.25 * 2 = 4, delta = 8 * 0.5 * 0.25 * 2 = 2, scale * dS = 0.5, cast(2.625) = 2.5.
+  EXPECT_EQ(r.dp_amax.value[0], 0.5);
+  EXPECT_EQ(r.dq.value[0], 2.5 * 0.125 * 8);
+  EXPECT_EQ(r.dk.value[0], 2.5 * 0.125 * 0.5);
+}
+
 TEST(Oracle, RowsWithNothingToAttendAreZero) {
   Case c = plain(3, 1);
   c.causal = c.bottom_right = true;  // rows 0 and 1 lie above the diagonal
