@@ -32,13 +32,19 @@ TEA_HOST_DEVICE int64_t diagonal(int32_t bottom_right, int64_t length_q, int64_t
   return bottom_right ? length_kv - length_q : 0;
 }
 
+// A bound in the encoding of a Problem; larger ones than any length would only overflow.
+TEA_HOST_DEVICE int64_t window_bound(int64_t encoded) {
+  return encoded && encoded - 1 < kUnbounded ? encoded - 1 : kUnbounded;
+}
+
 // origin_row, origin_col: where this shard's row 0 and column 0 lie in the global sequence.
 TEA_HOST_DEVICE Band band(const MaskRule& rule, int64_t delta, int64_t origin_row,
                           int64_t origin_col) {
   const int64_t shift = delta + origin_row - origin_col;
-  int64_t right = rule.window_right ? rule.window_right - 1 : kUnbounded;
+  int64_t right = window_bound(rule.window_right);
   if (rule.causal && right > 0) right = 0;
-  return {rule.window_left ? shift - (rule.window_left - 1) : -kUnbounded,
+  const int64_t left = window_bound(rule.window_left);
+  return {left == kUnbounded ? -kUnbounded : shift - left,
           right == kUnbounded ? kUnbounded : shift + right};
 }
 
