@@ -14,7 +14,7 @@ TESTS ?= .
 help: ## List the targets
 	@sed -n 's/^\([a-z ]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
-demo: build/release/build.ninja ## Build, then run the example programs
+demo: build/release/build.ninja ## Build, then train a small GPT, write text with it and check it
 	@cmake --build build/release --target demo -- $(ninja_flags)
 
 build: build/release/build.ninja ## Build the library, the tool, the examples and the tests

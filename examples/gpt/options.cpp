@@ -1,0 +1,56 @@
+// The command line.
+#include "options.h"
+
+#include <charconv>
+#include <stdexcept>
+
+namespace gpt {
+namespace {
+
+int positive(const std::string& name, const std::string& value) {
+  int number = 0;
+  const char* end = value.data() + value.size();
+  const auto [stop, error] = std::from_chars(value.data(), end, number);
+  if (error == std::errc() && stop == end && number > 0) return number;
+  throw std::invalid_argument(name + " is '" + value + "'; needed: a whole number above 0");
+}
+
+}  // namespace
+
+std::string usage(const Options& defaults) {
+  return "Trains a byte-level GPT with attention from TE Attention, writes text with it and "
+         "checks\n"
+         "its attention against a float64 oracle. Exit code 0 if all of it is right.\n\n"
+         "  --steps N       steps of training (" +
+         std::to_string(defaults.steps) +
+         ")\n"
+         "  --seconds N     end training after this time at the latest (" +
+         std::to_string(defaults.seconds) +
+         ")\n"
+         "  --out FILE.svg  where the loss curve goes (" +
+         defaults.out +
+         ")\n"
+         "  --help          this text\n";
+}
+
+Options parse(int argc, char** argv, const Options& defaults) {
+  Options options = defaults;
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name == "--help") {
+      options.help = true;
+      continue;
+    }
+    if (name != "--steps" && name != "--seconds" && name != "--out") {
+      throw std::invalid_argument("unknown argument '" + name +
+                                  "'; needed: --steps, --seconds, --out or --help");
+    }
+    if (++i == argc) throw std::invalid_argument(name + " has no value; needed: one after it");
+    if (name == "--steps") options.steps = positive(name, argv[i]);
+    if (name == "--seconds") options.seconds = positive(name, argv[i]);
+    if (name == "--out") options.out = argv[i];
+  }
+  return options;
+}
+
+}  // namespace gpt
