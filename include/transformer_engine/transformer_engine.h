@@ -4,7 +4,9 @@
    Not affiliated with NVIDIA. Every function here that can fail throws std::runtime_error through
    extern "C", as TransformerEngine does, so only C++ may let one fail; te_attention.h has the API
    that returns status codes. The text reads "file:line in function name: message"; the message of a
-   failed check begins with "Assertion failed: <expression>. ". */
+   failed check begins with "Assertion failed: <expression>. ".
+
+   Not here: quantisation configs and grouped tensors. No function of attention takes one. */
 #ifndef TRANSFORMER_ENGINE_TRANSFORMER_ENGINE_H_
 #define TRANSFORMER_ENGINE_TRANSFORMER_ENGINE_H_
 
