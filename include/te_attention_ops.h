@@ -43,7 +43,9 @@ typedef struct tea_kv_append {
   const int32_t* cu_new;     /* [batch + 1]: new_n = cu_new[n + 1] - cu_new[n] */
   const int32_t* cu_cached;  /* [batch + 1]: cached_n likewise, the new tokens included */
   int64_t batch, heads, dim_k, dim_v;
-  int64_t max_new, tokens_new; /* rows of a dense side; rows of a ragged one. The other is zero */
+  int64_t max_new, tokens_new; /* rows of a sequence of a dense side; rows of a ragged one. The
+                                  other is zero */
+  int64_t batch_new; /* sequences that a dense new_k holds, the first ones. Default: batch */
   int64_t pages, page_size, pages_per_sequence; /* pages_per_sequence: default 1 */
   tea_strides new_k_stride, new_v_stride;
   tea_strides k_cache_stride, v_cache_stride; /* batch: from page to page */

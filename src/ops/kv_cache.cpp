@@ -24,6 +24,9 @@ bool check(const tea_kv_append& a) {
   require_flag("reindex", a.reindex);
   const bool ragged = a.new_form == TEA_RAGGED;
   TEA_REQUIRE(ragged || !a.tokens_new, "tokens_new", a.tokens_new, "0 with new_form TEA_DENSE");
+  TEA_REQUIRE(!ragged || !a.batch_new, "batch_new", a.batch_new, "0 with new_form TEA_RAGGED");
+  TEA_REQUIRE(a.batch_new >= 0 && a.batch_new <= a.batch, "batch_new", a.batch_new,
+              "0 .. batch = " + shown(a.batch));
   TEA_REQUIRE(!ragged || !a.max_new, "max_new", a.max_new, "0 with new_form TEA_RAGGED");
   require_sizes({{"pages_per_sequence", a.pages_per_sequence}, {"page_size", a.page_size}});
   for (const NamedSize& dim : {NamedSize{"dim_k", a.dim_k}, NamedSize{"dim_v", a.dim_v}}) {
@@ -110,8 +113,9 @@ int64_t page_of(const tea_kv_append& a, int64_t n, int64_t p) {
 
 void append_sequence(const tea_kv_append& a, const Side (&sides)[2], int64_t n) {
   const bool ragged = a.new_form == TEA_RAGGED;
+  const int64_t rows = a.batch_new && n >= a.batch_new ? 0 : a.max_new;
   const Sequence added = ragged ? ragged_sequence(a.cu_new, nullptr, n, a.tokens_new, a.tokens_new)
-                                : padded_sequence(a.cu_new, n, a.max_new);
+                                : padded_sequence(a.cu_new, n, rows);
   const int64_t capacity = table_width(a) * a.page_size, first = tokens_before(a, n);
   const int64_t room = first < 0 ? 0 : std::max<int64_t>(capacity - first, 0);
   if (!added.sane || first < 0 || added.length > room) report(a.status, TEA_STATUS_BAD_LENGTHS);

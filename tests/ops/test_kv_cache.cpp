@@ -106,6 +106,23 @@ TEST(KvCache, ReadsStridedCaches) {
               expected.new_k[(2 * kMaxNew + 4) * kHeads * kDimK + e]);
 }
 
+TEST(KvCache, SequencesThatTheNewTensorsLackMustBeEmpty) {
+  Setting s;
+  s.cu_new = {0, 3, 3, 3}, s.cu_cached = {0, 5, 6, 13};
+  Caches actual = caches(s), expected = caches(s);
+  int32_t status = 0;
+  tea_kv_append a = arguments(s, actual, &status);
+  a.batch_new = 1;
+  append_kv(a, {});
+  expect_appended(s, expected.k, expected.new_k, kHeads * kDimK);
+  EXPECT_TRUE(actual.k == expected.k);
+  EXPECT_EQ(status, 0);
+  const std::vector<int32_t> late = {0, 3, 3, 4};
+  a.cu_new = late.data();
+  append_kv(a, {});
+  EXPECT_EQ(status, TEA_STATUS_BAD_LENGTHS);
+}
+
 // The first rows of cache row `from` at cache row `to`.
 void expect_moved(const Buffer& after, const Buffer& before, int64_t from, int64_t to,
                   int64_t tokens) {
@@ -183,6 +200,7 @@ TEST(KvCache, NamesWhatIsWrong) {
             "new_form is 3; needs TEA_DENSE or TEA_RAGGED");
   EXPECT_EQ(error([](auto& a) { a.tokens_new = 4; }),
             "tokens_new is 4; needs 0 with new_form TEA_DENSE");
+  EXPECT_EQ(error([](auto& a) { a.batch_new = 4; }), "batch_new is 4; needs 0 .. batch = 3");
   EXPECT_EQ(error([](auto& a) { a.heads = -1; }), "heads is -1; needs 0 or more");
   EXPECT_EQ(error([](auto& a) { a.page_size = 0; }), "page_size is 0; needs 1 or more");
   EXPECT_EQ(error([](auto& a) { a.cu_cached = nullptr; }), "cu_cached is NULL; needs memory");
