@@ -12,11 +12,13 @@ CPP = {".h", ".c", ".cpp", ".cu", ".cuh"}
 def project_files(root: Path) -> list[Path]:
     """Every file of the project, tracked or about to be; never a build output."""
     command = ["git", "-C", str(root), "ls-files", "-z", "-co", "--exclude-standard"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=False)
-    if listed.returncode == 0:
-        paths = [root / name for name in listed.stdout.split("\0") if name]
-    else:  # a source archive
-        paths = [p for p in root.rglob("*") if p.relative_to(root).parts[0] != "build"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        paths = [root / name for name in listed.split("\0") if name]
+    except (OSError, subprocess.CalledProcessError):  # no git, or a source archive
+        paths = [
+            p for p in root.rglob("*") if p.relative_to(root).parts[0] not in {".git", "build"}
+        ]
     return sorted(p for p in paths if p.is_file() and not p.is_symlink())
 
 
