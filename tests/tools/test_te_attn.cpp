@@ -1,0 +1,136 @@
+// The command line tool, run as a user runs it.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <string>
+
+namespace {
+
+constexpr const char* kProblem =
+    "dtype=bf16 training=1 heads_q=4 heads_kv=2 dim_qk=16 batch=2 seqlen_q=5 seqlen_kv=7";
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+std::string read_all(const std::string& command, int* code) {
+  std::string out;
+  std::FILE* pipe = popen(command.c_str(), "r");
+  std::array<char, 4096> buffer;
+  while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe))
+    out.append(buffer.data(), n);
+  const int status = pclose(pipe);
+  *code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return out;
+}
+
+// `arguments` as one would type them in a shell.
+Outcome te_attn(const std::string& arguments) {
+  const std::string command = "'" TE_ATTN "' " + arguments;
+  Outcome o;
+  o.out = read_all(command + " 2>/dev/null", &o.code);
+  int again = 0;
+  o.err = read_all(command + " 2>&1 >/dev/null", &again);
+  EXPECT_EQ(again, o.code);
+  return o;
+}
+
+std::string quoted(const std::string& s) { return "\"" + s + "\""; }
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(TeAttn, InfoNamesVersionEnginesAndSettings) {
+  const Outcome human = te_attn("info"), machine = te_attn("info --json");
+  EXPECT_EQ(human.code, 0);
+  EXPECT_EQ(machine.code, 0);
+  for (const char* part : {"0.1.0", "reference", "TE_ATTENTION_ENGINE", "NVTE_DEBUG"}) {
+    EXPECT_TRUE(holds(human.out, part)) << human.out;
+    EXPECT_TRUE(holds(machine.out, part)) << machine.out;
+  }
+  EXPECT_EQ(machine.out.front(), '{');
+  EXPECT_EQ(human.err, "");
+}
+
+TEST(TeAttn, ExplainNamesTheEngine) {
+  const Outcome human = te_attn("explain " + quoted(kProblem));
+  EXPECT_EQ(human.code, 0);
+  EXPECT_TRUE(holds(human.out, "reference")) << human.out;
+  const Outcome machine = te_attn("explain --json " + quoted(kProblem));
+  EXPECT_TRUE(holds(machine.out, "\"explanation\"")) << machine.out;
+  EXPECT_TRUE(holds(machine.out, kProblem)) << machine.out;
+}
+
+TEST(TeAttn, CheckPrintsTheWorstErrorOfEveryTensor) {
+  const std::string line = std::string(kProblem) + " causal=1 | seed=3 values=outliers";
+  const Outcome human = te_attn("check " + quoted(line) + " --engine reference");
+  EXPECT_EQ(human.code, 0) << human.out << human.err;
+  for (const char* tensor : {"O ", "LSE ", "dQ ", "dK ", "dV "})
+    EXPECT_TRUE(holds(human.out, tensor)) << human.out;
+  const Outcome machine = te_attn("check --json " + quoted(line));
+  EXPECT_TRUE(holds(machine.out, "\"ok\": true")) << machine.out;
+  EXPECT_TRUE(holds(machine.out, "\"name\": \"dV\"")) << machine.out;
+}
+
+TEST(TeAttn, TimeMeasuresBothDirections) {
+  const Outcome human = te_attn("time " + quoted(kProblem));
+  EXPECT_EQ(human.code, 0);
+  for (const char* part : {"forward", "backward", " ms", "GFLOP/s"})
+    EXPECT_TRUE(holds(human.out, part)) << human.out;
+  const Outcome machine = te_attn("time --json " + quoted(kProblem));
+  EXPECT_TRUE(holds(machine.out, "\"milliseconds\"")) << machine.out;
+}
+
+TEST(TeAttn, FuzzCountsWhatFails) {
+  EXPECT_EQ(te_attn("fuzz 5 --first 10").out, "0 of 5 cases failed\n");
+  EXPECT_EQ(te_attn("fuzz 5 --json --engine reference").out, "{\"cases\": 5, \"failed\": 0}\n");
+}
+
+TEST(TeAttn, AProblemThatNoEngineRunsIsOne) {
+  const Outcome check = te_attn("check " + quoted(kProblem) + " --engine nothing");
+  EXPECT_EQ(check.code, 1);
+  EXPECT_TRUE(holds(check.out, "nothing")) << check.out;
+}
+
+struct Mistake {
+  const char* arguments;
+  const char* fragment;
+};
+class TeAttnMistake : public testing::TestWithParam<Mistake> {};
+
+TEST_P(TeAttnMistake, IsOneLineAndCodeTwo) {
+  const Outcome o = te_attn(GetParam().arguments);
+  EXPECT_EQ(o.code, 2);
+  EXPECT_EQ(o.out, "");
+  EXPECT_TRUE(holds(o.err, GetParam().fragment)) << o.err;
+  EXPECT_EQ(o.err.find('\n'), o.err.size() - 1) << "one line: " << o.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Arguments, TeAttnMistake,
+    testing::Values(Mistake{"", "COMMAND is missing"}, Mistake{"fly", "COMMAND is \"fly\""},
+                    Mistake{"check", "CASE is missing"}, Mistake{"info extra", "\"extra\""},
+                    Mistake{"check a b", "only one"}, Mistake{"info --loud", "\"--loud\""},
+                    Mistake{"check --engine", "--engine is without a value"},
+                    Mistake{"explain \"dtype=int8\" --device x", "--device is \"x\""},
+                    Mistake{"explain \"dtype=int8\"", "dtype=int8"},
+                    Mistake{"explain \"dtype=bf16 heads_q=0\"", "heads_q is 0"},
+                    Mistake{"check \"dtype=bf16 colour=1\"", "colour=1"},
+                    Mistake{"check \"dtype=bf16 heads_q=2 heads_kv=3 dim_qk=8\"", "heads_q is 2"},
+                    Mistake{"check \"dtype=bf16 | sneed=1\"", "sneed=1"},
+                    Mistake{"time \"dtype=bf16 | seed=x\"", "seed"},
+                    Mistake{"time \"dtype=bf16 heads_q=1 heads_kv=1 dim_qk=7\"", "dim_qk is 7"},
+                    Mistake{"fuzz many", "COUNT is \"many\""},
+                    Mistake{"fuzz 3 --first -1", "--first is \"-1\""}));
+
+TEST(TeAttn, HelpIsNotAMistake) {
+  const Outcome o = te_attn("--help");
+  EXPECT_EQ(o.code, 0);
+  EXPECT_TRUE(holds(o.out, "usage: te-attn COMMAND"));
+}
+
+}  // namespace

@@ -1,0 +1,115 @@
+// te-attn: what the library would do with a problem, whether it does it right, and how fast.
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <string_view>
+
+#include "commands.h"
+#include "core/error.h"
+
+namespace {
+
+using tea::tool::Options;
+
+struct Command {
+  std::string_view name;
+  const char* argument;  // or NULL
+  const char* meaning;
+  int (*run)(const Options&);
+};
+
+constexpr Command kCommands[] = {
+    {"info", nullptr, "the version, the engines, the CPU, the settings", tea::tool::info},
+    {"explain", "PROBLEM", "which engine would run it, and why the others would not",
+     tea::tool::explain},
+    {"check", "CASE", "run it and compare every output with the float64 oracle", tea::tool::check},
+    {"time", "CASE", "median time of forward and backward", tea::tool::time},
+    {"fuzz", "COUNT", "check so many random cases", tea::tool::fuzz},
+};
+
+void print_usage(std::FILE* to) {
+  std::fprintf(to, "usage: te-attn COMMAND [ARGUMENT] [OPTIONS]\n\n");
+  for (const Command& c : kCommands)
+    std::fprintf(to, "  %-8s %-8s %s\n", std::string(c.name).c_str(), c.argument ? c.argument : "",
+                 c.meaning);
+  std::fprintf(
+      to,
+      "\n  --engine NAME   run on this engine\n"
+      "  --device N      explain for GPU N (default: the host)\n"
+      "  --first SEED    the first seed of fuzz (default: 1)\n"
+      "  --json          one JSON object per line\n\n"
+      "PROBLEM: \"dtype=bf16 batch=2 heads_q=8 heads_kv=2 dim_qk=64 seqlen_q=128 "
+      "seqlen_kv=128 causal=1\"\n"
+      "CASE: a problem, and after a bar what it runs on: \"... | seed=7 values=outliers\"\n"
+      "Exit code: 0; 1 for a wrong result or a problem that no engine runs; 2 for a bad "
+      "argument.\n");
+}
+
+template <class T>
+T number(const std::string& name, const char* text) {
+  T x{};
+  const char* end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, x);
+  TEA_REQUIRE(error == std::errc() && stop == end, name, "\"" + std::string(text) + "\"",
+              "a number");
+  return x;
+}
+
+const Command& command_of(int argc, char** argv) {
+  TEA_REQUIRE(argc > 1, "COMMAND", "missing", "info, explain, check, time or fuzz");
+  for (const Command& c : kCommands)
+    if (c.name == argv[1]) return c;
+  tea::refuse_argument("COMMAND", "\"" + std::string(argv[1]) + "\"",
+                       "info, explain, check, time or fuzz");
+}
+
+Options options_of(const Command& command, int argc, char** argv) {
+  Options out;
+  bool has_argument = false;
+  for (int i = 2; i < argc; ++i) {
+    const std::string word = argv[i];
+    const auto value = [&] {
+      TEA_REQUIRE(i + 1 < argc, word, "without a value", "one after it");
+      return argv[++i];
+    };
+    if (word == "--json") {
+      out.json = true;
+    } else if (word == "--engine") {
+      out.engine = value();
+    } else if (word == "--device") {
+      out.device = number<int>(word, value());
+    } else if (word == "--first") {
+      out.first = number<uint64_t>(word, value());
+    } else {
+      TEA_REQUIRE(!word.starts_with("--"), "option", "\"" + word + "\"",
+                  "--engine, --device, --first or --json");
+      TEA_REQUIRE(command.argument && !has_argument, "argument", "\"" + word + "\"",
+                  command.argument ? "only one (quote it)" : "none for this command");
+      out.argument = word;
+      has_argument = true;
+    }
+  }
+  TEA_REQUIRE(!command.argument || has_argument, command.argument ? command.argument : "",
+              "missing", "it after the command");
+  return out;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 2 && (std::strcmp(argv[1], "--help") == 0 || std::strcmp(argv[1], "-h") == 0)) {
+    print_usage(stdout);
+    return 0;
+  }
+  try {
+    const Command& command = command_of(argc, argv);
+    return command.run(options_of(command, argc, argv));
+  } catch (const tea::Error& e) {
+    std::fprintf(stderr, "te-attn: %s\n", e.what());
+    return e.status == TEA_INVALID ? 2 : 1;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "te-attn: %s\n", e.what());
+    return 1;
+  }
+}
