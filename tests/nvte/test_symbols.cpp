@@ -1,9 +1,13 @@
 // What the shared library gives to and takes from the process that loads it.
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <cstdio>
+#include <fstream>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -20,6 +24,23 @@ std::vector<std::string> lines(const std::string& program,
   return found;
 }
 
+// The names that a public header calls or declares as functions: a word and "(" after it.
+std::set<std::string> functions(const std::string& header, const std::string& prefix) {
+  std::ifstream file(std::string(TE_ATTENTION_SOURCE_DIR) + "/include/" + header);
+  std::set<std::string> found;
+  std::string text;
+  for (char c; file.get(c);) {
+    if (std::isalnum(static_cast<unsigned char>(c)) || c == '_') {
+      text += c;
+      continue;
+    }
+    if (c == '(' && text.starts_with(prefix)) found.insert(text);
+    text.clear();
+  }
+  EXPECT_FALSE(found.empty()) << header;
+  return found;
+}
+
 bool matches(const std::string& line, const char* pattern) {
   return testing::Matcher<std::string>(testing::ContainsRegex(pattern)).Matches(line);
 }
@@ -27,6 +48,18 @@ bool matches(const std::string& line, const char* pattern) {
 TEST(Symbols, OnlyOurNamesAreExported) {
   for (const std::string& line : lines(TE_ATTENTION_NM " -D -C --defined-only"))
     EXPECT_TRUE(matches(line, " T (tea_|nvte_|transformer_engine::)")) << line;
+}
+
+TEST(Symbols, EveryDeclaredFunctionIsExported) {
+  std::set<std::string> exported;
+  for (const std::string& line : lines(TE_ATTENTION_NM " -D --defined-only"))
+    exported.insert(line.substr(line.rfind(' ') + 1, line.find('\n') - line.rfind(' ') - 1));
+  for (const auto& [header, prefix] :
+       {std::pair{"te_attention.h", "tea_"}, std::pair{"te_attention_ops.h", "tea_"},
+        std::pair{"transformer_engine/softmax.h", "nvte_"},
+        std::pair{"transformer_engine/transformer_engine.h", "nvte_"}})
+    for (const std::string& name : functions(header, prefix))
+      EXPECT_TRUE(exported.contains(name)) << name << " of " << header;
 }
 
 // Whatever is bound by name at load time can be taken by another library; ours never is.
