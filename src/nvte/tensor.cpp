@@ -136,7 +136,15 @@ void destroy(std::span<const NVTETensor> handles) { table().destroy(handles); }
 
 }  // namespace tea::nvte
 
-using namespace tea::nvte;
+using tea::nvte::check_room;
+using tea::nvte::create;
+using tea::nvte::destroy;
+using tea::nvte::find;
+using tea::nvte::kAbsent;
+using tea::nvte::param_bytes;
+using tea::nvte::part_of;
+using tea::nvte::set_part;
+using tea::nvte::Tensor;
 
 NVTETensor nvte_create_tensor(NVTEScalingMode scaling_mode) {
   NVTETensor handle;
