@@ -14,9 +14,11 @@ struct Approx {
   double value = 0, error = 0;
 };
 
-// The relative error of a number whose logarithm is off by `error`. Kept finite: beyond that the
-// number is unknown anyway, and 0 * infinity would spoil the bounds of its neighbours.
-inline double growth(double error) { return std::expm1(std::min(error, 300.0)); }
+// The error of exp(x) if x is off by `error`. Kept finite: beyond that the number is unknown
+// anyway, and 0 * infinity would spoil the bounds of its neighbours.
+inline double exp_error(double x, double error) {
+  return error < 1 ? std::exp(x) * std::expm1(error) : std::exp(std::min(x + error, 300.0));
+}
 
 // The largest of several values known up to an error. A NaN is passed over, as fmax does; since an
 // engine may also let it through, the maximum is then unknown.

@@ -66,10 +66,11 @@ class Naive {
   int64_t key(int64_t j) const {
     return (b_ * c_.heads_kv + h_ / (c_.heads_q / c_.heads_kv)) * c_.max_kv + j;
   }
-  // exp(x - y) as kernels compute it.
+  // exp(x - y) as kernels compute it. With huge logits the rounding of the fused product alone
+  // would lose the result.
   static Real exp_minus(Real x, Real y) {
     const Real log2e = static_cast<Real>(1.4426950408889634);
-    return std::exp2(std::fma(x, log2e, -y * log2e));
+    return std::exp2(std::abs(y) < 4096 ? std::fma(x, log2e, -y * log2e) : (x - y) * log2e);
   }
   static Real dot(const double* a, const double* b, int64_t n) {
     Real sum = 0;

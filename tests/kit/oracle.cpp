@@ -56,7 +56,7 @@ class Solver {
   Peak s_amax_{0}, dp_amax_{0};
   int64_t b_, h_, i_, row_;  // the row at hand, and its flat index
   std::vector<Pair> pairs_;
-  double lse_, max_, z_error_;  // z_error_: relative, of the denominator
+  double lse_, max_, max_error_, z_error_;  // z_error_: relative, of the denominator
 };
 
 // Rounding each partial sum, none larger than the sum of magnitudes, costs n units at worst; half
@@ -68,7 +68,8 @@ Approx Solver::dot(const double* a, const double* b, int64_t n, double factor) c
     sum += product;
     size += abs(product);
   }
-  return {factor * sum, abs(factor) * size * u_ * (static_cast<double>(n) / 2 + 4)};
+  const double terms = static_cast<double>(n);
+  return {factor * sum, abs(factor) * (size * u_ * (terms / 2 + 4) + terms * flush_)};
 }
 
 // Softcap by its extremes over the error, which may exceed the range where it is linear. tanh by
@@ -130,21 +131,22 @@ void Solver::softmax() {
   r_.lse.value[row_] = lse_ = top + std::log(sum);
 
   const auto log_error = [this](Approx x) {
-    return x.error + u_ * (2 * abs(x.value) + 2 * abs(max_) + 4);
+    return std::isinf(x.value) ? 0 : x.error + u_ * (2 * abs(x.value) + 2 * abs(max_) + 4);
   };
-  z_error_ = std::exp(sink - lse_) * growth(log_error({sink, 0}));
+  z_error_ = exp_error(sink - lse_, log_error({sink, 0}));
   for (Pair& pair : pairs_) {
     pair.log_error = log_error(pair.x);
-    z_error_ += std::exp(pair.x.value - lse_) * growth(pair.log_error);
+    z_error_ += exp_error(pair.x.value - lse_, pair.log_error);
   }
   z_error_ += u_ * (static_cast<double>(pairs_.size()) + 8);
-  const double unit = r_.lse.type.unit;
+  max_error_ = std::isfinite(max_) ? peak.error() : kInfinity;
+  const double unit = r_.lse.type.unit, far = z_error_ > 1 ? max_error_ : 0;
   r_.lse.bound[row_] =
-      std::log1p(z_error_) + u_ * (abs(max_) + abs(lse_) + 8) + unit * abs(lse_) + FLT_MIN;
-  r_.max.bound[row_] = std::isfinite(max_) ? peak.error() + unit * abs(max_) + FLT_MIN : kInfinity;
-  r_.sum_exp.value[row_] = std::exp(lse_ - max_);
-  r_.sum_exp.bound[row_] =
-      r_.sum_exp.value[row_] * (growth(r_.lse.bound[row_] + r_.max.bound[row_]) + unit + 4 * u_);
+      std::log1p(z_error_) + far + u_ * (abs(max_) + abs(lse_) + 8) + unit * abs(lse_) + FLT_MIN;
+  r_.max.bound[row_] = max_error_ + unit * abs(max_) + FLT_MIN;
+  const double ratio = std::exp(lse_ - max_), both = r_.lse.bound[row_] + r_.max.bound[row_];
+  r_.sum_exp.value[row_] = ratio;
+  r_.sum_exp.bound[row_] = exp_error(lse_ - max_, both) + (unit + 4 * u_) * ratio;
 }
 
 void Solver::output() {
@@ -152,15 +154,16 @@ void Solver::output() {
   const bool fp8 = f.s != Type::kExact;
   const double roundings = u_ * (static_cast<double>(pairs_.size()) + 8);
   // FP8 casts before the division by the denominator, everything else may as well be after it.
-  const double reference = fp8 ? max_ : lse_;
+  const double reference = fp8 ? max_ : lse_, shift = fp8 ? max_error_ : 0;
   const double norm = f.v_scale_inv * (fp8 ? f.s_scale_inv / std::exp(lse_ - max_) : 1);
   for (const Pair& pair : pairs_) {
-    const double e = std::exp(pair.x.value - reference), w = pair.keep * e;
-    const double unsure = growth(pair.log_error) + (fp8 ? 0 : z_error_);
-    const Approx weight{w, pair.keep * (std::min(1.0, e * unsure) + flush_)};
+    const double e = std::exp(pair.x.value - reference);
+    const double unsure = exp_error(pair.x.value - reference, pair.log_error + shift) +
+                          (fp8 ? 0 : e * z_error_) + flush_;
+    const Approx weight{pair.keep * e, pair.keep * std::min(1.0, unsure)};
     if (fp8) s_amax_.add(weight);
     Approx y = operand(weight, f.s, f.s_scale, rounding_of_p(pair.keep));
-    if (fp8) y.error += z_error_ * y.value;
+    if (fp8) y.error += (z_error_ + exp_error(0, shift)) * y.value;
     accumulate({y.value * norm, y.error * abs(norm)}, roundings, &c_.v[pair.kv * c_.dim_v],
                c_.dim_v, r_.o, row_ * c_.dim_v);
   }
@@ -186,27 +189,33 @@ void Solver::gradients() {
   for (const Pair& pair : pairs_) pair_gradients(pair, shift);
   if (c_.sink.empty() || lse_ == -kInfinity) return;
   const double p = std::exp(c_.sink[h_] - lse_);
-  const double unsure = growth(r_.lse.bound[row_] + u_ * (abs(c_.sink[h_]) + abs(lse_) + 4));
+  const double off = r_.lse.bound[row_] + u_ * (abs(c_.sink[h_]) + abs(lse_) + 4);
+  const double unsure = p > 0 ? exp_error(c_.sink[h_] - lse_, off) : 0;
   const double rows = static_cast<double>(c_.batch * c_.max_q) / 2 + 4;
   r_.dsink.value[h_] += p * shift.value;
-  r_.dsink.bound[h_] += p * (shift.error * (1 + unsure) + abs(shift.value) * (unsure + rows * u_));
+  r_.dsink.bound[h_] += (p + unsure) * shift.error + abs(shift.value) * (unsure + p * rows * u_);
 }
 
 void Solver::pair_gradients(const Pair& pair, Approx shift) {
   const Fp8& f = c_.fp8;
   const double p = std::exp(pair.x.value - lse_), keep = pair.keep;
-  const double dp = p * growth(pair.log_error + r_.lse.bound[row_] + u_ * abs(lse_)) + flush_;
+  const double off = pair.log_error + r_.lse.bound[row_] + u_ * abs(lse_);
+  const double dp = exp_error(pair.x.value - lse_, off) + flush_;
   const double *v = &c_.v[pair.kv * c_.dim_v], *dout = &c_.dout[row_ * c_.dim_v];
   const double rows =
       u_ * (static_cast<double>(c_.length_q[b_] * (c_.heads_q / c_.heads_kv)) / 2 + 8);
   const double cols = u_ * (static_cast<double>(pairs_.size()) / 2 + 8);
-  accumulate(operand({keep * p, keep * dp}, f.s, f.s_scale, rounding_of_p(keep, f.s)), rows, dout,
-             c_.dim_v, r_.dv, pair.kv * c_.dim_v);
+  // Such a P may be infinite in the engine, which not even a zero factor makes small.
+  const double blown = dp > FLT_MAX ? dp : 0;
+  const Approx kept{keep * p, std::max(keep * dp, blown)};
+  accumulate(operand(kept, f.s, f.s_scale, rounding_of_p(keep, f.s)), rows, dout, c_.dim_v, r_.dv,
+             pair.kv * c_.dim_v);
 
   const Approx a = dot(dout, v, c_.dim_v, keep * f.dout_scale_inv * f.v_scale_inv);
   const double t = a.value + shift.value;
   const double te = a.error + shift.error + 2 * u_ * (abs(a.value) + abs(shift.value));
-  const Approx after{p * t, p * te + dp * (abs(t) + te) + 2 * u_ * abs(p * t)};
+  const double unsure = dp * (abs(t) + te) + 2 * u_ * abs(p * t) + flush_;
+  const Approx after{p * t, p * te + std::max(unsure, blown)};
   const Approx before{after.value * pair.bend.value,
                       after.error * (abs(pair.bend.value) + pair.bend.error) +
                           abs(after.value) * (pair.bend.error + u_)};

@@ -75,7 +75,8 @@ struct Tensor {
   Rounding type;  // of the stored output; says what overflow looks like
 
   // The error of `actual` as a multiple of the bound: right iff at most 2. A NaN that must appear
-  // may appear as an infinity; where the type overflows within the bound, so may the output.
+  // may appear as an infinity; where the type overflows within the bound, so may the output; and
+  // where the bound exceeds the type, the value is unknown and anything is right.
   double error(size_t i, double actual) const;
   bool accepts(size_t i, double actual) const { return error(i, actual) <= 2; }
 };

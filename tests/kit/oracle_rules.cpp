@@ -35,9 +35,9 @@ Precision precision(Type type) {
 }
 
 double Tensor::error(size_t i, double actual) const {
-  constexpr double kWrong = std::numeric_limits<double>::infinity();
+  constexpr double kWrong = std::numeric_limits<double>::infinity(), kUnknown = 1e100;
   const double want = value[i], allowed = bound[i];
-  if (std::isinf(allowed) || actual == want) return 0;
+  if (allowed >= std::min(type.largest, kUnknown) || actual == want) return 0;
   if (std::isnan(want)) return std::isfinite(actual) ? kWrong : 0;
   if (std::isinf(actual) && std::isfinite(want) && !type.saturates) {
     const double toward = std::copysign(1.0, actual) * want;

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "kit/approx.h"
-#include "kit/draws.h"
 #include "kit/oracle.h"
+#include "kit/oracle_draws.h"
 
 namespace tea::oracle {
 namespace {

@@ -6,8 +6,8 @@
 #include <map>
 #include <string>
 
-#include "kit/draws.h"
 #include "kit/naive.h"
+#include "kit/oracle_draws.h"
 
 namespace tea::oracle {
 namespace {
@@ -86,15 +86,16 @@ TEST_P(CorrectEngine, StaysWithinTheBounds) {
       worst[name] = std::max(worst[name], error);
     }
   }
+  if (inputs.second == Inputs::kTiny || inputs.second == Inputs::kHuge) return;
   for (const char* name : {"o", "lse", "dq", "dk", "dv"})
     EXPECT_GT(worst[name], 0.02) << name << ": the bound is so wide that it says nothing";
 }
 
-const std::pair<const char*, Inputs> kInputs[] = {{"normal", Inputs::kNormal},
-                                                  {"large_logits", Inputs::kLargeLogits},
-                                                  {"one_hot", Inputs::kOneHot},
-                                                  {"constant", Inputs::kConstant},
-                                                  {"outliers", Inputs::kOutliers}};
+const std::pair<const char*, Inputs> kInputs[] = {
+    {"normal", Inputs::kNormal},     {"large_logits", Inputs::kLargeLogits},
+    {"one_hot", Inputs::kOneHot},    {"constant", Inputs::kConstant},
+    {"outliers", Inputs::kOutliers}, {"tiny", Inputs::kTiny},
+    {"huge", Inputs::kHuge}};
 
 std::string name_of(const testing::TestParamInfo<CorrectEngine::ParamType>& info) {
   return std::string(std::get<0>(info.param).name) + "_" + std::get<1>(info.param).first;

@@ -9,7 +9,7 @@
 
 namespace tea::oracle {
 
-enum class Inputs { kNormal, kLargeLogits, kOneHot, kConstant, kOutliers };
+enum class Inputs { kNormal, kLargeLogits, kOneHot, kConstant, kOutliers, kTiny, kHuge };
 
 class Draws {
  public:
@@ -104,6 +104,13 @@ class Draws {
       const double constant = nearest(uniform(0.5, 2), r);
       for (std::vector<double>* x : {&c.q, &c.k, &c.v, &c.dout})
         for (double& element : *x) element = constant;
+    }
+    // Around the smallest numbers, and as large as the products of an fp32 engine allow.
+    if (inputs == Inputs::kTiny || inputs == Inputs::kHuge) {
+      const double size = inputs == Inputs::kHuge ? std::min(1e17, r.largest / 64)
+                                                  : std::max(32 * r.floor, 0x1p-130);
+      for (std::vector<double>* x : {&c.q, &c.k, &c.v, &c.dout})
+        for (double& element : *x) element = nearest(element * size, r);
     }
     if (inputs == Inputs::kOneHot)
       for (size_t i = 0; i < c.q.size(); ++i)
