@@ -81,6 +81,16 @@ std::vector<std::string> Inputs::damage(Written direction) const {
   return out;
 }
 
+bool Inputs::untouched() const {
+  for (size_t s = 0; s < storages_.size(); ++s) {
+    const Storage& storage = storages_[s];
+    if (storage.damage() ||
+        (storage.size() && std::memcmp(storage.data(), before_[s].data(), before_[s].size()) != 0))
+      return false;
+  }
+  return workspace_.damage() == 0 && status_ == 0;
+}
+
 std::vector<uint8_t> Inputs::output_bytes(Written direction) const {
   std::vector<uint8_t> out;
   for (const Place& place : places_) {

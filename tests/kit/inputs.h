@@ -41,6 +41,8 @@ class Inputs {
 
   // What the engine did that it must not, a line each: redzones, inputs, holes, padding, status.
   std::vector<std::string> damage(Written direction) const;
+  // Nothing at all was written since run(): what a refused call must leave.
+  bool untouched() const;
   // Every byte of the outputs of one direction, for bitwise comparison.
   std::vector<uint8_t> output_bytes(Written direction) const;
 
