@@ -7,7 +7,7 @@
 
 namespace tea {
 
-enum class Setting { kEngine, kDeterministic, kLog };
+enum class Setting { kEngine, kDeterministic, kLog, kFusedAttnBackend };
 
 struct SettingRow {
   Setting setting;

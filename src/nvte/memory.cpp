@@ -1,4 +1,4 @@
-// Filling memory, on the side where it lies.
+// Filling and copying memory, on the side where it lies.
 #include "nvte/memory.h"
 
 #include <cstring>
@@ -13,6 +13,8 @@ int device_of(const void*) { return kHost; }
 void fill(void* pointer, unsigned char value, size_t bytes, cudaStream_t) {
   std::memset(pointer, value, bytes);
 }
+
+void copy(void* to, const void* from, size_t bytes, cudaStream_t) { std::memcpy(to, from, bytes); }
 
 }  // namespace tea::nvte
 

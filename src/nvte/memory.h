@@ -14,4 +14,8 @@ int device_of(const void* pointer);
 // `bytes` > 0 bytes become `value`, in the order of `stream`; on the host, at once.
 void fill(void* pointer, unsigned char value, size_t bytes, cudaStream_t stream);
 
+// `bytes` > 0 bytes of `from` go to `to`, on the same side, in the order of `stream`; on the host,
+// at once.
+void copy(void* to, const void* from, size_t bytes, cudaStream_t stream);
+
 }  // namespace tea::nvte

@@ -27,6 +27,8 @@ TEST(Env, OwnVariablesAndAliases) {
   expect_in_child("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0", Setting::kDeterministic, "1", true);
   expect_in_child("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1", Setting::kDeterministic, "", false);
   expect_in_child("NVTE_DEBUG", "1", Setting::kLog, "1", true);
+  expect_in_child("NVTE_FUSED_ATTN_BACKEND", "0", Setting::kFusedAttnBackend, "0", false);
+  expect_in_child("NVTE_FUSED_ATTN_BACKEND", "1", Setting::kFusedAttnBackend, "1", true);
   expect_in_child("UNRELATED", "1", Setting::kLog, "", false);
 }
 

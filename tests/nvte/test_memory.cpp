@@ -33,6 +33,13 @@ TEST(Memory, EveryPointerIsOfTheHost) {
   EXPECT_EQ(tea::nvte::device_of(&here), tea::kHost);
 }
 
+TEST(Memory, CopiesTheBytesAskedForAndNothingElse) {
+  const Guarded<int> from(5, 7);
+  Guarded<int> to(5, 1);
+  tea::nvte::copy(to.data(), from.all.data(), 5 * sizeof(int), nullptr);
+  EXPECT_TRUE(to.holds(7, 5));
+}
+
 TEST(Memset, WritesTheLowByteAndNothingElse) {
   for (size_t size : {0, 1, 3, 16, 4096, 4097}) {
     SCOPED_TRACE(size);
