@@ -1,0 +1,214 @@
+// Every tensor of the call goes to its place in tea_run; those that this problem does not use (and
+// TransformerEngine's callers pass anyway) are then taken out by the table of tensors.
+#include "nvte/attention.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/error.h"
+#include "core/plan.h"
+#include "nvte/aux_tensors.h"
+#include "nvte/layout.h"
+#include "nvte/memory.h"
+#include "nvte/problem.h"
+
+namespace tea::nvte {
+namespace {
+
+using Tensors = std::array<void*, TEA_TENSOR_COUNT>;
+
+constexpr uint64_t kWorkspaceAlignment = 256;  // what an engine needs; callers promise only 16
+constexpr uintptr_t kAlignment = 16;
+
+uint64_t rounded_up(uint64_t bytes) {
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
+struct WorkspaceNeed {
+  uint64_t engine = 0;
+  uint64_t lse = 0;  // training needs an LSE also where the pack has the maxima in its place
+  uint64_t total() const {
+    const uint64_t bytes = rounded_up(engine) + lse;
+    return bytes ? bytes + kWorkspaceAlignment : 0;
+  }
+};
+
+WorkspaceNeed workspace_need(const Problem& problem, const tea_run& run, const Work& work,
+                             Direction direction) {
+  const Geometry size = geometry(problem, &run);
+  WorkspaceNeed need;
+  need.engine = planner().workspace_bound(problem, size, direction);
+  if (direction == Direction::kForward && work.options.training && work.options.max_logit)
+    need.lse =
+        static_cast<uint64_t>(tensor_info(TEA_LSE).shape(problem, size).elements()) * sizeof(float);
+  return need;
+}
+
+void set_workspace_shape(Tensor& workspace, uint64_t bytes) {
+  workspace.data.dtype = kNVTEByte;
+  workspace.data.shape = {{std::max<uint64_t>(bytes, 1)}, 1};
+}
+
+// The workspace as an engine wants it, and the stream. The shape is [1] after a run, so that a
+// caller who keeps the handle may come with that; any other shape has to be large enough.
+char* bring_workspace(tea_run& run, const Call& call, const WorkspaceNeed& need) {
+  const NVTEBasicTensor& given = call.workspace->data;
+  const uint64_t bytes = numel(given.shape) * bits_of(given.dtype) / 8;
+  TEA_REQUIRE(bytes >= need.total() || bytes == 1, "workspace", shown(bytes) + " bytes",
+              "at least " + shown(need.total()));
+  const auto address = reinterpret_cast<uintptr_t>(given.data_ptr);
+  char* const aligned = static_cast<char*>(given.data_ptr) + (rounded_up(address) - address);
+  run.workspace = aligned;
+  run.workspace_bytes = need.engine;
+  run.stream = call.stream;
+  return aligned;
+}
+
+void set_common(Tensors& t, const Call& call, const Work& work) {
+  const Layout& layout = layout_of(work.options.layout);
+  t[TEA_Q] = call.q->data.data_ptr;
+  t[TEA_K] = call.k->data.data_ptr;
+  t[TEA_V] = call.v->data.data_ptr;
+  t[TEA_Q_SCALE_INV] = call.q->scale_inv.data_ptr;
+  t[TEA_K_SCALE_INV] = call.k->scale_inv.data_ptr;
+  t[TEA_V_SCALE_INV] = call.v->scale_inv.data_ptr;
+  t[TEA_S_SCALE] = call.s->scale.data_ptr;
+  t[TEA_S_SCALE_INV] = call.s->scale_inv.data_ptr;
+  t[TEA_CU_SEQLENS_Q] = call.cu_seqlens_q->data.data_ptr;
+  t[TEA_CU_SEQLENS_KV] = call.cu_seqlens_kv->data.data_ptr;
+  void* const starts_q = call.cu_seqlens_q_padded->data.data_ptr;
+  void* const starts_kv = call.cu_seqlens_kv_padded->data.data_ptr;
+  // A side without gaps of its own starts where its lengths say. One buffer has one set of starts.
+  t[TEA_OFFSETS_Q] = starts_q ? starts_q : t[TEA_CU_SEQLENS_Q];
+  t[TEA_OFFSETS_KV] = starts_kv ? starts_kv : t[TEA_CU_SEQLENS_KV];
+  if (layout.packing_q().tensors > 1) t[TEA_OFFSETS_KV] = t[TEA_OFFSETS_Q];
+}
+
+void take_out_unused(Tensors& t, const Problem& problem, Direction direction) {
+  for (const TensorInfo& info : tensor_table())
+    if (info.use(problem, direction) == Use::kUnused) t[info.index] = nullptr;
+}
+
+int common_alignment(const Tensors& t) {
+  uintptr_t bits = kAlignment;
+  for (const TensorInfo& info : tensor_table())
+    if (info.type <= Type::kBias) bits |= reinterpret_cast<uintptr_t>(t[info.index]);
+  return static_cast<int>(bits & (~bits + 1));
+}
+
+// Plans and runs. `run` has the sizes, the workspace and the stream; `t` all tensors of the call.
+void execute(Problem problem, tea_run run, Tensors& t, Direction direction) {
+  take_out_unused(t, problem, direction);
+  problem.alignment = common_alignment(t);
+  const PlanRef plan = planner().plan(problem, device_of(t[TEA_Q]));
+  run.tensors = t.data();
+  run.tensor_count = static_cast<uint32_t>(t.size());
+  if (direction == Direction::kForward)
+    tea::forward(*plan, &run);
+  else
+    tea::backward(*plan, &run);
+}
+
+void set_forward(Tensors& t, const ForwardCall& call) {
+  t[TEA_O] = call.o->data.data_ptr;
+  t[TEA_BIAS] = call.bias->data.data_ptr;
+  t[TEA_SINK] = call.softmax_offset->data.data_ptr;
+  t[TEA_TABLE_K] = call.table_k->data.data_ptr;
+  t[TEA_TABLE_V] = call.table_v->data.data_ptr;
+  t[TEA_RNG_STATE] = call.rng_state->data.data_ptr;
+  t[TEA_S_AMAX] = call.s->amax.data_ptr;
+  t[TEA_O_SCALE] = call.o->scale.data_ptr;
+  t[TEA_O_AMAX] = call.o->amax.data_ptr;
+}
+
+// The outputs that lie in the pack, or for lack of a place there in the workspace.
+void set_forward_aux(Tensors& t, const ForwardCall& call, const std::vector<AuxEntry>& entries,
+                     char* workspace_lse) {
+  t[TEA_LSE] = aux_data(*call.aux, entries, Aux::kLse);
+  t[TEA_MAX] = aux_data(*call.aux, entries, Aux::kMax);
+  t[TEA_SUM_EXP] = aux_data(*call.aux, entries, Aux::kSumExp);
+  if (void* const opaque = aux_data(*call.aux, entries, Aux::kOpaque)) t[TEA_LSE] = opaque;
+  if (!t[TEA_LSE]) t[TEA_LSE] = workspace_lse;
+}
+
+// NVTE_F16_max512_seqlen has no rng_state in its pack: backward finds a copy behind the LSE.
+void keep_rng_state(const ForwardCall& call, const std::vector<AuxEntry>& entries,
+                    const Work& work) {
+  void* const kept = opaque_rng_state(aux_data(*call.aux, entries, Aux::kOpaque), work.sizes);
+  const bool drops = work.options.training && work.options.dropout != 0;
+  if (!kept || !drops || work.sizes.batch == 0) return;
+  constexpr size_t kBytes = 2 * sizeof(int64_t);
+  copy(kept, call.rng_state->data.data_ptr, kBytes, call.stream);
+}
+
+void set_backward(Tensors& t, const BackwardCall& call) {
+  const struct {
+    tea_tensor index;
+    void* data;
+  } rows[] = {
+      {TEA_O, call.o->data.data_ptr},
+      {TEA_DOUT, call.dout->data.data_ptr},
+      {TEA_LSE, call.aux.lse},
+      {TEA_RNG_STATE, call.aux.rng_state},
+      {TEA_BIAS, call.aux.bias},
+      {TEA_SINK, call.aux.softmax_offset},
+      {TEA_DQ, call.dq->data.data_ptr},
+      {TEA_DK, call.dk->data.data_ptr},
+      {TEA_DV, call.dv->data.data_ptr},
+      {TEA_DBIAS, call.dbias->data.data_ptr},
+      {TEA_DSINK, call.dsoftmax_offset->data.data_ptr},
+      {TEA_O_SCALE_INV, call.o->scale_inv.data_ptr},
+      {TEA_DOUT_SCALE_INV, call.dout->scale_inv.data_ptr},
+      {TEA_DP_SCALE, call.dp->scale.data_ptr},
+      {TEA_DP_SCALE_INV, call.dp->scale_inv.data_ptr},
+      {TEA_DP_AMAX, call.dp->amax.data_ptr},
+      {TEA_DQ_SCALE, call.dq->scale.data_ptr},
+      {TEA_DK_SCALE, call.dk->scale.data_ptr},
+      {TEA_DV_SCALE, call.dv->scale.data_ptr},
+      {TEA_DQ_AMAX, call.dq->amax.data_ptr},
+      {TEA_DK_AMAX, call.dk->amax.data_ptr},
+      {TEA_DV_AMAX, call.dv->amax.data_ptr},
+  };
+  for (const auto& row : rows) t[row.index] = row.data;
+}
+
+}  // namespace
+
+void forward(const ForwardCall& call, const Work& work, NVTE_Fused_Attn_Backend backend) {
+  const std::vector<AuxEntry> entries = aux_entries(work, backend);
+  if (call.aux->size == 0) {
+    describe_aux(*call.aux, entries);
+  } else {
+    check_aux_size(*call.aux, entries, backend);
+    point_aux_at_inputs(*call.aux, entries, call);
+  }
+  const Problem problem = problem_of(work);
+  tea_run run = run_of(work);
+  const WorkspaceNeed need = workspace_need(problem, run, work, Direction::kForward);
+  if (!call.workspace->data.data_ptr) return set_workspace_shape(*call.workspace, need.total());
+
+  char* const workspace = bring_workspace(run, call, need);
+  Tensors t{};
+  set_common(t, call, work);
+  set_forward(t, call);
+  set_forward_aux(t, call, entries, need.lse ? workspace + rounded_up(need.engine) : nullptr);
+  execute(problem, run, t, Direction::kForward);
+  keep_rng_state(call, entries, work);
+  set_workspace_shape(*call.workspace, 1);
+}
+
+void backward(const BackwardCall& call, const Work& work) {
+  const Problem problem = problem_of(work);
+  tea_run run = run_of(work);
+  const WorkspaceNeed need = workspace_need(problem, run, work, Direction::kBackward);
+  if (!call.workspace->data.data_ptr) return set_workspace_shape(*call.workspace, need.total());
+
+  bring_workspace(run, call, need);
+  Tensors t{};
+  set_common(t, call, work);
+  set_backward(t, call);
+  execute(problem, run, t, Direction::kBackward);
+  set_workspace_shape(*call.workspace, 1);
+}
+
+}  // namespace tea::nvte
