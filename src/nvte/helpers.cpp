@@ -135,6 +135,7 @@ tea_flash_prepare preparation(const Operand& shaped) {
 using tea::nvte::Operand;
 using tea::nvte::place_of;
 
+// NOLINTNEXTLINE(readability-function-size): the signature is TransformerEngine's.
 void nvte_copy_to_kv_cache(NVTETensor new_k, NVTETensor new_v, NVTETensor k_cache,
                            NVTETensor v_cache, NVTETensor page_table, NVTETensor cu_new_lens,
                            NVTETensor cu_cached_lens, NVTE_QKV_Format qkv_format, int b,

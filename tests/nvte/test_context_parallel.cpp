@@ -19,6 +19,7 @@ using transformer_engine::TensorWrapper;
 std::vector<int32_t> cu = {0, 4, 6};
 constexpr int64_t kTokens = 6, kHalf = 3;
 const int64_t kSecond[kHalf] = {2, 3, 5}, kFirst[kHalf] = {0, 1, 4};
+const int64_t* half_rows(int second) { return second ? kSecond : kFirst; }
 constexpr size_t kHeads = 2, kDim = 3;
 constexpr int64_t kRow = kHeads * kDim;
 
@@ -42,7 +43,7 @@ TEST_F(CpThd, ReadHalf) {
       const NVTETensor handle = tensor.data();
       nvte_cp_thd_read_half_tensor(handle, cu_handle, half.data(), half_idx, nullptr);
       for (int64_t i = 0; i < n * kHalf * kRow; ++i) {
-        const int64_t row = (half_idx ? kSecond : kFirst)[i / kRow % kHalf];
+        const int64_t row = half_rows(half_idx)[i / kRow % kHalf];
         ASSERT_EQ(y[i], x[(i / (kHalf * kRow) * kTokens + row) * kRow + i % kRow]);
       }
     }
@@ -162,7 +163,7 @@ TEST_F(CpThd, GradCorrection) {
     for (int second : {0, 1})
       for (int64_t i = 0; i < kHalf * kRow; ++i) {
         if (action[second] == "none") continue;
-        const int64_t to = (second ? kSecond : kFirst)[i / kRow] * kRow + i % kRow;
+        const int64_t to = half_rows(second)[i / kRow] * kRow + i % kRow;
         const double x = step[half ? i : to];
         want.set(to, action[second] == "add" ? want[to] + x : x);
       }
