@@ -19,11 +19,11 @@ inline void expect(bool ok, const std::string& what) {
   if (!ok) printf("FAILED %s\n", what.c_str());
 }
 
-// Waits for the device; a failed launch or a fault ends the program, since nothing works after it.
+// Waits for the device; a failed launch or a fault ends the process, since nothing works after it.
 inline void finish(const std::string& what) {
   const cudaError_t launch = cudaGetLastError(), run = cudaDeviceSynchronize();
   if (launch == cudaSuccess && run == cudaSuccess) return;
-  printf("FAILED %s: %s\n%d passed, %d failed and the rest not run\n", what.c_str(),
+  printf("FAILED %s: %s\n%d passed, %d failed and the rest of the group not run\n", what.c_str(),
          cudaGetErrorString(launch != cudaSuccess ? launch : run), passed, failed + 1);
   exit(1);
 }
@@ -75,6 +75,7 @@ void launch(void (*kernel)(Parameters...), int blocks, int threads, int shared, 
 
 void test_ptx();
 void test_barriers();
+void test_loads();
 void test_copies();
 void test_matrices();
 void test_tiles();

@@ -127,6 +127,7 @@ int main(int count, char** names) {
       {"capture_first", capture_first},
       {"capture_attributes", capture_attributes},
       {"capture_driver_first", capture_driver_first},
+      {"box_limits", box_limits},
       {"guard_read", guard_read},
       {"guard_box", guard_box},
   };
