@@ -20,6 +20,7 @@ PROBES = (
     "device",
     "launch_cost",
     "map_cost",
+    "box_limits",
     "capture_first",
     "capture_attributes",
     "capture_driver_first",
@@ -92,11 +93,16 @@ def build(m: Measurement, target: Path) -> None:
         "words": [*HERE.glob("words*.cu"), encoder],
         "probe": [*HERE.glob("probe/probe*.cu"), encoder],
     }
-    programs |= {p.stem: [p, encoder] for p in HERE.glob("prototype_*.cu")}
+    forward = ROOT / "src/hopper/forward.cu"
+    programs["forward"] = [HERE / "forward.cu", forward, encoder]
+    programs["forward.so"] = [HERE / "forward_library.cu", encoder]
+
+    def object_of(source: Path) -> Path:
+        return target / (str(source.relative_to(ROOT)).replace("/", "_") + ".o")
 
     def compile_one(source: Path) -> str:
         log = subprocess.run(
-            [*NVCC, "-Xptxas", "-v", "-c", str(source), "-o", str(target / (source.stem + ".o"))],
+            [*NVCC, "-Xcompiler=-fPIC", "-Xptxas", "-v", "-c", source, "-o", object_of(source)],
             capture_output=True,
             text=True,
             check=False,
@@ -107,17 +113,31 @@ def build(m: Measurement, target: Path) -> None:
         logs = pool.map(compile_one, {s for sources in programs.values() for s in sources})
         (m.folder / "build.txt").write_text("\n".join(logs))
     for name, sources in programs.items():
-        objects = [target / (s.stem + ".o") for s in sources]
-        m.run(f"link {name}", [*NVCC, *objects, "-o", target / name])
+        shared = ["-shared"] if name.endswith(".so") else []
+        m.run(f"link {name}", [*NVCC, *shared, *map(object_of, sources), "-o", target / name])
     library = [*NVCC, "-Xfatbin=--compress-mode=size", "-Xcompiler=-fPIC", "-shared"]
     m.run("build many", [*library, HERE / "probe/many.cu", "-o", target / "many.so"])
 
 
-def run_words(m: Measurement, programs: Path) -> None:
-    """The tests, alone and under the memory checker."""
+def run_tests(m: Measurement, programs: Path) -> None:
+    """The words and the forward pass, alone and under the memory checker (fewer cases of it)."""
+    memcheck = ["compute-sanitizer", "--tool", "memcheck", "--target-processes", "all"]
     print(m.run("words", [programs / "words"])[-3000:])
-    sanitizer = ["compute-sanitizer", "--tool", "memcheck", programs / "words"]
-    print(m.run("words under memcheck", sanitizer, 240)[-600:])
+    print(m.run("forward", [programs / "forward"], 180)[-3000:])
+    print(m.run("words under memcheck", [*memcheck, programs / "words"], 120)[-800:])
+    print(m.run("forward under memcheck", [*memcheck, programs / "forward", "29"], 120)[-800:])
+
+
+def run_peers(m: Measurement, programs: Path) -> None:
+    """Times beside the peers', and one profile."""
+    script = [sys.executable, HERE / "probe/forward_peers.py", programs / "forward.so"]
+    m.run("peers", script, 240)
+    profile = ["ncu", "--clock-control", "none", "--set", "full", "-f", "-k", "regex:entry"]
+    profile += ["--launch-skip", "2", "--launch-count", "1", "-o", m.folder / "forward"]
+    m.run("profile", [*profile, *script, "128", "4096", "causal"], 120)
+    report = m.folder / "forward.ncu-rep"
+    text = m.run("profile text", ["ncu", "--import", report, "--page", "details"], 60)
+    (m.folder / "ncu.txt").write_text(text)
 
 
 def run_probes(m: Measurement, programs: Path) -> None:
@@ -138,13 +158,11 @@ def main() -> None:
     programs = ROOT / "build" / "measure"
     m.run("machine", ["nvidia-smi"])
     build(m, programs)
-    run_words(m, programs)
+    run_tests(m, programs)
+    run_peers(m, programs)
     run_probes(m, programs)
     m.run("torch", [sys.executable, HERE / "probe/torch_facts.py"], 180)
     m.run("stable", [sys.executable, HERE / "probe/stable_abi.py", programs], 240)
-    for program in sorted(programs.glob("prototype_*")):
-        if not program.suffix:
-            print(m.run(program.name, [program], 120)[-4000:])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+// The forward pass as a library that Python loads to time it beside its peers, with the candidates
+// for its table: it includes the source to reach the kernel behind that table.
+#include "hopper/forward.cu"
+
+namespace tea::hopper {
+namespace {
+
+// The same columns as the table's.
+constexpr Row kCandidates[] = {
+    {64, 64, 2, 192, 2, true, false},   {64, 64, 3, 96, 2, true, false},
+    {64, 64, 3, 128, 2, false, false},  {64, 64, 2, 128, 2, true, false},
+    {128, 128, 2, 128, 1, true, false}, {128, 128, 2, 128, 2, false, false},
+    {128, 128, 2, 128, 2, true, true},  {128, 128, 2, 176, 1, true, false},
+    {128, 128, 2, 112, 2, true, false}, {128, 128, 2, 64, 2, true, false},
+    {192, 128, 2, 128, 1, true, true},  {192, 128, 2, 112, 1, false, true},
+    {256, 256, 2, 80, 1, true, true},   {256, 256, 2, 80, 1, false, false},
+    {256, 256, 2, 64, 1, false, true},
+};
+
+constexpr Config candidate(size_t i) { return {kCandidates[i / 2], Type::kBf16, i % 2 == 1}; }
+template <size_t... I>
+constexpr std::array<Launch, sizeof...(I)> candidates(std::index_sequence<I...>) {
+  return {launch<candidate(I)>...};
+}
+constexpr auto kLaunchCandidate =
+    candidates(std::make_index_sequence<2 * std::size(kCandidates)>());
+
+}  // namespace
+}  // namespace tea::hopper
+
+extern "C" {
+
+// Returns the CUDA error code. row: -1 for what the table chooses, else a candidate.
+int hopper_forward(int row, const tea::hopper::Forward* f, cudaStream_t stream) {
+  using namespace tea::hopper;
+  if (row < 0) return forward(*f, stream);
+  return kLaunchCandidate[2 * row + (f->band.hi < tea::kUnbounded)](*f, stream);
+}
+
+// {dim, dim_v, consumers, cols, q_stages, turns, rescale_early} of a candidate; 0 past the last.
+int hopper_candidate(int row, int out[7]) {
+  using namespace tea::hopper;
+  if (row >= static_cast<int>(std::size(kCandidates))) return 0;
+  const Row& r = kCandidates[row];
+  const int all[] = {r.dim, r.dim_v, r.consumers, r.cols, r.q_stages, r.turns, r.rescale_early};
+  std::copy(std::begin(all), std::end(all), out);
+  return 1;
+}
+
+}  // extern "C"
