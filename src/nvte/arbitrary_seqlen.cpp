@@ -3,11 +3,18 @@
 #include "nvte/attention.h"
 #include "nvte/boundary.h"
 #include "nvte/problem.h"
-#include "nvte/shapes.h"
+#include "nvte/work.h"
 #include "transformer_engine/fused_attn/fused_attn_f16_arbitrary_seqlen.h"
 
 namespace transformer_engine {
 namespace {
+
+using tea::nvte::BackwardCall;
+using tea::nvte::ForwardCall;
+using tea::nvte::signed_size;
+using tea::nvte::Sizes;
+using tea::nvte::Work;
+using tea::nvte::work_of;
 
 // What a null pointer stands for.
 const Tensor kEmpty;
@@ -19,7 +26,7 @@ T* needed(const char* name, T* tensor) {
   return tensor;
 }
 
-void check(const tea::nvte::Work& work) {
+void check(const Work& work) {
   TEA_REQUIRE(!tea::nvte::is_fp8(work.types.q), "dtype of Q", static_cast<int>(work.types.q),
               "a type of 16 or 32 bits; FP8 goes through nvte_fused_attn_fwd and _bwd");
   const std::string why = tea::nvte::refusal(work);
@@ -44,7 +51,6 @@ void fused_attn_arbitrary_seqlen_fwd(
     const Tensor* cu_seqlens_q, const Tensor* cu_seqlens_kv, const Tensor* cu_seqlens_q_padded,
     const Tensor* cu_seqlens_kv_padded, const Tensor* page_table_k, const Tensor* page_table_v,
     const Tensor* rng_state, Tensor* workspace, cudaStream_t stream, cudnnHandle_t /*handle*/) {
-  using namespace tea::nvte;
   TEA_NVTE_EXPORTED({
     const Sizes sizes = {
         .batch = signed_size(batch),
@@ -100,7 +106,6 @@ void fused_attn_arbitrary_seqlen_bwd(
     const Tensor* cu_seqlens_q, const Tensor* cu_seqlens_kv, const Tensor* cu_seqlens_q_padded,
     const Tensor* cu_seqlens_kv_padded, const Tensor* rng_state, Tensor* workspace,
     cudaStream_t stream, cudnnHandle_t /*handle*/) {
-  using namespace tea::nvte;
   TEA_NVTE_EXPORTED({
     const Sizes sizes = {.batch = signed_size(batch),
                          .heads_q = signed_size(num_attn_heads),

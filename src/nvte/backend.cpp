@@ -8,7 +8,7 @@
 #include "nvte/boundary.h"
 #include "nvte/layout.h"
 #include "nvte/problem.h"
-#include "nvte/shapes.h"
+#include "nvte/work.h"
 
 namespace tea::nvte {
 namespace {
@@ -70,6 +70,12 @@ NVTE_Fused_Attn_Backend accepted_backend(const Work& work, const NVTETensorPack&
 
 }  // namespace tea::nvte
 
+using tea::nvte::backend_of;
+using tea::nvte::check_same_type;
+using tea::nvte::Pages;
+using tea::nvte::signed_size;
+using tea::nvte::Work;
+
 NVTE_Fused_Attn_Backend nvte_get_fused_attn_backend(
     bool is_training, NVTEDType q_dtype, NVTEDType kv_dtype, NVTE_QKV_Layout qkv_layout,
     NVTE_Bias_Type bias_type, NVTE_Mask_Type attn_mask_type, NVTE_Softmax_Type softmax_type,
@@ -77,7 +83,6 @@ NVTE_Fused_Attn_Backend nvte_get_fused_attn_backend(
     size_t max_seqlen_kv, size_t head_dim_qk, size_t head_dim_v, int64_t window_size_left,
     int64_t window_size_right, bool return_max_logit,
     bool /*cuda_graph: every plan can be captured*/, bool deterministic) {
-  using namespace tea::nvte;
   return TEA_NVTE_EXPORTED({
     check_same_type(q_dtype, kv_dtype);
     Work w;

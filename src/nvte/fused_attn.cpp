@@ -7,7 +7,7 @@
 #include "nvte/backend.h"
 #include "nvte/boundary.h"
 #include "nvte/entry.h"
-#include "nvte/shapes.h"
+#include "nvte/work.h"
 
 namespace tea::nvte {
 
@@ -24,6 +24,12 @@ void enter(BackwardCall call, const NVTETensorPack& pack) {
 
 }  // namespace tea::nvte
 
+using tea::nvte::BackwardCall;
+using tea::nvte::ForwardCall;
+using tea::nvte::needed_pack;
+using tea::nvte::signed_size;
+using tea::nvte::tensor;
+
 void nvte_fused_attn_fwd(const NVTETensor Q, const NVTETensor K, const NVTETensor V,
                          const NVTETensor Bias, const NVTETensor SoftmaxOffset, NVTETensor S,
                          NVTETensor O, NVTETensorPack* Aux_CTX_Tensors,
@@ -37,7 +43,6 @@ void nvte_fused_attn_fwd(const NVTETensor Q, const NVTETensor K, const NVTETenso
                          NVTE_Mask_Type attn_mask_type, NVTE_Softmax_Type softmax_type,
                          int64_t window_size_left, int64_t window_size_right,
                          bool bottom_right_diagonal, NVTETensor workspace, cudaStream_t stream) {
-  using namespace tea::nvte;
   TEA_NVTE_EXPORTED({
     ForwardCall call{};
     call.options = {qkv_layout,       bias_type,         attn_mask_type,        softmax_type,
@@ -69,7 +74,6 @@ void nvte_fused_attn_bwd(const NVTETensor Q, const NVTETensor K, const NVTETenso
                          int64_t window_size_left, int64_t window_size_right,
                          bool bottom_right_diagonal, bool deterministic, bool /*cuda_graph*/,
                          NVTETensor workspace, cudaStream_t stream) {
-  using namespace tea::nvte;
   TEA_NVTE_EXPORTED({
     BackwardCall call{};
     call.options = {qkv_layout,

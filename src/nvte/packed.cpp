@@ -60,6 +60,18 @@ void set_gradients(BackwardCall& call, const Views& views) {
 }  // namespace
 }  // namespace tea::nvte
 
+using tea::nvte::BackwardCall;
+using tea::nvte::ForwardCall;
+using tea::nvte::needed_pack;
+using tea::nvte::set_gradients;
+using tea::nvte::set_inputs;
+using tea::nvte::signed_size;
+using tea::nvte::tensor;
+using tea::nvte::Tensor;
+using tea::nvte::Views;
+using tea::nvte::views_of_kv;
+using tea::nvte::views_of_qkv;
+
 void nvte_fused_attn_fwd_qkvpacked(
     const NVTETensor QKV, const NVTETensor Bias, const NVTETensor SoftmaxOffset, NVTETensor S,
     NVTETensor O, NVTETensorPack* Aux_CTX_Tensors, const NVTETensor cu_seqlens,
@@ -68,7 +80,6 @@ void nvte_fused_attn_fwd_qkvpacked(
     NVTE_QKV_Layout qkv_layout, NVTE_Bias_Type bias_type, NVTE_Mask_Type attn_mask_type,
     NVTE_Softmax_Type softmax_type, int64_t window_size_left, int64_t window_size_right,
     bool bottom_right_diagonal, NVTETensor workspace, cudaStream_t stream) {
-  using namespace tea::nvte;
   TEA_NVTE_EXPORTED({
     const Views views = views_of_qkv("QKV", QKV, qkv_layout);
     const Tensor no_table;
@@ -97,7 +108,6 @@ void nvte_fused_attn_bwd_qkvpacked(
     NVTE_Bias_Type bias_type, NVTE_Mask_Type attn_mask_type, NVTE_Softmax_Type softmax_type,
     int64_t window_size_left, int64_t window_size_right, bool bottom_right_diagonal,
     bool deterministic, bool /*cuda_graph*/, NVTETensor workspace, cudaStream_t stream) {
-  using namespace tea::nvte;
   TEA_NVTE_EXPORTED({
     const Views views = views_of_qkv("QKV", QKV, qkv_layout);
     const Views gradients = views_of_qkv("dQKV", dQKV, qkv_layout);
@@ -137,7 +147,6 @@ void nvte_fused_attn_fwd_kvpacked(
     NVTE_Mask_Type attn_mask_type, NVTE_Softmax_Type softmax_type, int64_t window_size_left,
     int64_t window_size_right, bool bottom_right_diagonal, NVTETensor workspace,
     cudaStream_t stream) {
-  using namespace tea::nvte;
   TEA_NVTE_EXPORTED({
     const Views views = views_of_kv("KV", Q, KV, qkv_layout);
     ForwardCall call{};
@@ -168,7 +177,6 @@ void nvte_fused_attn_bwd_kvpacked(
     NVTE_Mask_Type attn_mask_type, NVTE_Softmax_Type softmax_type, int64_t window_size_left,
     int64_t window_size_right, bool bottom_right_diagonal, bool deterministic, bool /*cuda_graph*/,
     NVTETensor workspace, cudaStream_t stream) {
-  using namespace tea::nvte;
   TEA_NVTE_EXPORTED({
     const Views views = views_of_kv("KV", Q, KV, qkv_layout);
     const Views gradients = views_of_kv("dKV", dQ, dKV, qkv_layout);

@@ -30,10 +30,12 @@ T* needed(const char* name, T* pointer) {
 }  // namespace
 }  // namespace tea::nvte
 
+using tea::nvte::needed;
+using tea::nvte::offset_step;
+
 void nvte_extract_seed_and_offset(int64_t* rng_state_ptr, int captured, int64_t* seed_ptr,
                                   uint64_t seed_val, int64_t* offset_ptr, uint64_t offset_val,
                                   uint32_t offset_intragraph, cudaStream_t) {
-  using namespace tea::nvte;
   TEA_NVTE_EXPORTED({
     int64_t* const state = needed("rng_state_ptr", rng_state_ptr);
     // Only one of each pointer and value is set: they share storage in the caller.
@@ -50,7 +52,6 @@ void nvte_extract_seed_and_offset(int64_t* rng_state_ptr, int captured, int64_t*
 void nvte_populate_rng_state_async(NVTETensor rng_state_dst, const NVTETensor seed,
                                    size_t q_max_seqlen, size_t kv_max_seqlen,
                                    NVTE_Fused_Attn_Backend backend, cudaStream_t) {
-  using namespace tea::nvte;
   static thread_local int64_t next_offset = 0;
   TEA_NVTE_EXPORTED({
     auto* const state = needed("rng_state_dst", static_cast<int64_t*>(rng_state_dst));
@@ -62,7 +63,6 @@ void nvte_populate_rng_state_async(NVTETensor rng_state_dst, const NVTETensor se
 
 uint32_t nvte_get_runtime_num_segments(NVTETensor cu_seqlens, NVTETensor workspace, size_t len,
                                        cudaStream_t) {
-  using namespace tea::nvte;
   return TEA_NVTE_EXPORTED({
     needed("workspace", static_cast<int32_t*>(workspace));
     if (len == 0) return uint32_t{0};

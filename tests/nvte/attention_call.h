@@ -29,6 +29,9 @@ inline bool is_bottom_right(NVTE_Mask_Type mask) {
   return mask == NVTE_CAUSAL_BOTTOM_RIGHT_MASK || mask == NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK;
 }
 
+// Whose FP8 scalars K, V, dK and dV have.
+enum class Sharing { kOwn, kNone, kSameMemory };
+
 struct Question {
   NVTE_QKV_Layout layout = NVTE_BSHD_BSHD_BSHD;
   NVTE_Bias_Type bias = NVTE_NO_BIAS;
@@ -43,6 +46,7 @@ struct Question {
   bool bias_per_batch = false, bias_per_head = true, bias_per_row = true;
   int64_t max_q = 5, max_kv = 7, dim_qk = 8, dim_v = 16;
   uint64_t seed = 1;
+  Sharing sharing = Sharing::kOwn;
 
   Order order() const { return order_of(layout); }
   bool fp8() const { return type == DType::kFloat8E4M3 || type == DType::kFloat8E5M2; }
@@ -286,6 +290,11 @@ class AttentionCall {
                             float* scale_inv) const {
     if (!s.fp8()) return wrap(tensor);
     return {tensor.data(), tensor.shape, tensor.buffer->type(), amax, scale, scale_inv};
+  }
+  // The scalar that K, V, dK or dV brings: its own, none, or that of Q or dQ.
+  float* scalar(float& own, float& first) const {
+    if (s.sharing == Sharing::kNone) return nullptr;
+    return s.sharing == Sharing::kOwn ? &own : &first;
   }
   TensorWrapper virtual_tensor(float* amax, float* scale, float* scale_inv) const;
   TensorWrapper wrap_table(std::vector<int32_t>& table) const;

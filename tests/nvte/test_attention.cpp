@@ -113,7 +113,7 @@ TEST(Attention, EveryCombinationMatchesTheOracle) {
   EXPECT_EQ(tally.elements.wrong, 0);
 }
 
-// The FP8 class: each tensor has a scale of its own.
+// The FP8 class. K, V, dK and dV have scalars of their own, none, or those of Q and dQ.
 TEST(Attention, Fp8MatchesTheOracle) {
   Tally tally;
   uint64_t draw = 0;
@@ -139,6 +139,7 @@ TEST(Attention, Fp8MatchesTheOracle) {
         s.gqa = draw % 2 && !order.packs_qkv();
         if (draw % 3 == 0) s.window_left = 2, s.window_right = 1;
         s.bottom_right = is_bottom_right(mask);
+        s.sharing = static_cast<Sharing>(draw / 5 % 3);
         run(s, tally);
       }
   print(tally);

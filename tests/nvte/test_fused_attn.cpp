@@ -233,30 +233,38 @@ TEST(FusedAttnErrors, APackOfTheWrongSize) {
   EXPECT_NVTE_ERROR(call.call_forward(), "Unexpected Aux_CTX_Tensors->size.");
 }
 
+// Calls with every handle valid, then with each one absent.
+template <class Call>
+void expect_every_handle_needed(std::vector<NVTETensor> handles, const Call& call) {
+  EXPECT_NO_THROW(call(handles.data()));
+  for (NVTETensor& handle : handles) {
+    const NVTETensor kept = handle;
+    handle = nullptr;
+    EXPECT_NVTE_ERROR(call(handles.data()), "Invalid tensor.");
+    handle = kept;
+  }
+}
+
 TEST(FusedAttnErrors, EveryHandleIsNeeded) {
-  TensorWrapper t(nullptr, std::vector<size_t>{2, 5, 4, 16}, DType::kBFloat16), empty;
-  TensorWrapper cu(nullptr, std::vector<size_t>{3}, DType::kInt32);
+  const TensorWrapper t(nullptr, std::vector<size_t>{2, 5, 4, 16}, DType::kBFloat16), none,
+      lengths(nullptr, std::vector<size_t>{3}, DType::kInt32), sizes;
   NVTETensorPack pack;
   nvte_tensor_pack_create(&pack);
-  for (int absent = -1; absent < 15; ++absent) {
-    const NVTETensor e = empty.data();
-    NVTETensor h[] = {t.data(), t.data(), t.data(),  e,         e,
-                      e,        t.data(), cu.data(), cu.data(), e,
-                      e,        e,        e,         e,         TensorWrapper().data()};
-    TensorWrapper workspace;
-    h[14] = workspace.data();
-    if (absent >= 0) h[absent] = nullptr;
-    const auto call = [&] {
-      nvte_fused_attn_fwd(h[0], h[1], h[2], h[3], h[4], h[5], h[6], &pack, h[7], h[8], h[9], h[10],
-                          h[11], h[12], h[13], 5, 5, false, false, false, 1, 0, NVTE_BSHD_BSHD_BSHD,
-                          NVTE_NO_BIAS, NVTE_NO_MASK, NVTE_VANILLA_SOFTMAX, -1, -1, false, h[14],
-                          nullptr);
-    };
-    if (absent < 0)
-      EXPECT_NO_THROW(call());
-    else
-      EXPECT_NVTE_ERROR(call(), "Invalid tensor.");
-  }
+  const NVTETensor x = t.data(), e = none.data(), cu = lengths.data(), w = sizes.data();
+  expect_every_handle_needed(
+      {x, x, x, e, e, e, x, cu, cu, e, e, e, e, e, w}, [&pack](const NVTETensor* h) {
+        nvte_fused_attn_fwd(h[0], h[1], h[2], h[3], h[4], h[5], h[6], &pack, h[7], h[8], h[9],
+                            h[10], h[11], h[12], h[13], 5, 5, true, false, false, 1, 0,
+                            NVTE_BSHD_BSHD_BSHD, NVTE_NO_BIAS, NVTE_NO_MASK, NVTE_VANILLA_SOFTMAX,
+                            -1, -1, false, h[14], nullptr);
+      });
+  expect_every_handle_needed(
+      {x, x, x, x, x, e, e, x, x, x, e, e, cu, cu, e, e, w}, [&pack](const NVTETensor* h) {
+        nvte_fused_attn_bwd(h[0], h[1], h[2], h[3], h[4], h[5], h[6], &pack, h[7], h[8], h[9],
+                            h[10], h[11], h[12], h[13], h[14], h[15], 5, 5, 1, 0,
+                            NVTE_BSHD_BSHD_BSHD, NVTE_NO_BIAS, NVTE_NO_MASK, NVTE_VANILLA_SOFTMAX,
+                            -1, -1, false, false, false, h[16], nullptr);
+      });
   nvte_tensor_pack_destroy(&pack);
 }
 

@@ -57,6 +57,7 @@ TEST(Symbols, EveryDeclaredFunctionIsExported) {
   for (const auto& [header, prefix] :
        {std::pair{"te_attention.h", "tea_"}, std::pair{"te_attention_ops.h", "tea_"},
         std::pair{"transformer_engine/softmax.h", "nvte_"},
+        std::pair{"transformer_engine/fused_attn.h", "nvte_"},
         std::pair{"transformer_engine/transformer_engine.h", "nvte_"}})
     for (const std::string& name : functions(header, prefix))
       EXPECT_TRUE(exported.contains(name)) << name << " of " << header;

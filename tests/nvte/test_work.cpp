@@ -3,7 +3,7 @@
 
 #include "core/error.h"
 #include "nvte/expect_error.h"
-#include "nvte/shapes.h"
+#include "nvte/work.h"
 #include "te_attention.h"
 
 namespace tea::nvte {
@@ -39,7 +39,7 @@ struct Fixture {
   }
 };
 
-TEST(NvteShapes, SizesComeFromTheLastDimensionsAndTheBatchFromCuSeqlens) {
+TEST(NvteWork, SizesComeFromTheLastDimensionsAndTheBatchFromCuSeqlens) {
   const Fixture f;
   const Sizes s = work_of(f.call).sizes;
   EXPECT_EQ(s.batch, 2);
@@ -49,7 +49,7 @@ TEST(NvteShapes, SizesComeFromTheLastDimensionsAndTheBatchFromCuSeqlens) {
   EXPECT_EQ(s.dim_v, 16);
 }
 
-TEST(NvteShapes, PagesFollowTheFormat) {
+TEST(NvteWork, PagesFollowTheFormat) {
   Fixture f;
   f.call.options.mask = NVTE_PADDING_MASK;
   f.k = tensor_of(kNVTEBFloat16, {11, 4, 2, 8}), f.v = tensor_of(kNVTEBFloat16, {11, 4, 2, 16});
@@ -66,7 +66,7 @@ TEST(NvteShapes, PagesFollowTheFormat) {
   EXPECT_EQ(s.k.size, 11);
 }
 
-TEST(NvteShapes, WhatDoesNotFitIsRefused) {
+TEST(NvteWork, WhatDoesNotFitIsRefused) {
   const struct {
     const char* why;
     void (*change)(Fixture&);
@@ -104,7 +104,7 @@ TEST(NvteShapes, WhatDoesNotFitIsRefused) {
   }
 }
 
-TEST(NvteShapes, BackwardReadsTheShapeOfTheBiasFromItsGradient) {
+TEST(NvteWork, BackwardReadsTheShapeOfTheBiasFromItsGradient) {
   Fixture f;
   BackwardCall call{};
   static_cast<Call&>(call) = f.call;
@@ -115,7 +115,7 @@ TEST(NvteShapes, BackwardReadsTheShapeOfTheBiasFromItsGradient) {
   EXPECT_EQ(work_of(call).bias_broadcast, TEA_BROADCAST_HEAD);
 }
 
-TEST(NvteShapes, BiasesLackDimensionsOfSizeOne) {
+TEST(NvteWork, BiasesLackDimensionsOfSizeOne) {
   const Sizes s{.batch = 2, .heads_q = 4, .max_q = 5, .max_kv = 7};
   const auto bits = [&](std::initializer_list<size_t> sizes) {
     return bias_broadcast("Bias", make_shape(sizes.begin(), sizes.size()), s);

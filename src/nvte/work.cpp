@@ -1,6 +1,6 @@
 // Heads and head dims are the last dimensions of Q, K and V, whatever comes before them; the batch
 // is that of cu_seqlens_q. JAX relies on it: it passes [b * s, h, d] for every layout.
-#include "nvte/shapes.h"
+#include "nvte/work.h"
 
 #include "core/error.h"
 #include "nvte/layout.h"
