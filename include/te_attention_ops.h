@@ -93,7 +93,8 @@ TEA_API tea_status tea_cu_seqlens_fill(const tea_cu_seqlens* args, int device, v
 
 TEA_API tea_status tea_rng_fill(int64_t* rng_state, uint64_t seed, uint64_t offset, int device,
                                 void* stream);
-/* For work captured in a graph: {*seed, *offset + offset_in_graph}, read when the work runs. */
+/* For work captured in a graph: {*seed, *offset + offset_in_graph}, read when the work runs. offset
+   may be NULL: 0. */
 TEA_API tea_status tea_rng_fill_captured(int64_t* rng_state, const int64_t* seed,
                                          const int64_t* offset, uint64_t offset_in_graph,
                                          int device, void* stream);

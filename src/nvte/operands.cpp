@@ -2,26 +2,9 @@
 #include "nvte/operands.h"
 
 #include "nvte/memory.h"
+#include "nvte/problem.h"
 
 namespace tea::nvte {
-namespace {
-
-tea_dtype dtype_of(NVTEDType type) {
-  constexpr struct {
-    NVTEDType type;
-    tea_dtype dtype;
-  } kRows[] = {{kNVTEFloat32, TEA_FP32},
-               {kNVTEFloat16, TEA_FP16},
-               {kNVTEBFloat16, TEA_BF16},
-               {kNVTEFloat8E4M3, TEA_E4M3},
-               {kNVTEFloat8E5M2, TEA_E5M2}};
-  for (const auto& row : kRows)
-    if (row.type == type) return row.dtype;
-  return TEA_DTYPE_DEFAULT;
-}
-
-}  // namespace
-
 Operand::Operand(const char* parameter, NVTETensor handle)
     : name(parameter), tensor(&tea::nvte::tensor(handle)), shape(tensor->shape()) {}
 

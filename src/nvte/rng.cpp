@@ -1,11 +1,10 @@
 // The state of the random numbers, and the number of segments: helpers whose NVTETensor parameters
 // are raw pointers.
-#include <algorithm>
+#include "ops/rng.h"
 
-#include "core/device.h"
-#include "core/error.h"
 #include "nvte/boundary.h"
 #include "nvte/memory.h"
+#include "ops/cu_seqlens.h"
 #include "transformer_engine/fused_attn.h"
 
 namespace tea::nvte {
@@ -13,61 +12,61 @@ namespace {
 
 // What one forward draws, in TransformerEngine's count: 16 numbers a thread, or all of P's over 128
 // threads.
-int64_t offset_step(NVTE_Fused_Attn_Backend backend, size_t rows_q, size_t rows_kv) {
-  return backend == NVTE_F16_arbitrary_seqlen
-             ? 16
-             : static_cast<int64_t>((rows_q * rows_kv + 127) / 128);
+uint64_t offset_step(NVTE_Fused_Attn_Backend backend, size_t rows_q, size_t rows_kv) {
+  return backend == NVTE_F16_arbitrary_seqlen ? 16 : (rows_q * rows_kv + 127) / 128;
 }
 
 template <class T>
 T* needed(const char* name, T* pointer) {
   TEA_REQUIRE(pointer, name, pointer, "memory");
-  TEA_REQUIRE(device_of(pointer) == kHost, name, "on a device",
-              "host memory: this build has no engine for GPUs");
   return pointer;
 }
+
+Place place_of(const void* pointer, cudaStream_t stream) { return {device_of(pointer), stream}; }
 
 }  // namespace
 }  // namespace tea::nvte
 
 using tea::nvte::needed;
 using tea::nvte::offset_step;
+using tea::nvte::place_of;
 
 void nvte_extract_seed_and_offset(int64_t* rng_state_ptr, int captured, int64_t* seed_ptr,
                                   uint64_t seed_val, int64_t* offset_ptr, uint64_t offset_val,
-                                  uint32_t offset_intragraph, cudaStream_t) {
+                                  uint32_t offset_intragraph, cudaStream_t stream) {
   TEA_NVTE_EXPORTED({
     int64_t* const state = needed("rng_state_ptr", rng_state_ptr);
+    const auto place = place_of(state, stream);
     // Only one of each pointer and value is set: they share storage in the caller.
-    uint64_t seed = seed_val, offset = offset_val;
-    if (captured) {
-      seed = static_cast<uint64_t>(*needed("seed_ptr", seed_ptr));
-      offset = static_cast<uint64_t>(*needed("offset_ptr", offset_ptr)) + offset_intragraph;
-    }
-    state[0] = static_cast<int64_t>(seed);
-    state[1] = static_cast<int64_t>(offset);
+    if (captured)
+      fill_rng_captured(
+          state,
+          {needed("seed_ptr", seed_ptr), needed("offset_ptr", offset_ptr), offset_intragraph},
+          place);
+    else
+      fill_rng(state, seed_val, offset_val, place);
   });
 }
 
 void nvte_populate_rng_state_async(NVTETensor rng_state_dst, const NVTETensor seed,
                                    size_t q_max_seqlen, size_t kv_max_seqlen,
-                                   NVTE_Fused_Attn_Backend backend, cudaStream_t) {
-  static thread_local int64_t next_offset = 0;
+                                   NVTE_Fused_Attn_Backend backend, cudaStream_t stream) {
+  static thread_local uint64_t next_offset = 0;
   TEA_NVTE_EXPORTED({
     auto* const state = needed("rng_state_dst", static_cast<int64_t*>(rng_state_dst));
-    state[0] = *needed("seed", static_cast<const int64_t*>(seed));
-    state[1] = next_offset;
+    const auto* const source = needed("seed", static_cast<const int64_t*>(seed));
+    fill_rng_captured(state, {source, nullptr, next_offset}, place_of(state, stream));
     next_offset += offset_step(backend, q_max_seqlen, kv_max_seqlen);
   });
 }
 
 uint32_t nvte_get_runtime_num_segments(NVTETensor cu_seqlens, NVTETensor workspace, size_t len,
-                                       cudaStream_t) {
+                                       cudaStream_t stream) {
   return TEA_NVTE_EXPORTED({
     needed("workspace", static_cast<int32_t*>(workspace));
     if (len == 0) return uint32_t{0};
     const auto* const first = needed("cu_seqlens", static_cast<const int32_t*>(cu_seqlens));
     return static_cast<uint32_t>(
-        std::count_if(first, first + len, [](int32_t entry) { return entry > 0; }));
+        tea::count_positive(first, static_cast<int64_t>(len), place_of(first, stream)));
   });
 }

@@ -11,9 +11,10 @@ void fill_rng(int64_t* rng_state, uint64_t seed, uint64_t offset, const Place& p
 }
 
 void fill_rng_captured(int64_t* rng_state, const CapturedRng& source, const Place& place) {
-  require_pointers({{"rng_state", rng_state}, {"seed", source.seed}, {"offset", source.offset}});
-  fill_rng(rng_state, static_cast<uint64_t>(*source.seed),
-           static_cast<uint64_t>(*source.offset) + source.offset_in_graph, place);
+  require_pointers({{"rng_state", rng_state}, {"seed", source.seed}});
+  require_host(place);
+  const uint64_t offset = source.offset ? static_cast<uint64_t>(*source.offset) : 0;
+  fill_rng(rng_state, static_cast<uint64_t>(*source.seed), offset + source.offset_in_graph, place);
 }
 
 void advance_rng(int64_t* rng_state, uint64_t increment, const Place& place) {

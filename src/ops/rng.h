@@ -10,7 +10,7 @@ void fill_rng(int64_t* rng_state, uint64_t seed, uint64_t offset, const Place& p
 // A generator whose state lives beside the tensors, read when the work runs.
 struct CapturedRng {
   const int64_t* seed;
-  const int64_t* offset;
+  const int64_t* offset;  // NULL: 0
   uint64_t offset_in_graph;
 };
 void fill_rng_captured(int64_t* rng_state, const CapturedRng& source, const Place& place);

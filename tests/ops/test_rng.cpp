@@ -26,6 +26,14 @@ TEST(Rng, CapturedReadsTheGeneratorWhenItRuns) {
   EXPECT_EQ(state[1], (int64_t{1} << 40) + 7);
 }
 
+TEST(Rng, CapturedSeedAloneCountsFromZero) {
+  int64_t state[2];
+  const int64_t seed = -5;
+  fill_rng_captured(state, {&seed, nullptr, 48}, {});
+  EXPECT_EQ(state[0], -5);
+  EXPECT_EQ(state[1], 48);
+}
+
 TEST(Rng, AdvanceWrapsAround) {
   int64_t state[2] = {1, -1};
   advance_rng(state, 16, {});
@@ -43,9 +51,9 @@ TEST(Rng, NamesWhatIsWrong) {
             }),
             "seed is NULL; needs memory");
   EXPECT_EQ(error_of([&] {
-              fill_rng_captured(state, {&value, nullptr, 0}, {});
+              fill_rng_captured(nullptr, {&value, &value, 0}, {});
             }),
-            "offset is NULL; needs memory");
+            "rng_state is NULL; needs memory");
 }
 
 }  // namespace
