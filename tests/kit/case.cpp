@@ -10,9 +10,9 @@
 namespace tea::kit {
 namespace {
 
-constexpr std::string_view kValues[] = {"randn",      "onehot",    "constant", "outliers",
-                                        "extreme",    "negative",  "denormal", "maxfinite",
-                                        "nan_masked", "mask_bias", "zero"};
+constexpr std::string_view kValues[] = {"randn",      "onehot",       "constant",  "outliers",
+                                        "extreme",    "negative",     "denormal",  "maxfinite",
+                                        "nan_masked", "nan_attended", "mask_bias", "zero"};
 constexpr std::string_view kLayouts[] = {"default", "bshd",    "sbhd",         "bhsd",
                                          "packed3", "packed2", "interleaved3", "interleaved2",
                                          "odd",     "shared"};

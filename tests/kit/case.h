@@ -13,15 +13,16 @@ namespace tea::kit {
 // What the tensors hold. Padding, gaps, unused pages and outputs are poisoned in every class.
 enum class Values {
   kRandn,
-  kOneHot,     // one large element per row
-  kConstant,   // rows that are all alike: probabilities tie
-  kOutliers,   // one element in a hundred is a thousand times larger
-  kExtreme,    // logits of about +-1000
-  kNegative,   // every logit near -150: exp(score) underflows, LSE < -88.7
-  kDenormal,   // the subnormal range of the dtype
-  kMaxFinite,  // the largest magnitudes whose products a float can hold
-  kNanMasked,  // NaN and infinity in keys that no row attends
-  kMaskBias,   // bias entries of zero or minus infinity, whole rows and columns among them
+  kOneHot,       // one large element per row
+  kConstant,     // rows that are all alike: probabilities tie
+  kOutliers,     // one element in a hundred is a thousand times larger
+  kExtreme,      // logits of about +-1000
+  kNegative,     // every logit near -150: exp(score) underflows, LSE < -88.7
+  kDenormal,     // the subnormal range of the dtype
+  kMaxFinite,    // the largest magnitudes whose products a float can hold
+  kNanMasked,    // NaN and infinity in keys that no row attends
+  kNanAttended,  // NaN in one key that every row attends: it must come out
+  kMaskBias,     // bias entries of zero or minus infinity, whole rows and columns among them
   kZero
 };
 

@@ -12,6 +12,7 @@ namespace {
 
 // b * h * s^2 * d of one draw; a draw of this size takes a few milliseconds.
 constexpr double kBudget = 5e5;
+constexpr int64_t kClasses = 12;   // of values
 constexpr double kElements = 1e5;  // of the longer side
 
 template <class T, size_t N>
@@ -135,7 +136,9 @@ void draw_sizes(Random& r, Case& c) {
 }
 
 void draw_words(Random& r, Case& c) {
-  const Problem& p = c.problem;
+  Problem& p = c.problem;
+  // Packed storages keep 16 bytes; a fp64 element needs 8.
+  if (r.one_in(6)) p.alignment = p.dtype == TEA_FP64 ? 8 : static_cast<int32_t>(4 << r.below(3));
   if (p.gaps) c.gap = r.below(4);
   if (r.one_in(3)) c.tail = r.below(5);
   if (p.varies_q() && r.one_in(3) && !c.lens_q.empty())
@@ -147,7 +150,7 @@ void draw_words(Random& r, Case& c) {
     c.one_table = r.one_in(4);
     c.shared_first = r.one_in(6);
   }
-  c.values = r.one_in(3) ? Values::kRandn : static_cast<Values>(r.below(10));
+  c.values = r.one_in(4) ? Values::kRandn : static_cast<Values>(r.below(kClasses));
   c.layout = r.one_in(2) ? Layout::kDefault : static_cast<Layout>(r.below(10));
   if (is_fp8(p.dtype)) c.scales = static_cast<Scales>(r.below(3));
   if (p.softmax == TEA_SOFTMAX_LEARNABLE && r.one_in(3)) c.sink_mean = pick(r, {-50, 5, 50});
@@ -158,6 +161,16 @@ void draw_words(Random& r, Case& c) {
     c.origin[2] = r.below(40), c.origin[3] = r.below(40);
     c.origin_in_memory = r.one_in(2);
   }
+}
+
+// Where sequences share keys, one attends to what is poison for another; and what dropout or a cast
+// to fp8 makes of a NaN is not promised.
+void fit_values(Case& c) {
+  const bool shares = c.layout == Layout::kShared || c.shared_first;
+  const bool vague = is_fp8(c.problem.dtype) || c.problem.dropout > 0;
+  if ((c.values == Values::kNanMasked && shares) ||
+      (c.values == Values::kNanAttended && (shares || vague)))
+    c.values = Values::kOutliers;
 }
 
 // A layout that packs needs both sides alike.
@@ -187,6 +200,7 @@ Case draw(uint64_t seed) {
   draw_sizes(r, c);
   draw_words(r, c);
   fit_layout(c);
+  fit_values(c);
   return c;
 }
 

@@ -139,6 +139,21 @@ void poison_masked(const Case& c, int32_t dtype, oracle::Case& out) {
           out.bias[at] = std::numeric_limits<double>::quiet_NaN();
 }
 
+// One number of the first key that every row attends, if there is one.
+void poison_attended(oracle::Case& out) {
+  for (int64_t b = 0; b < out.batch; ++b) {
+    const int64_t rows = out.length_q[static_cast<size_t>(b)];
+    for (int64_t j = 0; j < out.length_kv[static_cast<size_t>(b)]; ++j) {
+      int64_t seen = 0;
+      while (seen < rows && oracle::visible(out, b, seen, j)) ++seen;
+      if (seen < rows) continue;
+      const int64_t key = (b * out.heads_kv) * out.max_kv + j;
+      out.k[static_cast<size_t>(key * out.dim_qk)] = std::numeric_limits<double>::quiet_NaN();
+      break;
+    }
+  }
+}
+
 void make_options(const Case& c, const Problem& p, oracle::Case& out) {
   out.causal = p.causal, out.bottom_right = p.bottom_right;
   out.window_left = p.window_left - 1, out.window_right = p.window_right - 1;
@@ -246,6 +261,7 @@ oracle::Case make_logical(const Case& c, const Problem& p, const Extents& e) {
     fill_bias(c, dtype(TEA_BIAS), out);
   }
   if (c.values == Values::kNanMasked) poison_masked(c, p.dtype, out);
+  if (c.values == Values::kNanAttended) poison_attended(out);
   return out;
 }
 
