@@ -94,7 +94,7 @@ def build(m: Measurement, target: Path) -> None:
         "probe": [*HERE.glob("probe/probe*.cu"), encoder],
     }
     forward = ROOT / "src/hopper/forward.cu"
-    programs["forward"] = [HERE / "forward.cu", forward, encoder]
+    programs["check_forward"] = [HERE / "check_forward.cu", forward, encoder]
     programs["forward.so"] = [HERE / "forward_library.cu", encoder]
 
     def object_of(source: Path) -> Path:
@@ -123,9 +123,11 @@ def run_tests(m: Measurement, programs: Path) -> None:
     """The words and the forward pass, alone and under the memory checker (fewer cases of it)."""
     memcheck = ["compute-sanitizer", "--tool", "memcheck", "--target-processes", "all"]
     print(m.run("words", [programs / "words"])[-3000:])
-    print(m.run("forward", [programs / "forward"], 180)[-3000:])
+    print(m.run("forward", [programs / "check_forward"], 180)[-3000:])
     print(m.run("words under memcheck", [*memcheck, programs / "words"], 120)[-800:])
-    print(m.run("forward under memcheck", [*memcheck, programs / "forward", "29"], 120)[-800:])
+    print(
+        m.run("forward under memcheck", [*memcheck, programs / "check_forward", "29"], 120)[-800:]
+    )
 
 
 def run_peers(m: Measurement, programs: Path) -> None:

@@ -62,7 +62,7 @@ void box_limits() {
       start.at[dimension] = coordinate;
       const int outcome = run_apart([&] { return load_at(start); });
       std::string& list = outcome == kNothing ? zeros : outcome == kFault ? faults : other;
-      list += " " + std::to_string(coordinate);
+      (list += ' ') += std::to_string(coordinate);
     }
     report("a box may start anywhere along dimension " + std::to_string(dimension),
            faults.empty() && other.empty(),

@@ -1,7 +1,7 @@
 // Tests of src/hopper/forward.cu on the device: every head dimension, type and mask, odd lengths,
 // layouts and groups of heads, against double precision on sampled rows. Tensors lie in memory full
 // of NaN; so do the keys that no row attends to. One process per head dimension.
-// usage: forward [STEP]    runs every STEP-th case
+// usage: check_forward [STEP]    runs every STEP-th case
 #include <algorithm>
 #include <cmath>
 
