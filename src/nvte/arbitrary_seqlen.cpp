@@ -38,6 +38,7 @@ void check(const Work& work) {
 Tensor* convertNVTETensor(const NVTETensor tensor) { return tea::nvte::find(tensor); }
 Tensor* convertNVTETensorCheck(const NVTETensor tensor) { return &tea::nvte::tensor(tensor); }
 
+// NOLINTBEGIN(readability-function-size): the signatures are TransformerEngine's.
 void fused_attn_arbitrary_seqlen_fwd(
     size_t batch, size_t num_attn_heads, size_t num_gqa_groups, size_t max_seqlen_q,
     size_t max_seqlen_kv, size_t head_dim_qk, size_t head_dim_v, size_t num_tokens_q,
@@ -146,5 +147,7 @@ void fused_attn_arbitrary_seqlen_bwd(
     backward(call, work);
   });
 }
+
+// NOLINTEND(readability-function-size)
 
 }  // namespace transformer_engine

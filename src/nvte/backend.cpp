@@ -76,6 +76,7 @@ using tea::nvte::Pages;
 using tea::nvte::signed_size;
 using tea::nvte::Work;
 
+// NOLINTNEXTLINE(readability-function-size): the signature is TransformerEngine's.
 NVTE_Fused_Attn_Backend nvte_get_fused_attn_backend(
     bool is_training, NVTEDType q_dtype, NVTEDType kv_dtype, NVTE_QKV_Layout qkv_layout,
     NVTE_Bias_Type bias_type, NVTE_Mask_Type attn_mask_type, NVTE_Softmax_Type softmax_type,

@@ -30,6 +30,7 @@ using tea::nvte::needed_pack;
 using tea::nvte::signed_size;
 using tea::nvte::tensor;
 
+// NOLINTBEGIN(readability-function-size): the signatures are TransformerEngine's.
 void nvte_fused_attn_fwd(const NVTETensor Q, const NVTETensor K, const NVTETensor V,
                          const NVTETensor Bias, const NVTETensor SoftmaxOffset, NVTETensor S,
                          NVTETensor O, NVTETensorPack* Aux_CTX_Tensors,
@@ -100,3 +101,5 @@ void nvte_fused_attn_bwd(const NVTETensor Q, const NVTETensor K, const NVTETenso
     enter(call, needed_pack(Aux_CTX_Tensors));
   });
 }
+
+// NOLINTEND(readability-function-size)
