@@ -142,6 +142,10 @@ TEST(CopyToKvCache, Refuses) {
   l = kPaged, l.table[0] = 5;
   EXPECT_NVTE_ERROR(copy(c, l),
                     "cu_new_lens, cu_cached_lens or page_table is out of range in part");
+  l = kPaged, l.cu_new = {0, 3, 3, 3}, l.cu_cached = {0, 5, 6, 7};  // 3 in rows of 2
+  EXPECT_NVTE_ERROR(copy(c, l), "cu_new_lens, cu_cached_lens or page_table is out of range");
+  l = kPaged, l.cu_cached = {0, 9, 10, 11};  // past max_seq_len
+  EXPECT_NVTE_ERROR(copy(c, l), "cu_new_lens, cu_cached_lens or page_table is out of range");
   l = kPaged, l.table.pop_back();
   EXPECT_NVTE_ERROR(copy(c, l), "page_table.numel is 5; needs 6 or more");
   Cache other(NVTE_BSHD, 3, 2, 5, 4, TEA_FP16);
