@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 
+#include "core/registry.h"
 #include "kit/codec.h"
 #include "kit/inputs.h"
 
@@ -218,6 +219,18 @@ oracle::Precision precision_of(std::string_view engine, const Problem& p) {
   out.o = oracle::rounding(oracle_type(p.o_type()));
   out.dqkv = oracle::rounding(oracle_type(p.dqkv_type()));
   out.dbias = oracle::rounding(oracle_type(p.bias_type()));
+  return out;
+}
+
+std::vector<std::string> host_engines() {
+  const Problem simple = Problem::parse("dtype=fp32 heads_q=1 heads_kv=1 dim_qk=8");
+  std::vector<std::string> out;
+  for (const Engine& engine : engines()) {
+    tea_plan* plan = nullptr;
+    if (tea_plan_create(&simple, -1, std::string(engine.name).c_str(), &plan) == TEA_OK)
+      out.emplace_back(engine.name);
+    tea_plan_release(plan);
+  }
   return out;
 }
 

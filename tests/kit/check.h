@@ -31,6 +31,10 @@ struct Report {
 // What the engine is known to round. The reference computes in double and keeps P and dS.
 oracle::Precision precision_of(std::string_view engine, const Problem& problem);
 
+// The engines that run on the host, by name. Each accepts every valid problem, so that a test runs
+// every case on every one of them.
+std::vector<std::string> host_engines();
+
 // Called after each direction, before anything is compared: what a faulty engine might do, so that
 // the kit's own tests can show that it is noticed.
 using Tamper = std::function<void(Inputs& inputs, Written direction, Poison poison)>;

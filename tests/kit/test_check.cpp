@@ -1,6 +1,8 @@
 // The kit itself: what a faulty engine might do is noticed, each fault by its own sentence.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kit/check.h"
 #include "kit/codec.h"
 #include "kit/values.h"
@@ -90,6 +92,11 @@ TEST(Check, NoticesAResultThatDependsOnOldMemory) {
     if (d == Written::kForward && poison == Poison::kLarge) inputs.memory(TEA_LSE)[0] ^= 1;
   };
   expect_noticed(tamper, "forward depends on what the memory held before");
+}
+
+TEST(Check, KnowsTheEnginesOfTheHost) {
+  const std::vector<std::string> names = host_engines();
+  EXPECT_EQ(std::count(names.begin(), names.end(), "reference"), 1);
 }
 
 TEST(Check, ReportsARefusalInsteadOfPassing) {

@@ -1,5 +1,5 @@
-// Random cases on the reference engine against the oracle. With a number as argument it runs that
-// many from the seed that may follow: test_draw 20000 [first].
+// Random cases on every engine of the host against the oracle. With a number as argument it runs
+// that many from the seed that may follow: test_draw 20000 [first].
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -56,12 +56,13 @@ TEST(Draw, EveryCaseAgreesWithTheOracle) {
   std::mutex mutex;
   std::vector<std::string> failures;
   const auto work = [&] {
-    for (uint64_t seed; (seed = next++) < span.first + span.count;) {
-      const Report report = check(draw(seed), "reference");
-      if (report.ok()) continue;
-      const std::lock_guard lock(mutex);
-      failures.push_back("seed " + std::to_string(seed) + "\n" + report.text());
-    }
+    for (uint64_t seed; (seed = next++) < span.first + span.count;)
+      for (const std::string& engine : host_engines()) {
+        const Report report = check(draw(seed), engine);
+        if (report.ok()) continue;
+        const std::lock_guard lock(mutex);
+        failures.push_back("seed " + std::to_string(seed) + "\n" + report.text());
+      }
   };
   std::thread other(work);
   work();
