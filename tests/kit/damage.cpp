@@ -66,8 +66,8 @@ std::vector<std::string> Inputs::damage(Written direction) const {
     for (const Place& place : places_)
       if (place.used && static_cast<size_t>(place.storage) == s)
         names += (names.empty() ? "" : "+") + std::string(tensor_name(place.id));
-    if (const int64_t where = storages_[s].damage())
-      out.push_back("redzone of " + names + " was written at byte " + std::to_string(where) +
+    if (const auto where = storages_[s].damage())
+      out.push_back("redzone of " + names + " was written at byte " + std::to_string(*where) +
                     " of " + std::to_string(storages_[s].size()));
     if (is_output(s, direction))
       check_storage(s, direction, out);
@@ -75,8 +75,8 @@ std::vector<std::string> Inputs::damage(Written direction) const {
              std::memcmp(storages_[s].data(), before_[s].data(), before_[s].size()) != 0)
       out.push_back(names + " is not an output here and was written");
   }
-  if (const int64_t where = workspace_.damage())
-    out.push_back("redzone of the workspace was written at byte " + std::to_string(where));
+  if (const auto where = workspace_.damage())
+    out.push_back("redzone of the workspace was written at byte " + std::to_string(*where));
   if (status_ != 0) out.push_back("status is " + std::to_string(status_) + " for sane metadata");
   return out;
 }
@@ -88,7 +88,7 @@ bool Inputs::untouched() const {
         (storage.size() && std::memcmp(storage.data(), before_[s].data(), before_[s].size()) != 0))
       return false;
   }
-  return workspace_.damage() == 0 && status_ == 0;
+  return !workspace_.damage() && status_ == 0;
 }
 
 std::vector<uint8_t> Inputs::output_bytes(Written direction) const {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 namespace tea::kit {
@@ -11,7 +12,7 @@ inline constexpr size_t kRedzone = 4096;
 class Storage {
  public:
   Storage() = default;
-  // The data begins on a multiple of `alignment` and, from 16 bytes up, on no larger power of two.
+  // The data begins on a multiple of `alignment`, but on none of twice as much.
   Storage(size_t bytes, size_t alignment) : bytes_(bytes) {
     whole_.resize(bytes + 2 * kRedzone + 2 * alignment, kPattern);
     const size_t start = reinterpret_cast<uintptr_t>(whole_.data()) + kRedzone;
@@ -25,14 +26,14 @@ class Storage {
   uint8_t* data() { return whole_.data() + begin_; }
   const uint8_t* data() const { return whole_.data() + begin_; }
   size_t size() const { return bytes_; }
-  // The first byte outside the data that has changed, counted from its start; 0: none.
-  int64_t damage() const {
+  // Where the first byte outside the data that has changed lies, from the data's start.
+  std::optional<int64_t> damage() const {
     for (size_t i = 0; i < whole_.size(); ++i) {
       if (i == begin_) i += bytes_;
       if (i < whole_.size() && whole_[i] != kPattern)
         return static_cast<int64_t>(i) - static_cast<int64_t>(begin_);
     }
-    return 0;
+    return std::nullopt;
   }
 
  private:
