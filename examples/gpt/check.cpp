@@ -67,10 +67,11 @@ oracle::Case describe(const Config& c, const Activations::Block& block) {
 Compared compare(const std::string& name, const oracle::Tensor& expected,
                  const std::vector<double>& actual) {
   Compared out = {name, 0, 0, expected.value.size() == actual.size()};
-  for (size_t i = 0; out.right && i < actual.size(); ++i) {
+  if (!out.right) return out;
+  for (size_t i = 0; i < actual.size(); ++i) {
     out.error = std::max(out.error, std::abs(actual[i] - expected.value[i]));
     out.share = std::max(out.share, expected.error(i, actual[i]));
-    out.right = expected.accepts(i, actual[i]);
+    out.right = out.right && expected.accepts(i, actual[i]);
   }
   return out;
 }

@@ -16,11 +16,11 @@ struct Config {
   // Training. A step is the sum of `shards` equal parts in a fixed order, whatever number of
   // threads computed them: the loss is the same on every run.
   int context = 64;
-  int batch = 16;
-  int shards = 8;
-  int steps = 1200;
+  int batch = 8;
+  int shards = 4;
+  int steps = 2400;
   float warm_up = 0.05f;  // share of the steps
-  float rate = 4e-3f, last_rate = 4e-4f;
+  float rate = 5e-3f, last_rate = 5e-4f;
   float decay = 0.1f;
   uint64_t seed = 1;
 

@@ -10,7 +10,7 @@
 namespace gpt {
 namespace {
 
-constexpr int kWidth = 28;       // of the bar, in characters
+constexpr int kWidth = 18;       // of the bar, in characters
 constexpr double kRedraw = 0.1;  // seconds
 constexpr int kLines = 10;       // in place of a bar
 
