@@ -75,7 +75,7 @@ TEST(Layout, GroupsAndFormatsFollowTheName) {
 }
 
 TEST(Layout, UnknownValuesThrowTheDocumentedText) {
-  for (const int value : {-1, 25, 26, 1000}) {
+  for (const int value : {25, 26, 31}) {  // others the type cannot hold
     const auto layout = static_cast<NVTE_QKV_Layout>(value);
     const char* const text = "qkv_layout not supported!";
     EXPECT_NVTE_ERROR(nvte_get_qkv_layout_group(layout), text);
