@@ -162,6 +162,25 @@ TEST(FusedAttnProtocol, DenseLayoutsTakeOnlyTheBatchFromCuSeqlens) {
   EXPECT_EQ(m.wrong, 0) << m.first;
 }
 
+TEST(FusedAttnProtocol, AnEmptyBatchNeedsNoMemory) {
+  const TensorWrapper t(nullptr, std::vector<size_t>{0, 5, 4, 16}, DType::kBFloat16), none,
+      lengths(nullptr, std::vector<size_t>{1}, DType::kInt32);
+  TensorWrapper workspace;
+  NVTETensorPack pack;
+  nvte_tensor_pack_create(&pack);
+  char memory[1024];
+  for (int phase = 0; phase < 2; ++phase) {
+    nvte_fused_attn_fwd(t.data(), t.data(), t.data(), none.data(), none.data(), t.data(), &pack,
+                        lengths.data(), lengths.data(), none.data(), 5, 5, true, 1.0f, 0.0f,
+                        NVTE_BSHD_BSHD_BSHD, NVTE_NO_BIAS, NVTE_NO_MASK, -1, -1, workspace.data(),
+                        nullptr);
+    EXPECT_EQ(shape_of(pack.tensors[0]), (std::vector<size_t>{0, 4, 5, 1}));
+    ASSERT_LE(workspace.numel(), sizeof memory);
+    workspace.set_rowwise_data(memory, DType::kByte, workspace.shape());
+  }
+  nvte_tensor_pack_destroy(&pack);
+}
+
 // The call of the documentation, with its 22 arguments.
 TEST(FusedAttnDocumentation, TheShortCallWorks) {
   Question question;
