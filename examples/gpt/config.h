@@ -27,7 +27,7 @@ struct Config {
   // Generation.
   int page_size = 16;
   int generated = 600;
-  float temperature = 0.7f;
+  float temperature = 0.5f;
 
   int q_dim() const { return heads_q * head_dim; }
   int kv_dim() const { return heads_kv * head_dim; }
