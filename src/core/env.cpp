@@ -15,6 +15,8 @@ constexpr SettingRow kSettings[] = {
      "1: every problem is deterministic"},
     {Setting::kLog, "TE_ATTENTION_LOG", "NVTE_DEBUG", "1",
      "1: each new plan prints its engine and problem to standard error"},
+    {Setting::kThreads, "TE_ATTENTION_THREADS", nullptr, nullptr,
+     "how many threads the CPU engine uses; otherwise the cores of the process"},
     {Setting::kFusedAttnBackend, "NVTE_FUSED_ATTN_BACKEND", nullptr, nullptr,
      "0: the nvte functions report the backend F16_max512_seqlen where it applies"},
 };

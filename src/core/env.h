@@ -7,7 +7,7 @@
 
 namespace tea {
 
-enum class Setting { kEngine, kDeterministic, kLog, kFusedAttnBackend };
+enum class Setting { kEngine, kDeterministic, kLog, kThreads, kFusedAttnBackend };
 
 struct SettingRow {
   Setting setting;

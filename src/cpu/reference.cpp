@@ -10,6 +10,7 @@
 #include "cpu/view.h"
 #include "math/bias.h"
 #include "math/load_store.h"
+#include "math/softmax.h"
 
 namespace tea::cpu {
 namespace {
@@ -39,23 +40,10 @@ double largest(std::span<const double> values) {
   return high;
 }
 
-// log(exp(a) + exp(b)); -infinity stands for an empty sum.
-double log_add(double a, double b) {
-  if (a == -kInfinity) return b;
-  if (b == -kInfinity) return a;
-  const double high = std::fmax(a, b);
-  return high + std::log(std::exp(a - high) + std::exp(b - high));
-}
-
 bool is_fp8(int32_t dtype) { return dtype == TEA_E4M3 || dtype == TEA_E5M2; }
 
-// Rounds to an fp8 type; in other types P and dS stay as they are.
-double cast(double x, int32_t dtype) {
-  if (!is_fp8(dtype)) return x;
-  uint8_t code;
-  store_real(&code, dtype, 0, x);
-  return load_real(&code, dtype, 0);
-}
+// In types that are not fp8, P and dS stay as they are.
+double cast(double x, int32_t dtype) { return is_fp8(dtype) ? cast_to_fp8(x, dtype) : x; }
 
 // One sequence with its keys and values of one kv head. Keys past the length, in gaps and in unused
 // pages are never loaded, so that nothing in them can reach a result.

@@ -83,6 +83,10 @@ int64_t View::offset(const RowsOf& of, const RowAt& at) const {
   return page * of.stride.batch + at.i % of.page_size * of.stride.seq + in_head;
 }
 
+void* View::address(const RowsOf& of, const RowAt& at) const {
+  return static_cast<char*>(of.data) + offset(of, at) * dtype_bytes(of.dtype);
+}
+
 void View::load(const RowsOf& of, const RowAt& at, double scale, std::span<double> out) const {
   const int64_t first = offset(of, at);
   for (size_t d = 0; d < out.size(); ++d)
@@ -121,10 +125,19 @@ void View::raise(tea_tensor t, tea_tensor instead, double value) const {
 
 void View::fill(tea_tensor t, double value) const {
   if (!run.tensor[t]) return;
-  const int32_t dtype = tensor_info(t).dtype(p);
-  const Shape s = tensor_info(t).shape(p, size);
-  for (int64_t flat = 0; flat < s.elements(); ++flat)
-    store_real(run.tensor[t], dtype, s.offset(flat), value);
+  const TensorInfo& info = tensor_info(t);
+  const Shape s = info.shape(p, size);
+  const int64_t inner = s.stride[s.rank - 1] == 1 ? s.size[s.rank - 1] : 1;
+  const auto bytes = static_cast<size_t>(info.element_bytes(p));
+  for (int64_t flat = 0; flat < s.elements(); flat += inner) {
+    const int64_t first = s.offset(flat);
+    if (value == 0)  // zero has no bits set in any type
+      std::memset(static_cast<char*>(run.tensor[t]) + static_cast<size_t>(first) * bytes, 0,
+                  static_cast<size_t>(inner) * bytes);
+    else
+      for (int64_t i = 0; i < inner; ++i)
+        store_real(run.tensor[t], info.dtype(p), first + i, value);
+  }
 }
 
 }  // namespace tea::cpu

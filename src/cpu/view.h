@@ -42,6 +42,8 @@ class View {
   Sequence keys(int64_t b) const;
 
   RowsOf rows(tea_tensor t) const;
+  // Where a row begins.
+  void* address(const RowsOf& of, const RowAt& at) const;
   // A row as doubles times `scale`.
   void load(const RowsOf& of, const RowAt& at, double scale, std::span<double> out) const;
   void store(const RowsOf& of, const RowAt& at, double scale, std::span<const double> values) const;

@@ -65,4 +65,10 @@ TEA_HOST_DEVICE void store_real(void* data, int32_t dtype, int64_t index, double
   }
 }
 
+// x as an fp8 type (TEA_E4M3 or TEA_E5M2) would hold it.
+TEA_HOST_DEVICE double cast_to_fp8(double x, int32_t dtype) {
+  const Fp8Format& format = dtype == TEA_E4M3 ? kE4M3 : kE5M2;
+  return fp8_decode(fp8_encode(rounded_to_odd(x), format), format);
+}
+
 }  // namespace tea

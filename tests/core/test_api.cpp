@@ -30,7 +30,7 @@ TEST(Api, TheFirstCausalRowSeesOnlyItself) {
   run.struct_size = sizeof run, run.tensor_count = TEA_TENSOR_COUNT, run.tensors = tensors.data();
   tea_plan* plan = nullptr;
   ASSERT_EQ(tea_plan_create(&p, -1, nullptr, &plan), TEA_OK) << tea_error();
-  EXPECT_STREQ(tea_plan_engine(plan), "reference");
+  EXPECT_STREQ(tea_plan_engine(plan), "cpu");
   ASSERT_EQ(tea_forward(plan, &run), TEA_OK) << tea_error();
   for (size_t d = 0; d < 8; ++d) EXPECT_EQ(o[d], v[d]);
   EXPECT_EQ(tea_backward(plan, &run), TEA_INVALID);
@@ -51,8 +51,9 @@ TEST(Api, TextResultsReportTheSizeTheyNeed) {
   ASSERT_EQ(tea_problem_print(&p, small, sizeof small, &needed), TEA_OK);
   EXPECT_STREQ(small, "dtype");
   EXPECT_EQ(tea_problem_print(&p, nullptr, 5, nullptr), TEA_INVALID);
+  text.resize(4096);
   ASSERT_EQ(tea_explain(&p, -1, text.data(), text.size(), nullptr), TEA_OK) << tea_error();
-  EXPECT_STREQ(text.c_str(), "reference: accepts\n");
+  EXPECT_EQ(std::string(text.c_str()).substr(0, 13), "cpu: accepts\n");
 }
 
 TEST(Api, NullArgumentsAreNamed) {

@@ -1,0 +1,35 @@
+// Cuts the rows of a group, and finds what each row sees.
+#include "cpu/blocks.h"
+
+#include <algorithm>
+
+namespace tea::cpu {
+
+Group make_group(const View& view, int64_t b, int64_t kv_head) {
+  const Problem& p = view.p;
+  Group g{b, kv_head, view.queries(b), view.keys(b), 0, {}, p.heads_q / p.heads_kv};
+  g.delta = diagonal(p.bottom_right, g.q.length, g.kv.length);
+  g.band = band(p.mask(), g.delta, view.origin[2], view.origin[3]);
+  return g;
+}
+
+RowBlock make_block(const Group& group, int64_t first, int64_t count) {
+  RowBlock block;
+  block.group = group;
+  block.count = static_cast<int>(std::min<int64_t>({count, kRows, group.rows() - first}));
+  block.all = {group.kv.length, 0};
+  for (int lane = 0; lane < kRows; ++lane) {
+    block.row[lane] = block.head[lane] = 0;
+    block.columns[lane] = {0, 0};
+    if (lane >= block.count) continue;
+    block.row[lane] = (first + lane) % group.q.length;
+    block.head[lane] = group.kv_head * group.heads + (first + lane) / group.q.length;
+    block.columns[lane] = visible_columns(group.band, block.row[lane], group.kv.length);
+    if (!block.sees(lane)) continue;
+    block.all.begin = std::min(block.all.begin, block.columns[lane].begin);
+    block.all.end = std::max(block.all.end, block.columns[lane].end);
+  }
+  return block;
+}
+
+}  // namespace tea::cpu

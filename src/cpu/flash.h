@@ -1,0 +1,77 @@
+// The fast engine of the CPU: tiled attention that trains with every option, in memory linear in
+// the sequence lengths, on vectors as wide as the machine has.
+#pragma once
+#include "core/engine.h"
+#include "cpu/blocks.h"
+#include "cpu/reference.h"
+
+namespace tea::cpu {
+
+inline constexpr int kCols = 64;  // keys of a tile
+inline constexpr int kPad = 16;   // rows are padded to whole vectors of any width
+
+constexpr int64_t padded(int64_t dim) { return (dim + kPad - 1) / kPad * kPad; }
+
+// The softmax of a block over some of its keys: O not yet divided, [dim_v][kRows]; by lane the
+// largest logit and the sum of exponentials relative to it.
+template <class Real>
+struct Partial {
+  Real *o, *max, *sum;
+};
+
+// What forward finds beside its outputs.
+struct Amax {
+  double s = 0, o = 0;
+};
+
+// Where backward adds: dK and dV of one kv head, [length][padded dim]; dsink by lane. If `dbias` is
+// set, only the gradient of the bias is computed, with the two strides below (0 where it is
+// summed).
+template <class Real>
+struct Gradients {
+  Real *dk, *dv, *dbias;
+  int64_t dbias_row, dbias_col;
+  double dsink[kRows];
+  double dp_amax, dq_amax;
+};
+
+// The tiled algorithm for one instruction set and one type of arithmetic. `scratch` holds
+// scratch_reals(problem) values, aligned to a cache line and owned by the calling thread.
+template <class Real>
+struct Kernels {
+  // Attends to `columns` of the block; initialises `out`.
+  double (*attend)(const View&, const RowBlock&, Columns columns, Partial<Real> out, Real* scratch);
+  // Divides, and writes O, LSE, MAX and SUM_EXP of the block. Returns the largest |O|.
+  double (*finish)(const View&, const RowBlock&, Partial<Real> all);
+  // Adds to `g`, and writes dQ of the block.
+  void (*backward)(const View&, const RowBlock&, Gradients<Real>& g, Real* scratch);
+};
+
+template <class Real>
+int64_t scratch_reals(const Problem& p) {
+  const int64_t d = padded(p.dim_qk) + padded(p.v_dim());
+  return 3 * d * kRows + d * kCols + 5 * int64_t{kCols} * kRows + 16 * kRows;
+}
+
+struct InstructionSet {
+  const char* engine;  // the engine's name when it is chosen by hand
+  bool (*available)();
+  const Kernels<float>* single;
+  const Kernels<double>* twice;
+};
+extern const InstructionSet kAvx512, kAvx2, kGeneric;
+
+// The engine on one instruction set; refuses where the processor lacks it.
+Attempt plan_with(const InstructionSet& set, const Problem& problem, const Device& device);
+
+Attempt plan_flash(const Problem& problem, const Device& device);
+Attempt plan_avx512(const Problem& problem, const Device& device);
+Attempt plan_avx2(const Problem& problem, const Device& device);
+Attempt plan_generic(const Problem& problem, const Device& device);
+
+inline constexpr Engine kFlash{"cpu", kReferenceKnows, plan_flash};
+inline constexpr Engine kFlashAvx512{"cpu-avx512", kReferenceKnows, plan_avx512, nullptr, true};
+inline constexpr Engine kFlashAvx2{"cpu-avx2", kReferenceKnows, plan_avx2, nullptr, true};
+inline constexpr Engine kFlashGeneric{"cpu-generic", kReferenceKnows, plan_generic, nullptr, true};
+
+}  // namespace tea::cpu

@@ -1,0 +1,475 @@
+// The tiled algorithm. A block of query rows lies across the lanes of its vectors, so that scores
+// are [key][row]: row maxima and sums need no shuffles, keys and values are read as they lie, one
+// element at a time. Included once per instruction set, after simd.h and tile.h.
+//
+// Forward, for each tile of keys: S = K Q^T; scores; online softmax; O^T = O^T * rescale + V^T P.
+// Backward: S and P again; dP = V dO^T; dS = P (dP - delta); dV += P dO; dK += dS Q; dQ^T += K^T
+// dS.
+#pragma once
+
+// One block and one tile of its keys, with the memory they need.
+template <class Real>
+class Tile {
+ public:
+  static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+
+  Tile(const View& view, const RowBlock& block, Real* scratch)
+      : view_(view), p_(view.p), block_(block), dk_(padded(p_.dim_qk)), dv_(padded(p_.v_dim())) {
+    const auto take = [&](int64_t n) {
+      Real* at = scratch;
+      scratch += n;
+      return at;
+    };
+    q = take(dk_ * kRows), q_rows = take(dk_ * kRows), dq = take(dk_ * kRows);
+    dout = take(dv_ * kRows), dout_rows = take(dv_ * kRows), o = take(dv_ * kRows);
+    k = take(dk_ * kCols), v = take(dv_ * kCols);
+    constexpr int64_t tile = int64_t{kCols} * kRows;
+    s = take(tile), dp = take(tile), bend = take(tile), bias_ = take(tile), keep = take(tile);
+    lse = take(kRows), delta = take(kRows);
+    slope_ = take(kRows), position_ = take(kRows), begin_ = take(kRows), end_ = take(kRows);
+    prepare_lanes();
+  }
+
+  Real *q, *q_rows, *dq;       // Q^T [dim][row], Q [row][dim], dQ^T
+  Real *dout, *dout_rows, *o;  // dO^T, dO, O^T
+  Real *k, *v;                 // [key][dim]
+  Real *s, *dp, *bend, *keep;  // [key][row]: scores then P; dP then dS; slope of the cap; dropout
+  Real *lse, *delta;           // [row]
+  int64_t first = 0;           // column of the tile's first key
+  int64_t cols = 0;
+
+  int64_t dim_k() const { return dk_; }
+  int64_t dim_v() const { return dv_; }
+
+  // Rows of a tensor into rows[lane][stride]; lanes that see nothing are zero.
+  void load_queries(tea_tensor t, double scale, int64_t dim, int64_t stride, Real* rows) const {
+    const RowsOf of = view_.rows(t);
+    for (int lane = 0; lane < kRows; ++lane) {
+      Real* to = rows + lane * stride;
+      for (int64_t i = 0; i < stride; ++i) to[i] = 0;
+      if (block_.sees(lane)) load_row(view_.address(of, block_.at(lane)), of.dtype, dim, scale, to);
+    }
+  }
+
+  void load_keys(int64_t begin, int64_t end) {
+    first = begin, cols = end - begin;
+    load_side(TEA_K, p_.dim_qk, dk_, k);
+    load_side(TEA_V, p_.v_dim(), dv_, v);
+    partial_ = false;
+    for (int lane = 0; lane < kRows; ++lane) {
+      const Columns& c = block_.columns[lane];
+      begin_[lane] = static_cast<Real>(within(c.begin));
+      end_[lane] = static_cast<Real>(within(c.end));
+      partial_ |= c.begin > first || c.end < end;
+    }
+  }
+
+  // S = K Q^T, then everything between the product and the softmax. What a row does not see is
+  // -infinity. `wants_bend`: also the slope of the soft cap.
+  void scores(bool wants_bend) {
+    multiply<Real>(cols, kRows, p_.dim_qk, {k, dk_, 1}, q, kRows, s, kRows, false);
+    if (p_.bias) load_bias();
+    for (int lane = 0; lane < kRows; lane += kLanes<Real>)
+      p_.bias || p_.alibi || p_.softcap > 0 ? general_scores(lane, wants_bend) : plain_scores(lane);
+  }
+
+  // x where the row sees key j of the tile, else `hidden`.
+  V<Real> where_seen(V<Real> x, int lane, int64_t j, Real hidden) const {
+    if (!partial_) return x;
+    const V<Real> column = splat(static_cast<Real>(j));
+    const auto seen = (load(begin_ + lane) <= column) & (column < load(end_ + lane));
+    return seen ? x : splat(hidden);
+  }
+
+  // 0 or 1 / (1 - p) for every element of the tile.
+  void dropout() {
+    const uint32_t threshold = dropout_threshold(p_.dropout);
+    const int64_t from = first + view_.origin[3], to = from + cols;
+    for (int64_t cell = from / 16 * 4; cell * 4 < to + 12; ++cell) {
+      const int64_t left = cell / 4 * 16 + cell % 4 * 2;
+      if (left + 9 < from || left >= to) continue;
+      for (int lane = 0; lane < kRows; lane += kLanes<uint32_t>)
+        dropout_cells(lane, cell, left - from, threshold);
+    }
+  }
+
+ private:
+  // Relative to the tile, clamped so that it stays exact in Real.
+  int64_t within(int64_t column) const {
+    return std::clamp<int64_t>(column - first, -1, kCols + 1);
+  }
+
+  void prepare_lanes() {
+    const int64_t delta_row = block_.group.delta + view_.origin[2];
+    for (int lane = 0; lane < kRows; ++lane) {
+      const int64_t h = block_.head[lane];
+      row_[lane] = block_.row[lane] + view_.origin[2];
+      aligned_[lane] = block_.row[lane] + delta_row - view_.origin[3];
+      stream_[lane] = dropout_stream(block_.group.b + view_.origin[0], h + view_.origin[1]);
+      slope_[lane] = static_cast<Real>(slope(h));
+    }
+  }
+
+  double slope(int64_t h) const {
+    if (p_.alibi == TEA_ALIBI_STANDARD) return alibi_slope(h, p_.heads_q);
+    if (p_.alibi == TEA_ALIBI_NONE) return 0;
+    return double{view_.run.as<const float>(TEA_SLOPES)[block_.group.b * view_.size.slopes + h]};
+  }
+
+  void load_side(tea_tensor t, int64_t dim, int64_t stride, Real* to) const {
+    const RowsOf of = view_.rows(t);
+    const double scale =
+        view_.scalar(t == TEA_K ? TEA_K_SCALE_INV : TEA_V_SCALE_INV, TEA_Q_SCALE_INV);
+    const Group& g = block_.group;
+    for (int64_t j = 0; j < cols; ++j) {
+      load_row(view_.address(of, {g.kv, g.b, g.kv_head, first + j}), of.dtype, dim, scale,
+               to + j * stride);
+      for (int64_t i = dim; i < stride; ++i) to[j * stride + i] = 0;
+    }
+  }
+
+  void load_bias() {
+    const tea_bias_strides& st = view_.size.bias;
+    for (int lane = 0; lane < kRows; ++lane) {
+      if (!block_.sees(lane)) continue;
+      const int64_t at = block_.group.b * st.batch + block_.head[lane] * st.head +
+                         block_.row[lane] * st.row + first * st.col;
+      for (int64_t j = 0; j < cols; ++j)
+        bias_[j * kRows + lane] = static_cast<Real>(
+            load_real(view_.run.tensor[TEA_BIAS], p_.bias_type(), at + j * st.col));
+    }
+  }
+
+  void plain_scores(int lane) {
+    const auto scale = static_cast<Real>(p_.scale_value());
+    for (int64_t j = 0; j < cols; ++j) {
+      Real* at = s + j * kRows + lane;
+      store(at, where_seen(load(at) * scale, lane, j, -kInfinity));
+    }
+  }
+
+  void general_scores(int lane, bool wants_bend) {
+    const auto scale = static_cast<Real>(p_.scale_value()), cap = static_cast<Real>(p_.softcap);
+    V<Real> position;
+    for (int i = 0; i < kLanes<Real>; ++i)
+      position[i] = static_cast<Real>(aligned_[lane + i] - first);
+    const V<Real> slopes = load(slope_ + lane);
+    for (int64_t j = 0; j < cols; ++j) {
+      const int64_t at = j * kRows + lane;
+      V<Real> x = load(s + at);
+      if (p_.bias == TEA_BIAS_PRE_SCALE) x += load(bias_ + at);
+      x *= scale;
+      V<Real> slope_of_cap = splat(Real{1});
+      if (cap > 0) {
+        const V<Real> t = hyperbolic_tangent(x / cap);
+        x = t * cap;
+        slope_of_cap = Real{1} - t * t;
+      }
+      if (wants_bend) store(bend + at, slope_of_cap);
+      if (p_.bias == TEA_BIAS_POST_SCALE) x += load(bias_ + at);
+      if (p_.alibi) {
+        const V<Real> distance = position - static_cast<Real>(j);
+        x -= slopes * (distance < 0 ? -distance : distance);
+      }
+      store(s + at, where_seen(x, lane, j, -kInfinity));
+    }
+  }
+
+  // One column of cells for kLanes rows: four of a cell's uniforms are this row's.
+  void dropout_cells(int lane, int64_t cell, int64_t left, uint32_t threshold) {
+    constexpr int n = kLanes<uint32_t>;
+    VU counter[4], upper;
+    for (int i = 0; i < n; ++i) {
+      const int64_t row = row_[lane + i];
+      counter[0][i] = static_cast<uint32_t>((row >> 4) * 8 + (row & 7));
+      counter[2][i] = stream_[lane + i];
+      upper[i] = row >> 3 & 1 ? ~0u : 0u;
+    }
+    counter[1] = VU{} + static_cast<uint32_t>(cell);
+    counter[3] = VU{} + static_cast<uint32_t>(view_.rng.offset);
+    philox(counter, view_.rng.seed ^ (view_.rng.offset >> 32 << 32));
+    const VU near = (counter[2] & upper) | (counter[0] & ~upper);
+    const VU far = (counter[3] & upper) | (counter[1] & ~upper);
+    keep_column(lane, left, near & 0xFFFFu, threshold);
+    keep_column(lane, left + 1, near >> 16, threshold);
+    keep_column(lane, left + 8, far & 0xFFFFu, threshold);
+    keep_column(lane, left + 9, far >> 16, threshold);
+  }
+
+  static void philox(VU (&c)[4], uint64_t key) {
+    auto k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+    for (int round = 0; round < 10; ++round) {
+      VU low0, high0, low1, high1;
+      multiply_wide(c[0], 0xD2511F53u, low0, high0);
+      multiply_wide(c[2], 0xCD9E8D57u, low1, high1);
+      c[0] = high1 ^ c[1] ^ k0, c[1] = low1;
+      c[2] = high0 ^ c[3] ^ k1, c[3] = low0;
+      k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+  }
+
+  void keep_column(int lane, int64_t j, VU uniform, uint32_t threshold) {
+    if (j < 0 || j >= cols) return;
+    const auto kept = static_cast<Real>(1 / (1 - double{p_.dropout}));
+    Real* to = keep + j * kRows + lane;
+    for (int i = 0; i < kLanes<uint32_t>; ++i) to[i] = uniform[i] >= threshold ? kept : Real{0};
+  }
+
+  const View& view_;
+  const Problem& p_;
+  const RowBlock& block_;
+  const int64_t dk_, dv_;
+  Real *bias_, *slope_, *position_, *begin_, *end_;
+  int64_t row_[kRows], aligned_[kRows];
+  uint32_t stream_[kRows];
+  bool partial_ = false;
+};
+
+bool is_fp8(int32_t dtype) { return dtype == TEA_E4M3 || dtype == TEA_E5M2; }
+
+// x = cast(x * scale) * scale_inv, for the fp8 types.
+template <class Real>
+void cast_tile(Real* x, int64_t n, int32_t dtype, double scale, double scale_inv) {
+  for (int64_t i = 0; i < n; ++i)
+    x[i] = static_cast<Real>(cast_to_fp8(static_cast<double>(x[i]) * scale, dtype) * scale_inv);
+}
+
+template <class Real>
+double largest(const Real* x, int64_t n) {
+  Real high = 0;
+  for (int64_t i = 0; i < n; ++i) high = std::fmax(high, std::fabs(x[i]));
+  return static_cast<double>(high);
+}
+
+// ------------------------------------------------------------------------------------- forward
+
+// The largest logits so far; then P = exp(x - max), its sum, and what earlier parts shrink by.
+template <class Real>
+void softmax_lanes(Tile<Real>& t, int lane, Partial<Real> out, Real* shrink) {
+  const V<Real> none = splat(-std::numeric_limits<Real>::infinity());
+  const V<Real> before = load(out.max + lane);
+  V<Real> max = before;
+  for (int64_t j = 0; j < t.cols; ++j) max = larger(load(t.s + j * kRows + lane), max);
+  const V<Real> base = max == none ? V<Real>{} : max;
+  const V<Real> factor = exponential(before - base);
+  V<Real> sum = load(out.sum + lane) * factor;
+  for (int64_t j = 0; j < t.cols; ++j) {
+    Real* at = t.s + j * kRows + lane;
+    const V<Real> prob = exponential(load(at) - base);
+    sum += prob;
+    store(at, prob);
+  }
+  store(out.max + lane, max);
+  store(out.sum + lane, sum);
+  store(shrink + lane, factor);
+}
+
+template <class Real>
+void softmax(Tile<Real>& t, Partial<Real> out, int64_t dim_v) {
+  Real shrink[kRows];
+  bool shrinks = false;
+  for (int lane = 0; lane < kRows; lane += kLanes<Real>) softmax_lanes(t, lane, out, shrink);
+  for (int lane = 0; lane < kRows; ++lane) shrinks |= shrink[lane] != 1;
+  if (!shrinks) return;
+  for (int64_t d = 0; d < dim_v; ++d)
+    for (int lane = 0; lane < kRows; lane += kLanes<Real>) {
+      Real* at = out.o + d * kRows + lane;
+      store(at, load(at) * load(shrink + lane));
+    }
+}
+
+// FP8 casts exp(x - max) with the row's final maximum, which takes a pass of its own.
+template <class Real>
+void find_max(Tile<Real>& t, Columns columns, Real* max) {
+  for (int64_t j0 = columns.begin; j0 < columns.end; j0 += kCols) {
+    t.load_keys(j0, std::min<int64_t>(j0 + kCols, columns.end));
+    t.scores(false);
+    for (int64_t j = 0; j < t.cols; ++j)
+      for (int lane = 0; lane < kRows; ++lane)
+        max[lane] = std::fmax(max[lane], t.s[j * kRows + lane]);
+  }
+}
+
+template <class Real>
+double attend(const View& view, const RowBlock& block, Columns columns, Partial<Real> out,
+              Real* scratch) {
+  const Problem& p = view.p;
+  Tile<Real> t(view, block, scratch);
+  for (int lane = 0; lane < kRows; ++lane)
+    out.max[lane] = -std::numeric_limits<Real>::infinity(), out.sum[lane] = 0;
+  for (int64_t i = 0; i < p.v_dim() * kRows; ++i) out.o[i] = 0;
+  t.load_queries(TEA_Q, view.scalar(TEA_Q_SCALE_INV), p.dim_qk, t.dim_k(), t.q_rows);
+  transpose(t.q_rows, t.dim_k(), p.dim_qk, t.q);
+  if (p.is_fp8()) find_max(t, columns, out.max);
+  double amax = 0;
+  for (int64_t j0 = columns.begin; j0 < columns.end; j0 += kCols) {
+    t.load_keys(j0, std::min<int64_t>(j0 + kCols, columns.end));
+    t.scores(false);
+    softmax(t, out, p.v_dim());
+    if (p.drops()) {
+      t.dropout();
+      for (int64_t i = 0; i < t.cols * kRows; ++i) t.s[i] *= t.keep[i];
+    }
+    if (p.is_fp8()) {
+      amax = std::fmax(amax, largest(t.s, t.cols * kRows));
+      cast_tile(t.s, t.cols * kRows, p.dtype, view.scalar(TEA_S_SCALE),
+                view.scalar(TEA_S_SCALE_INV));
+    }
+    multiply<Real>(p.v_dim(), kRows, t.cols, {t.v, 1, t.dim_v()}, t.s, kRows, out.o, kRows, true);
+  }
+  return amax;
+}
+
+// The logit of the extra term in the denominator; -infinity: there is none.
+double sink(const View& view, int64_t h) {
+  if (view.p.softmax == TEA_SOFTMAX_LEARNABLE) return double{view.run.as<const float>(TEA_SINK)[h]};
+  return view.p.softmax == TEA_SOFTMAX_OFF_BY_ONE ? 0 : -std::numeric_limits<double>::infinity();
+}
+
+template <class Real>
+double finish(const View& view, const RowBlock& block, Partial<Real> all) {
+  const Problem& p = view.p;
+  const RowsOf of = view.rows(TEA_O);
+  const double o_scale = view.scalar(TEA_O_SCALE), none = -std::numeric_limits<double>::infinity();
+  Real row[512];
+  double amax = 0;
+  for (int lane = 0; lane < block.count; ++lane) {
+    const RowAt at = block.at(lane);
+    const auto sum = static_cast<double>(all.sum[lane]);
+    auto max = static_cast<double>(all.max[lane]);
+    // Maxima skip a NaN logit, but it is in the sum. (So is the NaN of infinite ones.)
+    if (std::isnan(sum) && max < -none) max = sum;
+    const bool nothing = max == none;
+    const double keys = nothing ? none : max + std::log(sum);
+    const double lse = log_add(keys, sink(view, block.head[lane]));
+    const auto norm = static_cast<Real>(nothing ? 0 : std::exp(max - lse));
+    for (int64_t d = 0; d < p.v_dim(); ++d)
+      row[d] = nothing ? Real{0} : all.o[d * kRows + lane] * norm;
+    amax = std::fmax(amax, largest(row, p.v_dim()));
+    if (o_scale != 1)
+      for (int64_t d = 0; d < p.v_dim(); ++d) row[d] *= static_cast<Real>(o_scale);
+    store_row(view.address(of, at), of.dtype, p.v_dim(), row);
+    if (p.writes_lse()) view.per_row(TEA_LSE, at) = static_cast<float>(lse);
+    if (p.outputs & TEA_OUTPUT_MAX) view.per_row(TEA_MAX, at) = static_cast<float>(max);
+    if (p.outputs & TEA_OUTPUT_SUM_EXP)
+      view.per_row(TEA_SUM_EXP, at) = static_cast<float>(nothing ? 0 : std::exp(lse - max));
+  }
+  return amax;
+}
+
+// ------------------------------------------------------------------------------------ backward
+
+// delta = dO . O - dLSE by lane, and the sink's part; lanes that see nothing keep LSE = +infinity,
+// so that their P is 0.
+template <class Real>
+void row_sums(const View& view, const RowBlock& block, Tile<Real>& t, double* dsink) {
+  const Problem& p = view.p;
+  const int64_t stride = t.dim_v();
+  t.load_queries(TEA_O, view.scalar(TEA_O_SCALE_INV), p.v_dim(), stride, t.o);
+  for (int lane = 0; lane < kRows; ++lane) {
+    t.lse[lane] = std::numeric_limits<Real>::infinity(), t.delta[lane] = 0;
+    if (lane >= block.count) continue;
+    const RowAt at = block.at(lane);
+    const double lse = double{view.per_row(TEA_LSE, at)};
+    if (lse == -std::numeric_limits<double>::infinity()) continue;
+    double delta = 0;
+    if (block.sees(lane))
+      for (int64_t d = 0; d < p.v_dim(); ++d)
+        delta += static_cast<double>(t.dout_rows[lane * stride + d]) *
+                 static_cast<double>(t.o[lane * stride + d]);
+    if (p.lse_gradient) delta -= double{view.per_row(TEA_DLSE, at)};
+    t.lse[lane] = static_cast<Real>(lse), t.delta[lane] = static_cast<Real>(delta);
+    if (p.softmax) dsink[lane] -= std::exp(sink(view, block.head[lane]) - lse) * delta;
+  }
+}
+
+// From scores and dP to P (with dropout) in t.s and the gradient of the logit in t.dp.
+template <class Real>
+void probabilities(const Problem& p, Tile<Real>& t) {
+  for (int64_t j = 0; j < t.cols; ++j)
+    for (int lane = 0; lane < kRows; lane += kLanes<Real>) {
+      const int64_t at = j * kRows + lane;
+      const V<Real> prob = exponential(load(t.s + at) - load(t.lse + lane));
+      const V<Real> keep = p.drops() ? load(t.keep + at) : splat(Real{1});
+      const V<Real> dx = prob * (keep * load(t.dp + at) - load(t.delta + lane));
+      store(t.dp + at, t.where_seen(dx, lane, j, 0));
+      store(t.s + at, t.where_seen(prob * keep, lane, j, 0));
+    }
+}
+
+// The gradient of q.k + pre-scale bias. What is hidden is 0 even where the slope of the cap is NaN.
+template <class Real>
+void before_scale(const Problem& p, Tile<Real>& t) {
+  const auto scale = static_cast<Real>(p.scale_value());
+  for (int64_t j = 0; j < t.cols; ++j)
+    for (int lane = 0; lane < kRows; lane += kLanes<Real>) {
+      const int64_t at = j * kRows + lane;
+      const V<Real> bend = p.softcap > 0 ? load(t.bend + at) : splat(Real{1});
+      store(t.dp + at, t.where_seen(load(t.dp + at) * bend * scale, lane, j, 0));
+    }
+}
+
+template <class Real>
+void add_bias_gradient(const RowBlock& block, const Tile<Real>& t, Gradients<Real>& g) {
+  for (int64_t j = 0; j < t.cols; ++j)
+    for (int lane = 0; lane < block.count; ++lane)
+      g.dbias[lane * g.dbias_row + (t.first + j) * g.dbias_col] += t.dp[j * kRows + lane];
+}
+
+template <class Real>
+void backward_tile(const View& view, const RowBlock& block, Tile<Real>& t, Gradients<Real>& g) {
+  const Problem& p = view.p;
+  t.scores(p.softcap > 0);
+  multiply<Real>(t.cols, kRows, p.v_dim(), {t.v, t.dim_v(), 1}, t.dout, kRows, t.dp, kRows, false);
+  if (p.drops()) t.dropout();
+  probabilities(p, t);
+  const bool pre = p.bias == TEA_BIAS_PRE_SCALE;
+  if (g.dbias && !pre) return add_bias_gradient(block, t, g);
+  before_scale(p, t);
+  if (g.dbias) return add_bias_gradient(block, t, g);
+  const int64_t n = t.cols * kRows;
+  if (p.is_fp8()) {
+    g.dp_amax = std::fmax(g.dp_amax, largest(t.dp, n));
+    cast_tile(t.s, n, p.dtype, view.scalar(TEA_S_SCALE), view.scalar(TEA_S_SCALE_INV));
+    cast_tile(t.dp, n, is_fp8(p.dout_type()) ? p.dout_type() : +TEA_E5M2, view.scalar(TEA_DP_SCALE),
+              view.scalar(TEA_DP_SCALE_INV));
+  }
+  const int64_t dk = t.dim_k(), dv = t.dim_v();
+  multiply<Real>(t.cols, dv, kRows, {t.s, kRows, 1}, t.dout_rows, dv, g.dv + t.first * dv, dv,
+                 true);
+  multiply<Real>(t.cols, dk, kRows, {t.dp, kRows, 1}, t.q_rows, dk, g.dk + t.first * dk, dk, true);
+  multiply<Real>(p.dim_qk, kRows, t.cols, {t.k, 1, dk}, t.dp, kRows, t.dq, kRows, true);
+}
+
+template <class Real>
+void store_dq(const View& view, const RowBlock& block, const Tile<Real>& t, Gradients<Real>& g) {
+  const RowsOf of = view.rows(TEA_DQ);
+  const auto scale = static_cast<Real>(view.scalar(TEA_DQ_SCALE));
+  Real row[512];
+  for (int lane = 0; lane < block.count; ++lane) {
+    for (int64_t d = 0; d < view.p.dim_qk; ++d) row[d] = t.dq[d * kRows + lane];
+    g.dq_amax = std::fmax(g.dq_amax, largest(row, view.p.dim_qk));
+    for (int64_t d = 0; d < view.p.dim_qk; ++d) row[d] *= scale;
+    store_row(view.address(of, block.at(lane)), of.dtype, view.p.dim_qk, row);
+  }
+}
+
+template <class Real>
+void backward(const View& view, const RowBlock& block, Gradients<Real>& g, Real* scratch) {
+  const Problem& p = view.p;
+  Tile<Real> t(view, block, scratch);
+  t.load_queries(TEA_Q, view.scalar(TEA_Q_SCALE_INV), p.dim_qk, t.dim_k(), t.q_rows);
+  t.load_queries(TEA_DOUT, view.scalar(TEA_DOUT_SCALE_INV), p.v_dim(), t.dim_v(), t.dout_rows);
+  transpose(t.q_rows, t.dim_k(), p.dim_qk, t.q);
+  transpose(t.dout_rows, t.dim_v(), p.v_dim(), t.dout);
+  row_sums(view, block, t, g.dsink);
+  for (int64_t i = 0; i < t.dim_k() * kRows; ++i) t.dq[i] = 0;
+  for (int64_t j0 = block.all.begin; j0 < block.all.end; j0 += kCols) {
+    t.load_keys(j0, std::min<int64_t>(j0 + kCols, block.all.end));
+    backward_tile(view, block, t, g);
+  }
+  if (!g.dbias) store_dq(view, block, t, g);
+}
+
+template <class Real>
+constexpr Kernels<Real> kKernels{attend<Real>, finish<Real>, backward<Real>};

@@ -1,0 +1,132 @@
+// A parked thread set. Items are handed out by one counter, so that uneven ones balance.
+#include "cpu/pool.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/env.h"
+#include "core/error.h"
+
+namespace tea::cpu {
+namespace {
+
+thread_local bool inside = false;
+
+struct Job {
+  int64_t count;
+  const std::function<void(int64_t)>& body;
+  std::atomic<int64_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr error;
+
+  void work() {
+    inside = true;
+    for (int64_t i = next++; i < count; i = next++) try {
+        body(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!error) error = std::current_exception();
+      }
+    inside = false;
+  }
+};
+
+int cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+int wanted_threads() {
+  const std::string& text = setting(Setting::kThreads);
+  if (text.empty()) return cores();
+  int n = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  TEA_REQUIRE(error == std::errc() && end == text.data() + text.size() && n >= 1 && n <= 1024,
+              "TE_ATTENTION_THREADS", text, "a number from 1 to 1024");
+  return n;
+}
+
+class Pool {
+ public:
+  explicit Pool(int threads) {
+    for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { loop(); });
+  }
+  ~Pool() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& t : threads_) t.join();
+  }
+
+  void run(Job& job) {
+    const std::lock_guard one_at_a_time(run_mutex_);
+    {
+      const std::lock_guard lock(mutex_);
+      job_ = &job;
+      ++generation_;
+    }
+    wake_.notify_all();
+    job.work();
+    std::unique_lock lock(mutex_);
+    job_ = nullptr;  // a thread that wakes late finds nothing
+    done_.wait(lock, [&] { return busy_ == 0; });
+  }
+
+ private:
+  void loop() {
+    uint64_t seen = 0;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return stop_ || (job_ && generation_ != seen); });
+      if (stop_) return;
+      seen = generation_;
+      Job* job = job_;
+      ++busy_;
+      lock.unlock();
+      job->work();
+      lock.lock();
+      if (--busy_ == 0) done_.notify_all();
+    }
+  }
+
+  std::mutex run_mutex_, mutex_;
+  std::condition_variable wake_, done_;
+  std::vector<std::thread> threads_;
+  Job* job_ = nullptr;
+  uint64_t generation_ = 0;
+  int busy_ = 0;
+  bool stop_ = false;
+};
+
+}  // namespace
+
+int thread_count() {
+  static const int n = wanted_threads();
+  return n;
+}
+
+void parallel_for(int64_t count, const std::function<void(int64_t)>& body) {
+  Job job{count, body, {}, {}, {}};
+  if (inside || count <= 1 || thread_count() == 1) {
+    const bool outer = inside;
+    job.work();
+    inside = outer;
+  } else {
+    static Pool pool(thread_count());
+    pool.run(job);
+  }
+  if (job.error) std::rethrow_exception(job.error);
+}
+
+}  // namespace tea::cpu

@@ -1,0 +1,106 @@
+// kFlash: the engine that users get on a CPU. Random cases, long tiles that the random ones do not
+// reach, splits, and results that do not depend on the number of threads.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "core/plan.h"
+#include "cpu/flash.h"
+#include "cpu/fuzz.h"
+#include "kit/inputs.h"
+
+namespace tea::cpu {
+namespace {
+
+TEST(Flash, RandomCasesAgreeWithTheOracle) { expect_agreement("cpu", 1000, 1500); }
+
+TEST(Flash, AcceptsOnlyTheHost) {
+  for (const Engine& e : {kFlash, kFlashAvx512, kFlashAvx2, kFlashGeneric})
+    EXPECT_TRUE(std::holds_alternative<Refusal>(e.plan(Problem{}, Device{0, 90}))) << e.name;
+}
+
+void expect_right(const std::string& line) {
+  const kit::Report report = kit::check(kit::Case::parse(line), "cpu");
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
+// Several tiles and blocks in both directions, with edges that fall everywhere.
+TEST(Flash, ManyTiles) {
+  for (const char* options :
+       {"", "causal=1", "causal=1 bottom_right=1", "window_left=70 window_right=3",
+        "causal=1 window_left=130 bias=post_scale alibi=standard softcap=20 softmax=learnable",
+        "dropout=0.2 causal=1 lse_gradient=1", "bias=pre_scale bias_broadcast=batch+row"})
+    for (const char* sizes :
+         {"batch=2 seqlen_q=129 seqlen_kv=200", "batch=1 seqlen_q=300 seqlen_kv=65",
+          "batch=1 seqlen_q=64 seqlen_kv=128"})
+      expect_right("dtype=bf16 training=1 heads_q=4 heads_kv=2 dim_qk=72 dim_v=40 " +
+                   std::string(sizes) + " " + options + " | seed=3 values=randn");
+}
+
+// Decoding: one row, many keys, which are split and merged.
+TEST(Flash, FewRowsAndManyKeys) {
+  for (const char* options : {"", "softmax=off_by_one", "window_left=900 bottom_right=1",
+                              "outputs=lse+max+sum_exp alibi=standard bottom_right=1"})
+    for (const char* values : {"randn", "outliers"})
+      expect_right(std::string("dtype=fp16 heads_q=8 heads_kv=1 dim_qk=64 batch=1 seqlen_q=1 "
+                               "seqlen_kv=3000 ") +
+                   options + " | seed=4 values=" + values);
+}
+
+TEST(Flash, PackedHeadsOfOneGroupShareABlock) {
+  expect_right(
+      "dtype=fp32 training=1 heads_q=12 heads_kv=1 dim_qk=16 batch=2 seqlen_q=7 "
+      "seqlen_kv=90 causal=1 bottom_right=1 softmax=learnable | seed=5 values=randn");
+}
+
+// The same bits with one thread and with many: the child processes print a digest of their outputs.
+TEST(Flash, ResultsDoNotDependOnTheNumberOfThreads) {
+  const auto digest = [](const char* threads) {
+    const std::string command = "TE_ATTENTION_THREADS=" + std::string(threads) + " " +
+                                std::filesystem::read_symlink("/proc/self/exe").string() +
+                                " --digest";
+    FILE* pipe = popen(command.c_str(), "r");
+    char line[64] = "";
+    EXPECT_TRUE(pipe && fgets(line, sizeof line, pipe));
+    EXPECT_EQ(pclose(pipe), 0);
+    return std::string(line);
+  };
+  const std::string one = digest("1");
+  EXPECT_GT(one.size(), 8u);
+  for (const char* threads : {"2", "3", "8"}) EXPECT_EQ(digest(threads), one) << threads;
+}
+
+// A digest of every output of a few problems that are cut into pieces, splits and bias strips.
+uint64_t digest_of_outputs() {
+  uint64_t digest = 14695981039346656037u;
+  for (const char* line :
+       {"dtype=fp32 training=1 heads_q=4 heads_kv=2 dim_qk=32 batch=2 seqlen_q=200 seqlen_kv=300 "
+        "causal=1 bias=post_scale bias_broadcast=batch softmax=learnable dropout=0.1 | seed=1 "
+        "values=randn",
+        "dtype=bf16 heads_q=8 heads_kv=1 dim_qk=64 batch=1 seqlen_q=1 seqlen_kv=5000 outputs=lse | "
+        "seed=2 values=randn"}) {
+    kit::Inputs inputs(kit::Case::parse(line));
+    inputs.fill(kit::Poison::kNan);
+    const PlanRef plan = planner().plan(inputs.problem(), kHost, "cpu");
+    const tea_run& run = inputs.run(0);
+    forward(*plan, &run);
+    if (plan->problem.training) backward(*plan, &run);
+    for (const kit::Written direction : {kit::Written::kForward, kit::Written::kBackward})
+      for (const uint8_t byte : inputs.output_bytes(direction))
+        digest = (digest ^ byte) * 1099511628211u;
+  }
+  return digest;
+}
+
+}  // namespace
+}  // namespace tea::cpu
+
+int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "--digest") {
+    std::printf("%016llx\n", static_cast<unsigned long long>(tea::cpu::digest_of_outputs()));
+    return 0;
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
