@@ -14,6 +14,7 @@
 // barriers. Tiles lie in slabs, one swizzle wide.
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include "hopper/device/scheduler.cuh"
@@ -337,9 +338,25 @@ struct Kernel {
   }
 };
 
-template <class K>
-__global__ void __launch_bounds__(K::kThreads, 1) entry(const __grid_constant__ Parameters p) {
-  K::body(p);
+// Rows and how many kernels each has: masked or not; two more for fp16.
+struct Table {
+  static constexpr const auto& rows = kTable;
+  static constexpr int variants = 4;
+};
+template <class Rows>
+constexpr Config config(int number) {
+  const int variant = number % Rows::variants;
+  const Type type = variant / 2 ? Type::kFp16 : Type::kBf16;
+  return {Rows::rows[number / Rows::variants], type, variant % 2 == 1};
+}
+
+// Named by a number, not by a Config: GCC takes a Config whose row was read from a constant array
+// for another than the equal one that nvcc writes where it registers the kernel, and what is
+// launched is then unknown to CUDA (cudaErrorInvalidResourceHandle). registered.py looks for that.
+template <class Rows, int kNumber>
+__global__ void __launch_bounds__(Kernel<config<Rows>(kNumber)>::kThreads, 1)
+    entry(const __grid_constant__ Parameters p) {
+  Kernel<config<Rows>(kNumber)>::body(p);
 }
 
 // Tensors as the copy engine sees them: head dimension, rows, heads, batch.
@@ -385,51 +402,65 @@ TileOrder tile_order(const Forward& f, const Config& c) {
   return {row_blocks, f.heads, f.batch, c.masked ? together : 1, c.masked};
 }
 
+// False if the copy engine cannot address a tensor.
 template <Config C>
-cudaError_t launch(const Forward& untrimmed, cudaStream_t stream) {
+bool fill(Parameters* p, const Forward& f) {
   using K = Kernel<C>;
-  const Forward f = trimmed(untrimmed);
-  Parameters p = {};
-  p.lse = f.lse;
-  p.order = tile_order(f, C);
-  p.band = f.band;
-  p.counter = C.masked ? f.counter : nullptr;
-  p.rows_q = f.rows_q;
-  p.rows_kv = f.rows_kv;
-  p.group = f.heads / f.heads_kv;
-  p.scale_log2 = f.scale * kLog2E;
+  p->lse = f.lse;
+  p->order = tile_order(f, C);
+  p->band = f.band;
+  p->counter = C.masked ? f.counter : nullptr;
+  p->rows_q = f.rows_q;
+  p->rows_kv = f.rows_kv;
+  p->group = f.heads / f.heads_kv;
+  p->scale_log2 = f.scale * kLog2E;
   const auto mapped = [&](TensorMap& to, const Strided& x, int dim, int rows, int heads, int box) {
     return map(&to, x, {dim, rows, heads, f.batch}, f.type, K::kSwizzle, box);
   };
-  if (!mapped(p.q, f.q, f.dim, f.rows_q, f.heads, 64) ||
-      !mapped(p.k, f.k, f.dim, f.rows_kv, f.heads_kv, K::kCols) ||
-      !mapped(p.v, f.v, f.dim_v, f.rows_kv, f.heads_kv, K::kCols) ||
-      !mapped(p.o, f.o, f.dim_v, f.rows_q, f.heads, 64))
-    return cudaErrorInvalidValue;
-  constexpr int kShared = sizeof(typename K::Smem);
-  int device = 0, processors = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const cudaError_t code =
-      cudaFuncSetAttribute(entry<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-  if (code != cudaSuccess) return code;
-  if (p.counter) cudaMemsetAsync(p.counter, 0, sizeof(int), stream);
-  entry<K><<<std::min(processors, p.order.count()), K::kThreads, kShared, stream>>>(p);
-  return cudaGetLastError();
+  return mapped(p->q, f.q, f.dim, f.rows_q, f.heads, 64) &&
+         mapped(p->k, f.k, f.dim, f.rows_kv, f.heads_kv, K::kCols) &&
+         mapped(p->v, f.v, f.dim_v, f.rows_kv, f.heads_kv, K::kCols) &&
+         mapped(p->o, f.o, f.dim_v, f.rows_q, f.heads, 64);
 }
 
-// Kernels by row, type and masked.
-using Launch = cudaError_t (*)(const Forward&, cudaStream_t);
-constexpr int kVariants = 4;
-constexpr Config config(size_t i) {
-  const size_t variant = i % kVariants;
-  return {kTable[i / kVariants], variant / 2 ? Type::kFp16 : Type::kBf16, variant % 2 == 1};
+template <class Rows, int kNumber>
+Outcome launch(const Forward& f, cudaStream_t stream) {
+  constexpr Config C = config<Rows>(kNumber);
+  constexpr int kThreads = Kernel<C>::kThreads, kShared = sizeof(typename Kernel<C>::Smem);
+  const auto kernel = entry<Rows, kNumber>;
+  int device = 0, processors = 0;
+  cudaError_t code = cudaGetDevice(&device);
+  if (code != cudaSuccess) return {code, "cudaGetDevice"};
+  code = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (code != cudaSuccess) return {code, "cudaDeviceGetAttribute"};
+  // Before the driver encodes maps, which it refuses to a thread without a context.
+  code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  if (code != cudaSuccess) return {code, "cudaFuncSetAttribute"};
+  Parameters p = {};
+  if (!fill<C>(&p, trimmed(f))) return {cudaErrorInvalidValue, "cuTensorMapEncodeTiled"};
+  if (p.counter) code = cudaMemsetAsync(p.counter, 0, sizeof(int), stream);
+  if (code != cudaSuccess) return {code, "cudaMemsetAsync"};
+  kernel<<<std::min(processors, p.order.count()), kThreads, kShared, stream>>>(p);
+  return {cudaGetLastError(), "the launch"};
 }
-template <size_t... I>
-constexpr std::array<Launch, sizeof...(I)> launchers(std::index_sequence<I...>) {
-  return {launch<config(I)>...};
+
+using Launch = Outcome (*)(const Forward&, cudaStream_t);
+template <class Rows, int... kNumber>
+constexpr std::array<Launch, sizeof...(kNumber)> launchers(std::integer_sequence<int, kNumber...>) {
+  return {launch<Rows, kNumber>...};
 }
-constexpr auto kLaunch = launchers(std::make_index_sequence<kVariants * std::size(kTable)>());
+template <class Rows>
+constexpr int kCount = int{std::size(Rows::rows)} * Rows::variants;
+template <class Rows>
+constexpr auto kLaunch = launchers<Rows>(std::make_integer_sequence<int, kCount<Rows>>());
+
+constexpr bool masked(const Band& b) { return b.lo > -kUnbounded || b.hi < kUnbounded; }
+template <class Rows>
+Outcome launch_row(int row, const Forward& f, cudaStream_t stream) {
+  const int variant = (f.type == Type::kFp16) * 2 + masked(f.band);
+  if (variant >= Rows::variants) return {cudaErrorInvalidValue, "fp16 for rows of bf16 only"};
+  return kLaunch<Rows>[row * Rows::variants + variant](f, stream);
+}
 
 }  // namespace
 
@@ -439,13 +470,15 @@ int forward_row(int dim, int dim_v) {
   return found == std::end(kTable) ? -1 : static_cast<int>(found - kTable);
 }
 
-cudaError_t forward(const Forward& f, cudaStream_t stream) {
+Outcome forward(const Forward& f, cudaStream_t stream) {
+  const auto refused = [](const char* why) { return Outcome{cudaErrorInvalidValue, why}; };
   const int row = forward_row(f.dim, f.dim_v);
-  const bool sixteen = f.type == Type::kBf16 || f.type == Type::kFp16;
-  const bool masked = f.band.lo > -kUnbounded || f.band.hi < kUnbounded;
-  if (row < 0 || !sixteen || !(f.scale > 0) || (masked && !f.counter)) return cudaErrorInvalidValue;
-  if (f.rows_q == 0 || f.heads == 0 || f.batch == 0) return cudaSuccess;
-  return kLaunch[row * kVariants + (f.type == Type::kFp16) * 2 + masked](f, stream);
+  if (row < 0) return refused("head dimensions beyond the table");
+  if (f.type != Type::kBf16 && f.type != Type::kFp16) return refused("a type not of 16 bits");
+  if (!(f.scale > 0)) return refused("a scale that is not positive");
+  if (masked(f.band) && !f.counter) return refused("a mask without a counter");
+  if (f.rows_q == 0 || f.heads == 0 || f.batch == 0) return {cudaSuccess, "nothing to do"};
+  return launch_row<Table>(row, f, stream);
 }
 
 }  // namespace tea::hopper

@@ -33,8 +33,14 @@ struct Forward {
 // are filled up with zeros by the copy engine.
 int forward_row(int dim, int dim_v);
 
+// A code, and the call of CUDA that gave it or the reason for which the arguments were refused.
+struct Outcome {
+  cudaError_t code;
+  const char* what;
+};
+
 // Launches, and allocates nothing. cudaErrorInvalidValue if no row serves it, or if the copy engine
 // cannot address a tensor: pointers and strides are multiples of 16 bytes, strides below 2^40.
-cudaError_t forward(const Forward& f, cudaStream_t stream);
+Outcome forward(const Forward& f, cudaStream_t stream);
 
 }  // namespace tea::hopper

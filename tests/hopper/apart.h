@@ -1,22 +1,59 @@
 // Work on the device in a process of its own: a fault there ends all work of the process.
 #pragma once
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <string>
 
 namespace tea {
 
-// The exit status of `work`, or 128 + its signal. The caller must not have touched the device.
+struct Apart {
+  std::string name;
+  pid_t child;
+};
+
+inline char work_at_hand[256] = "nothing noted";
+
+// What the time limit's message names.
+inline void note_work(const std::string& what) {
+  snprintf(work_at_hand, sizeof work_at_hand, "%s", what.c_str());
+}
+
+inline void say_late(int) {
+  constexpr char kLate[] = "FAILED, out of time in: ";
+  (void)!write(1, kLate, sizeof kLate - 1);
+  (void)!write(1, work_at_hand, strlen(work_at_hand));
+  (void)!write(1, "\n", 1);
+  _exit(128 + SIGALRM);
+}
+
+// Starts `work` in a child that is ended after `seconds` (0: never). The caller must not have
+// touched the device.
 template <class Work>
-int run_apart(Work&& work) {
+Apart start_apart(const std::string& name, int seconds, Work&& work) {
   fflush(stdout);
   const pid_t child = fork();
-  if (child == 0) exit(work());
+  if (child != 0) return {name, child};
+  setvbuf(stdout, nullptr, _IOLBF, 0);  // what a child said survives its end
+  signal(SIGALRM, say_late);
+  alarm(static_cast<unsigned>(seconds));
+  exit(work());
+}
+
+// The exit status of the work, or 128 + its signal.
+inline int wait_apart(const Apart& a) {
   int status = 0;
-  if (child < 0 || waitpid(child, &status, 0) != child) return 1;
+  if (a.child < 0 || waitpid(a.child, &status, 0) != a.child) return 1;
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+template <class Work>
+int run_apart(Work&& work) {
+  return wait_apart(start_apart("", 0, work));
 }
 
 }  // namespace tea

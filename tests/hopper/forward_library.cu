@@ -1,5 +1,7 @@
 // The forward pass as a library that Python loads to time it beside its peers, with the candidates
 // for its table: it includes the source to reach the kernel behind that table.
+#include <cstdio>
+
 #include "hopper/forward.cu"
 
 namespace tea::hopper {
@@ -17,24 +19,23 @@ constexpr Row kCandidates[] = {
     {256, 256, 2, 64, 1, false, true},
 };
 
-constexpr Config candidate(size_t i) { return {kCandidates[i / 2], Type::kBf16, i % 2 == 1}; }
-template <size_t... I>
-constexpr std::array<Launch, sizeof...(I)> candidates(std::index_sequence<I...>) {
-  return {launch<candidate(I)>...};
-}
-constexpr auto kLaunchCandidate =
-    candidates(std::make_index_sequence<2 * std::size(kCandidates)>());
+struct Candidates {
+  static constexpr const auto& rows = kCandidates;
+  static constexpr int variants = 2;
+};
 
 }  // namespace
 }  // namespace tea::hopper
 
 extern "C" {
 
-// Returns the CUDA error code. row: -1 for what the table chooses, else a candidate.
+// Returns the CUDA error code, and says on stderr which call gave it. row: -1 for what the table
+// chooses, else a candidate.
 int hopper_forward(int row, const tea::hopper::Forward* f, cudaStream_t stream) {
   using namespace tea::hopper;
-  if (row < 0) return forward(*f, stream);
-  return kLaunchCandidate[2 * row + (f->band.hi < tea::kUnbounded)](*f, stream);
+  const Outcome o = row < 0 ? forward(*f, stream) : launch_row<Candidates>(row, *f, stream);
+  if (o.code != cudaSuccess) fprintf(stderr, "%s: %s\n", o.what, cudaGetErrorString(o.code));
+  return o.code;
 }
 
 // {dim, dim_v, consumers, cols, q_stages, turns, rescale_early} of a candidate; 0 past the last.

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Builds and runs, on a machine with an sm_90 device, the tests of the device words and the probes.
 
-usage: measure.py FOLDER    logs and facts.jsonl go to FOLDER; a summary is printed.
+usage: measure.py FOLDER [PART...]    logs and facts.jsonl go to FOLDER; a summary is printed.
+
+Parts, all of them unless named: words, forward, peers, profile, memcheck, probes, boxes, torch,
+stable.
 """
 
 import concurrent.futures
@@ -20,7 +23,6 @@ PROBES = (
     "device",
     "launch_cost",
     "map_cost",
-    "box_limits",
     "capture_first",
     "capture_attributes",
     "capture_driver_first",
@@ -115,31 +117,54 @@ def build(m: Measurement, target: Path) -> None:
     for name, sources in programs.items():
         shared = ["-shared"] if name.endswith(".so") else []
         m.run(f"link {name}", [*NVCC, *shared, *map(object_of, sources), "-o", target / name])
-    library = [*NVCC, "-Xfatbin=--compress-mode=size", "-Xcompiler=-fPIC", "-shared"]
-    m.run("build many", [*library, HERE / "probe/many.cu", "-o", target / "many.so"])
 
 
-def run_tests(m: Measurement, programs: Path) -> None:
-    """The words and the forward pass, alone and under the memory checker (fewer cases of it)."""
-    memcheck = ["compute-sanitizer", "--tool", "memcheck", "--target-processes", "all"]
+def run_words(m: Measurement, programs: Path) -> None:
     print(m.run("words", [programs / "words"])[-3000:])
-    print(m.run("forward", [programs / "check_forward"], 180)[-3000:])
-    print(m.run("words under memcheck", [*memcheck, programs / "words"], 120)[-800:])
+
+
+def run_forward(m: Measurement, programs: Path) -> None:
+    """Whether every kernel is one that CUDA knows, then every case of the forward pass."""
+    for name, source in (
+        ("check", "src_hopper_forward.cu"),
+        ("so", "tests_hopper_forward_library.cu"),
+    ):
+        m.run(
+            f"registered {name}",
+            [sys.executable, HERE / "registered.py", "entry", programs / f"{source}.o"],
+        )
+    print(m.run("forward", [programs / "check_forward"], 120)[-6000:])
+
+
+def run_memcheck(m: Measurement, programs: Path) -> None:
+    """The words and the forward pass (fewer cases of it) under the memory checker."""
+    memcheck = ["compute-sanitizer", "--tool", "memcheck", "--target-processes", "all"]
+    print(m.run("words under memcheck", [*memcheck, programs / "words"], 60)[-800:])
     print(
-        m.run("forward under memcheck", [*memcheck, programs / "check_forward", "29"], 120)[-800:]
+        m.run("forward under memcheck", [*memcheck, programs / "check_forward", "29"], 100)[-2000:]
     )
 
 
+def peers_command(programs: Path) -> list:
+    return [sys.executable, HERE / "probe/forward_peers.py", programs / "forward.so"]
+
+
 def run_peers(m: Measurement, programs: Path) -> None:
-    """Times beside the peers', and one profile."""
-    script = [sys.executable, HERE / "probe/forward_peers.py", programs / "forward.so"]
-    m.run("peers", script, 240)
+    """Times beside the peers'."""
+    m.run("peers", peers_command(programs), 240)
+
+
+def run_profile(m: Measurement, programs: Path) -> None:
     profile = ["ncu", "--clock-control", "none", "--set", "full", "-f", "-k", "regex:entry"]
     profile += ["--launch-skip", "2", "--launch-count", "1", "-o", m.folder / "forward"]
-    m.run("profile", [*profile, *script, "128", "4096", "causal"], 120)
+    m.run("profile", [*profile, *peers_command(programs), "128", "4096", "causal"], 60)
     report = m.folder / "forward.ncu-rep"
     text = m.run("profile text", ["ncu", "--import", report, "--page", "details"], 60)
     (m.folder / "ncu.txt").write_text(text)
+
+
+def run_boxes(m: Measurement, programs: Path) -> None:
+    m.run("box_limits LAZY", [programs / "probe", "box_limits"], CUDA_MODULE_LOADING="LAZY")
 
 
 def run_probes(m: Measurement, programs: Path) -> None:
@@ -149,22 +174,45 @@ def run_probes(m: Measurement, programs: Path) -> None:
         for loading in loadings:
             name = f"{probe} {loading}"
             m.run(name, [programs / "probe", probe], CUDA_MODULE_LOADING=loading)
+    library = [*NVCC, "-Xfatbin=--compress-mode=size", "-Xcompiler=-fPIC", "-shared"]
+    m.run("build many", [*library, HERE / "probe/many.cu", "-o", programs / "many.so"])
     for loading in ("LAZY", "EAGER"):
         command = [sys.executable, "-c", FIRST_CALL, programs / "many.so"]
         m.run(f"first call {loading}", command, CUDA_MODULE_LOADING=loading)
 
 
+def run_torch(m: Measurement, _: Path) -> None:
+    m.run("torch", [sys.executable, HERE / "probe/torch_facts.py"], 180)
+
+
+def run_stable(m: Measurement, programs: Path) -> None:
+    m.run("stable", [sys.executable, HERE / "probe/stable_abi.py", programs], 240)
+
+
+PARTS = {
+    "words": run_words,
+    "forward": run_forward,
+    "peers": run_peers,
+    "profile": run_profile,
+    "memcheck": run_memcheck,
+    "probes": run_probes,
+    "boxes": run_boxes,
+    "torch": run_torch,
+    "stable": run_stable,
+}
+
+
 def main() -> None:
-    folder = Path(sys.argv[1])
-    m = Measurement(folder)
+    folder, *parts = sys.argv[1:]
+    unknown = set(parts) - set(PARTS)
+    if unknown:
+        raise SystemExit(f"unknown parts {sorted(unknown)}: need some of {list(PARTS)}")
+    m = Measurement(Path(folder))
     programs = ROOT / "build" / "measure"
     m.run("machine", ["nvidia-smi"])
     build(m, programs)
-    run_tests(m, programs)
-    run_peers(m, programs)
-    run_probes(m, programs)
-    m.run("torch", [sys.executable, HERE / "probe/torch_facts.py"], 180)
-    m.run("stable", [sys.executable, HERE / "probe/stable_abi.py", programs], 240)
+    for part in parts or PARTS:
+        PARTS[part](m, programs)
 
 
 if __name__ == "__main__":
