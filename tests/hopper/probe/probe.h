@@ -41,7 +41,7 @@ void map_cost();       // host time of encoding a tensor map, and what it accept
 void capture_first();  // the process's first launch of a kernel, inside a stream capture
 void capture_attributes();
 void capture_driver_first();  // the process's first runtime call of all, likewise
-void box_limits();            // how far outside a tensor a box may start
+void box_limits();            // where a box may start
 void guard_read();            // a read past a mapping's end faults
 void guard_box();             // a box that ends outside the tensor, at the mapping's end, does not
 
