@@ -1,0 +1,109 @@
+"""The C API of TE Attention through ctypes, on tensors of PyTorch that lie on the CPU."""
+
+import ctypes
+import re
+from pathlib import Path
+
+import torch
+
+HEADER = Path(__file__).resolve().parents[1] / "include" / "te_attention.h"
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+PROBLEM_BYTES = 464  # sizeof(tea_problem), which tea_problem_parse fills
+
+
+def tensor_indices() -> dict[str, int]:
+    """The enum tea_tensor, read from the header: names without the prefix."""
+    body = HEADER.read_text().split("typedef enum tea_tensor")[1].split("} tea_tensor")[0]
+    return {name: int(index) for name, index in re.findall(r"TEA_(\w+) = (\d+)", body)}
+
+
+INDEX = tensor_indices()
+
+
+class Run(ctypes.Structure):
+    """struct tea_run."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_uint32),
+        ("tensor_count", ctypes.c_uint32),
+        ("tensors", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_uint64),
+        ("stream", ctypes.c_void_p),
+        ("sizes", ctypes.c_int64 * 7),
+        ("origin", ctypes.c_int64 * 4),
+        ("origin_device", ctypes.c_void_p),
+        ("status", ctypes.c_void_p),
+    )
+
+
+class Library:
+    """libte_attention.so."""
+
+    def __init__(self, path: Path) -> None:
+        """Loads it."""
+        self._lib = ctypes.CDLL(str(path))
+        self._lib.tea_error.restype = ctypes.c_char_p
+        self._lib.tea_plan_engine.restype = ctypes.c_char_p
+
+    def require(self, function: str, *arguments: object) -> None:
+        """Calls a function that returns a status; raises what tea_error() says."""
+        if getattr(self._lib, function)(*arguments):
+            raise RuntimeError(f"{function}: {self._lib.tea_error().decode()}")
+
+    def engine_of(self, plan: ctypes.c_void_p) -> str:
+        """The name of the engine behind a plan."""
+        return self._lib.tea_plan_engine(plan).decode()
+
+
+def strides(tensor: torch.Tensor) -> str:
+    """The strides of a [batch, head, row, dim] tensor as problem text: batch, row, head."""
+    batch, head, row, _ = tensor.stride()
+    return f"{batch},{row},{head}"
+
+
+class Attention:
+    """One planned problem on fixed tensors of shape [batch, head, row, dim]."""
+
+    def __init__(
+        self, library: Library, options: str, tensors: dict[str, torch.Tensor], engine: str = ""
+    ) -> None:
+        """Plans. `tensors`: by name of tea_tensor, with Q, K, V and O. `options`: problem text."""
+        self._library, self._kept = library, tensors
+        q, k = tensors["Q"], tensors["K"]
+        text = (
+            f"dtype={NAMES[q.dtype]} batch={q.shape[0]} heads_q={q.shape[1]} heads_kv={k.shape[1]} "
+            f"seqlen_q={q.shape[2]} seqlen_kv={k.shape[2]} dim_qk={q.shape[3]} {options}"
+        )
+        sides = ("Q", "K", "V", "O", "DOUT", "DQ", "DK", "DV")
+        for name in sides:
+            if name in tensors:
+                text += f" {name.lower()}={strides(tensors[name])}"
+        problem = ctypes.create_string_buffer(PROBLEM_BYTES)
+        library.require("tea_problem_parse", text.encode(), problem)
+        self._plan = ctypes.c_void_p()
+        library.require("tea_plan_create", problem, -1, engine.encode(), ctypes.byref(self._plan))
+        self.engine = library.engine_of(self._plan)
+        self._run = self._make_run(problem)
+
+    def _make_run(self, problem: ctypes.Array) -> Run:
+        need = (ctypes.c_uint64(), ctypes.c_uint64())
+        self._library.require("tea_workspace_bound", problem, None, *map(ctypes.byref, need))
+        size = max(n.value for n in need)
+        self._memory = torch.empty(size + 256, dtype=torch.uint8)
+        pointers = (ctypes.c_void_p * INDEX["TENSOR_COUNT"])()
+        for name, tensor in self._kept.items():
+            pointers[INDEX[name]] = tensor.data_ptr()
+        self._pointers = pointers
+        run = Run(struct_size=ctypes.sizeof(Run), tensor_count=len(pointers), workspace_bytes=size)
+        run.tensors = ctypes.addressof(pointers)
+        run.workspace = (self._memory.data_ptr() + 255) // 256 * 256
+        return run
+
+    def forward(self) -> None:
+        """Writes O, and LSE where the problem asks for it."""
+        self._library.require("tea_forward", self._plan, ctypes.byref(self._run))
+
+    def backward(self) -> None:
+        """Writes DQ, DK, DV, and DBIAS where it is given."""
+        self._library.require("tea_backward", self._plan, ctypes.byref(self._run))
