@@ -2,6 +2,7 @@
 #include "cpu/pool.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -58,7 +59,10 @@ int wanted_threads() {
 class Pool {
  public:
   explicit Pool(int threads) {
-    for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { loop(); });
+    try {
+      for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { loop(); });
+    } catch (...) {  // the process may start no more: those that run are enough
+    }
   }
   ~Pool() {
     {
@@ -69,8 +73,10 @@ class Pool {
     for (std::thread& t : threads_) t.join();
   }
 
-  void run(Job& job) {
-    const std::lock_guard one_at_a_time(run_mutex_);
+  // False if another call has the threads: the caller is better off alone than waiting.
+  bool run(Job& job) {
+    const std::unique_lock one_at_a_time(run_mutex_, std::try_to_lock);
+    if (!one_at_a_time) return false;
     {
       const std::lock_guard lock(mutex_);
       job_ = &job;
@@ -81,6 +87,7 @@ class Pool {
     std::unique_lock lock(mutex_);
     job_ = nullptr;  // a thread that wakes late finds nothing
     done_.wait(lock, [&] { return busy_ == 0; });
+    return true;
   }
 
  private:
@@ -109,6 +116,26 @@ class Pool {
   bool stop_ = false;
 };
 
+// The process's pool. A forked child inherits its memory but not its threads, and perhaps a locked
+// mutex: it must neither use nor destroy it.
+class Owned {
+ public:
+  ~Owned() {
+    if (mine()) delete pool_;
+  }
+  bool run(Job& job) { return mine() && pool_->run(job); }
+
+ private:
+  bool mine() const { return getpid() == owner_; }
+  const pid_t owner_ = getpid();
+  Pool* const pool_ = new Pool(thread_count());
+};
+
+bool run_on_pool(Job& job) {
+  static Owned pool;
+  return pool.run(job);
+}
+
 }  // namespace
 
 int thread_count() {
@@ -118,13 +145,11 @@ int thread_count() {
 
 void parallel_for(int64_t count, const std::function<void(int64_t)>& body) {
   Job job{count, body, {}, {}, {}};
-  if (inside || count <= 1 || thread_count() == 1) {
+  const bool alone = inside || count <= 1 || thread_count() == 1;
+  if (alone || !run_on_pool(job)) {
     const bool outer = inside;
     job.work();
     inside = outer;
-  } else {
-    static Pool pool(thread_count());
-    pool.run(job);
   }
   if (job.error) std::rethrow_exception(job.error);
 }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -44,7 +45,7 @@ TEST(Pool, AnExceptionArrivesAfterTheOthersFinished) {
   EXPECT_EQ(finished, 109);
 }
 
-TEST(Pool, CallersFromManyThreadsTakeTurns) {
+TEST(Pool, CallersFromManyThreadsDoNotMix) {
   std::atomic<int> sum{0};
   std::vector<std::thread> callers;
   for (int t = 0; t < 6; ++t)
@@ -53,6 +54,35 @@ TEST(Pool, CallersFromManyThreadsTakeTurns) {
     });
   for (std::thread& t : callers) t.join();
   EXPECT_EQ(sum, 6 * 50 * 5);
+}
+
+TEST(Pool, ACallWhileAnotherHasTheThreadsDoesNotWait) {
+  std::atomic<bool> holds{false}, release{false};
+  std::thread holder([&] {
+    parallel_for(2, [&](int64_t) {
+      holds = true;
+      while (!release) std::this_thread::yield();
+    });
+  });
+  while (!holds) std::this_thread::yield();
+  const auto id = std::this_thread::get_id();
+  int ran = 0;
+  parallel_for(5, [&](int64_t) { ran += std::this_thread::get_id() == id; });  // or never returns
+  EXPECT_EQ(ran, 5);
+  release = true;
+  holder.join();
+}
+
+// The threads of the parent do not exist in a forked child.
+TEST(Pool, AForkedChildComputesAndExits) {
+  parallel_for(8, [](int64_t) {});
+  EXPECT_EXIT(
+      {
+        std::atomic<int> sum{0};
+        parallel_for(100, [&](int64_t) { ++sum; });
+        std::exit(sum == 100 ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 TEST(Pool, HasAtLeastTheCallersThread) { EXPECT_GE(thread_count(), 1); }
