@@ -16,15 +16,21 @@ struct Side {
 bool given(const tea_strides& s) { return s.batch || s.seq || s.head; }
 bool given(const tea_bias_strides& s) { return s.batch || s.head || s.row || s.col; }
 
+// a * b of sizes, or a stride that check_shapes refuses: the product of two sizes may overflow.
+int64_t times(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
 tea_strides default_strides(const Side& side) {
   const int64_t row = int64_t{side.heads} * side.dim;
   switch (side.form) {
     case TEA_RAGGED:
       return {0, row, side.dim};
     case TEA_PAGED:
-      return {side.page_size * row, row, side.dim};
+      return {times(side.page_size, row), row, side.dim};
     default:
-      return {side.rows * row, row, side.dim};
+      return {times(side.rows, row), row, side.dim};
   }
 }
 
@@ -35,7 +41,7 @@ tea_strides resolve(const tea_strides& s, const Side& side) {
 tea_strides resolve_lse(const Problem& p, int64_t rows) {
   if (given(p.lse)) return p.lse;
   if (p.q_form == TEA_RAGGED) return {0, p.heads_q, 1};
-  return {p.heads_q * rows, 1, rows};
+  return {times(p.heads_q, rows), 1, rows};
 }
 
 tea_bias_strides resolve_bias(const Problem& p, const tea_bias_strides& s, const Geometry& g) {
@@ -46,7 +52,7 @@ tea_bias_strides resolve_bias(const Problem& p, const tea_bias_strides& s, const
     const auto dense = [&](int bit, int64_t size) {
       if (broadcast & bit) return int64_t{0};
       const int64_t stride = next;
-      next *= size;
+      next = times(next, size);
       return stride;
     };
     out.col = dense(TEA_BROADCAST_COL, g.max_kv);
@@ -121,9 +127,9 @@ bool overlaps(Shape s) {
 }
 
 void check_shapes(const Problem& p, const Geometry& g) {
-  constexpr tea_tensor strided[] = {TEA_Q,    TEA_K,       TEA_V,    TEA_O,  TEA_LSE,
-                                    TEA_MAX,  TEA_SUM_EXP, TEA_DQ,   TEA_DK, TEA_DV,
-                                    TEA_DOUT, TEA_BIAS,    TEA_DBIAS};
+  constexpr tea_tensor strided[] = {
+      TEA_Q,  TEA_K,  TEA_V,    TEA_O,    TEA_LSE,   TEA_MAX,    TEA_SUM_EXP, TEA_DQ,
+      TEA_DK, TEA_DV, TEA_DOUT, TEA_BIAS, TEA_DBIAS, TEA_SLOPES, TEA_TABLE_K, TEA_TABLE_V};
   for (const tea_tensor t : strided) {
     const TensorInfo& info = tensor_info(t);
     const bool forward = info.forward(p) != Use::kUnused,
@@ -131,9 +137,10 @@ void check_shapes(const Problem& p, const Geometry& g) {
     if (!forward && !(p.training && backward)) continue;
     const Shape shape = info.shape(p, g);
     __int128 span = 1;
-    for (int i = 0; i < shape.rank; ++i)
+    constexpr __int128 kLimit = __int128{1} << 60;
+    for (int i = 0; i < shape.rank && span < kLimit; ++i)
       span += static_cast<__int128>(shape.size[i]) * shape.stride[i];
-    TEA_REQUIRE(span < (__int128{1} << 60), std::string(info.name) + " with its strides",
+    TEA_REQUIRE(span < kLimit, std::string(info.name) + " with its strides",
                 "larger than 2^60 elements", "a smaller extent");
     const bool written = (forward && info.written_forward) || (backward && info.written_backward);
     TEA_REQUIRE(!written || shape.elements() == 0 || !overlaps(shape), std::string(info.name),
@@ -186,7 +193,8 @@ Geometry geometry(const Problem& p, const tea_run* run) {
     g.tokens_q = run->tokens_q, g.tokens_kv = run->tokens_kv;
     g.pages_k = run->pages_k, g.pages_v = run->pages_v;
   }
-  if (p.kv_form == TEA_PAGED) g.table_pages = (g.max_kv + p.page_size - 1) / p.page_size;
+  if (p.kv_form == TEA_PAGED)
+    g.table_pages = g.max_kv / p.page_size + (g.max_kv % p.page_size != 0);
   resolve_strides(p, g);
   check_shapes(p, g);
   return g;

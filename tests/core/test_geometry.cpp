@@ -89,5 +89,26 @@ TEST(Geometry, SixtyFourBitExtents) {
   EXPECT_THROW(geometry(huge, nullptr), Error);
 }
 
+// Products of sizes beyond 64 bits must not wrap around to something that looks small.
+TEST(Geometry, SizesWhoseProductOverflowsAreRefused) {
+  const std::string base = "dtype=fp32 heads_q=1 heads_kv=1 dim_qk=8 ";
+  for (const char* sizes :
+       {"batch=1 seqlen_q=1152921504606846976 seqlen_kv=1",
+        "batch=1 seqlen_q=1 seqlen_kv=2305843009213693952",
+        "batch=9223372036854775807 seqlen_q=1 seqlen_kv=1 q=9223372036854775807,"
+        "9223372036854775807,9223372036854775807",
+        "batch=2 seqlen_q=4294967296 seqlen_kv=4294967296 bias=post_scale"})
+    EXPECT_THROW(geometry(Problem::parse(base + sizes), nullptr), Error) << sizes;
+  Problem paged = Problem::parse(base + "kv_form=paged page_size=2 outputs=lse");
+  tea_run run = sized(1, 0, INT64_MAX);
+  run.pages_k = run.pages_v = 1;
+  EXPECT_THROW(geometry(paged, &run), Error) << "a table without end";
+  run.max_kv = 3;
+  EXPECT_EQ(geometry(paged, &run).table_pages, 2);
+  paged.table_k_stride = INT64_MAX;
+  run.batch = 4;
+  EXPECT_THROW(geometry(paged, &run), Error) << "a table wider than memory";
+}
+
 }  // namespace
 }  // namespace tea
