@@ -154,7 +154,7 @@ typedef enum tea_tensor {
   TEA_MAX = 5,     /* fp32 largest logit of the row, without the sink */
   TEA_SUM_EXP = 6, /* fp32 exp(LSE - MAX) */
   TEA_BIAS = 7,
-  TEA_SINK = 8,
+  TEA_SINK = 8, /* backward reads it only for TEA_DSINK: NULL where that is */
   TEA_SLOPES = 9,
   TEA_CU_SEQLENS_Q = 10, /* int32 [batch + 1] */
   TEA_CU_SEQLENS_KV = 11,
@@ -171,7 +171,8 @@ typedef enum tea_tensor {
   TEA_DSINK = 22, /* fp32 [heads_q] */
   TEA_DLSE = 23,
   /* FP8. NULL scale: 1 (k, v: as q; dk, dv: as dq). NULL amax: not recorded (dk, dv: in dq's). amax
-     is the maximum of the value already there and the largest magnitude before scaling. */
+     is the maximum of the value already there and the largest magnitude before scaling. dP is cast
+     to the type of dO, or to E5M2 where dO is not fp8. */
   TEA_Q_SCALE_INV = 24,
   TEA_K_SCALE_INV = 25,
   TEA_V_SCALE_INV = 26,
@@ -196,7 +197,7 @@ typedef enum tea_tensor {
 
 /* Bits of the status word: nonsense found in device-resident metadata. Values were clamped to
    capacity; no memory outside the tensors was touched. */
-enum { TEA_STATUS_BAD_LENGTHS = 1, TEA_STATUS_BAD_PAGE = 2 };
+enum { TEA_STATUS_BAD_LENGTHS = 1, TEA_STATUS_BAD_PAGE = 2, TEA_STATUS_BAD_ORIGIN = 4 };
 
 /* One execution: pointers and the sizes that the problem leaves open. For host plans all pointers
    are host pointers and stream is ignored; for device plans they are device pointers (but `tensors`
@@ -213,7 +214,7 @@ typedef struct tea_run {
    */
   int64_t batch, max_q, max_kv, tokens_q, tokens_kv, pages_k, pages_v;
   /* Where this shard lies in the global problem: batch, head, row, column. Rows and columns shift
-     masks and ALiBi; all four shift dropout. */
+     masks and ALiBi; all four shift dropout. From 0 to 2^40. */
   int64_t origin[4];
   const int64_t* origin_device; /* int64[4] beside the tensors, used instead of `origin`; or NULL */
   int32_t* status;              /* one word, bits are OR-ed in; or NULL */

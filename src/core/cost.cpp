@@ -54,21 +54,21 @@ uint64_t tensor_bytes(const Problem& p, const Geometry& g, const Totals& t, cons
   auto elements = static_cast<uint64_t>(shape.elements());
   if (!written) switch (info.index) {
       case TEA_Q:
-        elements = t.rows_q * static_cast<uint64_t>(p.heads_q * p.dim_qk);
+        elements = t.rows_q * static_cast<uint64_t>(int64_t{p.heads_q} * p.dim_qk);
         break;
       case TEA_O:
       case TEA_DOUT:
-        elements = t.rows_q * static_cast<uint64_t>(p.heads_q * p.v_dim());
+        elements = t.rows_q * static_cast<uint64_t>(int64_t{p.heads_q} * p.v_dim());
         break;
       case TEA_LSE:
       case TEA_DLSE:
         elements = t.rows_q * static_cast<uint64_t>(p.heads_q);
         break;
       case TEA_K:
-        elements = t.rows_kv * static_cast<uint64_t>(p.heads_kv * p.dim_qk);
+        elements = t.rows_kv * static_cast<uint64_t>(int64_t{p.heads_kv} * p.dim_qk);
         break;
       case TEA_V:
-        elements = t.rows_kv * static_cast<uint64_t>(p.heads_kv * p.v_dim());
+        elements = t.rows_kv * static_cast<uint64_t>(int64_t{p.heads_kv} * p.v_dim());
         break;
       default:
         break;
@@ -87,6 +87,7 @@ uint64_t bytes(const Problem& p, const Geometry& g, const Totals& t, Direction d
 
 tea_cost cost(const Problem& p, const tea_run* run) {
   const Geometry g = geometry(p, run);
+  if (run) check_origin(*run);
   const Totals t = count(p, g, run);
   const auto qk = static_cast<uint64_t>(p.dim_qk), v = static_cast<uint64_t>(p.v_dim());
   tea_cost out{};

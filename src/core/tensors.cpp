@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "math/mask.h"
 
 namespace tea {
 namespace {
@@ -24,6 +25,7 @@ Use bias(P p) { return need(p.bias); }
 Use bias_training(P p) { return need(p.bias && p.training); }
 Use dbias(P p) { return may(p.bias && p.training); }
 Use sink(P p) { return need(p.softmax == TEA_SOFTMAX_LEARNABLE); }
+Use sink_backward(P p) { return may(p.softmax == TEA_SOFTMAX_LEARNABLE); }
 Use dsink(P p) { return may(p.softmax != TEA_SOFTMAX_VANILLA && p.training); }
 Use slopes(P p) { return need(p.alibi == TEA_ALIBI_SLOPES); }
 Use cu_q(P p) { return need(p.q_form != TEA_DENSE); }
@@ -116,7 +118,7 @@ constexpr TensorInfo kTensors[] = {
     {TEA_MAX, "MAX", Type::kFp32, max, never, kOut, kIn, on_lse},
     {TEA_SUM_EXP, "SUM_EXP", Type::kFp32, sum_exp, never, kOut, kIn, on_lse},
     {TEA_BIAS, "bias", Type::kBias, bias, bias_training, kIn, kIn, on_bias<&G::bias>},
-    {TEA_SINK, "sink", Type::kFp32, sink, sink, kIn, kIn, heads},
+    {TEA_SINK, "sink", Type::kFp32, sink, sink_backward, kIn, kIn, heads},
     {TEA_SLOPES, "slopes", Type::kFp32, slopes, slopes, kIn, kIn, on_slopes},
     {TEA_CU_SEQLENS_Q, "cu_seqlens_q", Type::kInt32, cu_q, cu_q, kIn, kIn, lengths},
     {TEA_CU_SEQLENS_KV, "cu_seqlens_kv", Type::kInt32, cu_kv, cu_kv, kIn, kIn, lengths},
@@ -191,6 +193,14 @@ void check_tensor(const Problem& p, const Run& run, const TensorInfo& info, Dire
                   (main ? " (or a smaller problem.alignment)" : ""));
 }
 
+// The one pair of tensors of which one asks for the other.
+void check_sink(const Problem& p, const Run& run, Direction d) {
+  const bool needed =
+      d == Direction::kBackward && p.softmax == TEA_SOFTMAX_LEARNABLE && run.tensor[TEA_DSINK];
+  TEA_REQUIRE(!needed || run.tensor[TEA_SINK], "tensor sink", run.tensor[TEA_SINK],
+              "memory for its elements where tensor dsink is given (or dsink NULL too)");
+}
+
 void import_tensors(const tea_run& from, Run& run) {
   TEA_REQUIRE(from.tensors || !from.tensor_count, "run.tensors", from.tensors,
               "an array of pointers");
@@ -207,7 +217,10 @@ void import_tensors(const tea_run& from, Run& run) {
 
 int64_t Shape::elements() const {
   int64_t n = 1;
-  for (int i = 0; i < rank; ++i) n *= size[i];
+  for (int i = 0; i < rank; ++i)
+    if (size[i] == 0) return 0;
+  for (int i = 0; i < rank; ++i)
+    if (__builtin_mul_overflow(n, size[i], &n)) return INT64_MAX;
   return n;
 }
 
@@ -265,6 +278,14 @@ tea_run zero_extended(const tea_run* caller) {
   return run;
 }
 
+void check_origin(const tea_run& run) {
+  constexpr const char* kOrigin[] = {"run.origin[0]", "run.origin[1]", "run.origin[2]",
+                                     "run.origin[3]"};
+  for (int i = 0; i < 4; ++i)
+    TEA_REQUIRE(run.origin[i] >= 0 && run.origin[i] <= kMaxOrigin, kOrigin[i], run.origin[i],
+                "0 or more, at most 2^40");
+}
+
 const TensorInfo& tensor_info(tea_tensor index) { return kTensors[index]; }
 
 std::span<const TensorInfo> tensor_table() { return kTensors; }
@@ -276,15 +297,15 @@ Run import_run(const Problem& p, const tea_run* caller, Direction d,
   run.size = geometry(p, &from);
   import_tensors(from, run);
   for (const TensorInfo& info : kTensors) check_tensor(p, run, info, d);
+  check_sink(p, run, d);
   const uint64_t needed = workspace ? workspace(p, run.size, d) : 0;
   TEA_REQUIRE(from.workspace_bytes >= needed, "run.workspace_bytes", from.workspace_bytes,
               "at least " + shown(needed));
   TEA_REQUIRE(!needed || (from.workspace && is_aligned(from.workspace, 256)), "run.workspace",
               from.workspace, "memory aligned to 256 bytes");
-  constexpr const char* kOrigin[] = {"run.origin[0]", "run.origin[1]", "run.origin[2]",
-                                     "run.origin[3]"};
-  for (int i = 0; i < 4; ++i)
-    TEA_REQUIRE(from.origin[i] >= 0, kOrigin[i], from.origin[i], "0 or more");
+  check_origin(from);
+  TEA_REQUIRE(is_aligned(from.status, sizeof *from.status), "run.status", "not aligned",
+              "an address that is a multiple of 4");
   run.workspace = from.workspace, run.stream = from.stream;
   std::memcpy(run.origin, from.origin, sizeof run.origin);
   run.origin_device = from.origin_device, run.status = from.status;

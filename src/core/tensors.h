@@ -14,7 +14,7 @@ enum class Use { kUnused, kOptional, kRequired };
 struct Shape {
   int rank = 0;
   int64_t size[4] = {}, stride[4] = {};  // strides in elements
-  int64_t elements() const;
+  int64_t elements() const;              // INT64_MAX if there are more: strides of zero allow it
   int64_t span() const;  // elements from the first to the last one, both included; 0 if empty
   int64_t offset(int64_t flat) const;  // of the element with this index in row-major order
 };
@@ -58,6 +58,9 @@ struct Run {
     return static_cast<T*>(tensor[t]);
   }
 };
+
+// Refuses origins that are negative or so large that sums of them could overflow.
+void check_origin(const tea_run& run);
 
 // The caller's struct under the growth rules of te_attention.h.
 tea_run zero_extended(const tea_run* caller);

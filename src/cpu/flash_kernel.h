@@ -379,7 +379,8 @@ void row_sums(const View& view, const RowBlock& block, Tile<Real>& t, double* ds
                  static_cast<double>(t.o[lane * stride + d]);
     if (p.lse_gradient) delta -= double{view.per_row(TEA_DLSE, at)};
     t.lse[lane] = static_cast<Real>(lse), t.delta[lane] = static_cast<Real>(delta);
-    if (p.softmax) dsink[lane] -= std::exp(sink(view, block.head[lane]) - lse) * delta;
+    if (view.run.tensor[TEA_DSINK])
+      dsink[lane] -= std::exp(sink(view, block.head[lane]) - lse) * delta;
   }
 }
 

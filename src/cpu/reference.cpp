@@ -270,7 +270,8 @@ class Backward {
     view_.load(view_.rows(TEA_DOUT), at, view_.scalar(TEA_DOUT_SCALE_INV), dout_);
     double delta = dot(dout_, o_);
     if (p_.lse_gradient) delta -= double{view_.per_row(TEA_DLSE, at)};
-    if (p_.softmax) dsink_[static_cast<size_t>(head.h)] -= std::exp(head.sink() - lse) * delta;
+    if (view_.run.tensor[TEA_DSINK])
+      dsink_[static_cast<size_t>(head.h)] -= std::exp(head.sink() - lse) * delta;
 
     std::ranges::fill(dq_, 0.0);
     const Columns c = head.columns(i);

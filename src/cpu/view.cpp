@@ -1,22 +1,28 @@
 // Addresses and scales of one execution.
 #include "cpu/view.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
 #include "math/load_store.h"
+#include "math/mask.h"
 
 namespace tea::cpu {
 
 View::View(const Problem& problem, const Run& r) : p(problem), run(r), size(r.size), rng{} {
   std::memcpy(origin, r.origin_device ? r.origin_device : r.origin, sizeof origin);
+  bool sane = true;
+  for (int64_t& from : origin) from = clamp_origin(from, &sane);
+  if (!sane) report(TEA_STATUS_BAD_ORIGIN);
   if (!p.drops()) return;
   const auto* state = run.as<const int64_t>(TEA_RNG_STATE);
   rng = {static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1])};
 }
 
 void View::report(int32_t bit) const {
-  if (run.status) *run.status |= bit;
+  // Several threads may find nonsense at once, and several runs may share one word.
+  if (run.status) std::atomic_ref(*run.status).fetch_or(bit, std::memory_order_relaxed);
 }
 
 Sequence View::checked(Sequence s) const {

@@ -16,6 +16,17 @@ struct Band {
   int64_t lo, hi;
 };
 
+// The largest origin of a shard: differences of two, and of one and a length, stay far from
+// overflow.
+inline constexpr int64_t kMaxOrigin = int64_t{1} << 40;
+
+// An origin from device memory, which nobody has checked; *sane turns false where it was nonsense.
+TEA_HOST_DEVICE int64_t clamp_origin(int64_t origin, bool* sane) {
+  if (origin >= 0 && origin <= kMaxOrigin) return origin;
+  *sane = false;
+  return origin < 0 ? 0 : kMaxOrigin;
+}
+
 struct Columns {
   int64_t begin, end;  // half open; empty iff begin >= end
 };

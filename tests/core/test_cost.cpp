@@ -49,6 +49,13 @@ TEST(Cost, BytesAreEachTensorOnce) {
   EXPECT_EQ(c.backward_flops, 2 * c.visible * (3 * 16 + 2 * 8));
 }
 
+TEST(Cost, ManyHeadsDoNotOverflow) {
+  const Problem p = Problem::parse(
+      "dtype=bf16 batch=1 seqlen_q=1 seqlen_kv=0 heads_q=8388608 heads_kv=1 "
+      "dim_qk=512 dim_v=8");
+  EXPECT_EQ(cost(p, nullptr).forward_bytes, uint64_t{8388608} * (512 + 8) * 2);
+}
+
 TEST(Cost, LengthsComeFromHostMemory) {
   const Problem p = Problem::parse(
       "dtype=bf16 q_form=ragged kv_form=ragged heads_q=1 heads_kv=1 dim_qk=8 causal=1");

@@ -109,7 +109,11 @@ INSTANTIATE_TEST_SUITE_P(
         Row{kDense, [](Call& c) { c.run.origin[0] = -1; }, "run.origin[0] is -1", "0 or more"},
         Row{kDense, [](Call& c) { c.run.origin[1] = -1; }, "run.origin[1] is -1", "0 or more"},
         Row{kDense, [](Call& c) { c.run.origin[2] = -1; }, "run.origin[2] is -1", "0 or more"},
-        Row{kRagged, [](Call& c) { c.run.origin[3] = -9; }, "run.origin[3] is -9", "0 or more"}));
+        Row{kRagged, [](Call& c) { c.run.origin[3] = -9; }, "run.origin[3] is -9", "0 or more"},
+        Row{kDense, [](Call& c) { c.run.origin[2] = (int64_t{1} << 40) + 1; },
+            "run.origin[2] is 1099511627777", "0 or more, at most 2^40"},
+        Row{kDense, [](Call& c) { c.run.origin[3] = INT64_MAX; }, "run.origin[3] is 92233720",
+            "0 or more, at most 2^40"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Structs, RunRefusal,
@@ -247,6 +251,28 @@ TEST(ApiRefusal, BackwardOfAPlanForInference) {
   EXPECT_EQ(tea_backward(p.plan, &p.call.run), TEA_INVALID);
   EXPECT_TRUE(says("training is 0")) << tea_error();
   EXPECT_TRUE(p.inputs.untouched());
+}
+
+TEST(RunRefusal, AStatusWordOffItsAlignment) {
+  Prepared p(kDense);
+  p.call.run.status = reinterpret_cast<int32_t*>(reinterpret_cast<char*>(p.call.run.status) + 1);
+  expect_refused(p, false, "run.status is not aligned", "an address that is a multiple of 4");
+}
+
+TEST(RunRefusal, AMissingSinkWhereItsGradientIsWanted) {
+  Prepared p(kRagged);
+  p.call.tensor[TEA_SINK] = nullptr;
+  expect_refused(p, true, "tensor sink is NULL",
+                 "memory for its elements where tensor dsink is given");
+}
+
+TEST(ApiRefusal, OriginsOfACount) {
+  Prepared p(kDense);
+  tea_cost cost = {17, 17, 17, 17, 17};
+  p.call.run.origin[2] = INT64_MAX;
+  EXPECT_EQ(tea_problem_cost(&p.inputs.problem(), &p.call.run, &cost), TEA_INVALID);
+  EXPECT_TRUE(says("run.origin[2] is")) << tea_error();
+  EXPECT_EQ(cost.visible, 17u) << "written although refused";
 }
 
 TEST(ApiRefusal, SizesThatTheProblemLeavesOpen) {

@@ -28,6 +28,8 @@ TEST(Shape, ElementsSpanAndOffset) {
   EXPECT_EQ(s.offset(23), 126);
   EXPECT_EQ(s.offset(5), 12);
   EXPECT_EQ((Shape{2, {0, 4}, {4, 1}}).span(), 0);
+  EXPECT_EQ((Shape{3, {INT64_MAX, INT64_MAX, 0}, {0, 0, 1}}).elements(), 0);
+  EXPECT_EQ((Shape{3, {INT64_MAX, 2, 2}, {0, 0, 1}}).elements(), INT64_MAX);
 }
 
 TEST(Tensors, UseFollowsTheProblem) {
@@ -48,6 +50,7 @@ TEST(Tensors, UseFollowsTheProblem) {
   EXPECT_EQ(use("q_form=ragged gaps=1", TEA_OFFSETS_Q, kForward), kRequired);
   EXPECT_EQ(use("softmax=off_by_one", TEA_SINK, kForward), kUnused);
   EXPECT_EQ(use("softmax=learnable", TEA_SINK, kForward), kRequired);
+  EXPECT_EQ(use("softmax=learnable training=1", TEA_SINK, kBackward), kOptional);
   EXPECT_EQ(use("dtype=e4m3 o_dtype=bf16", TEA_O_SCALE, kForward), kUnused);
   EXPECT_EQ(use("dtype=e4m3", TEA_O_SCALE, kForward), kOptional);
   EXPECT_EQ(use("dtype=bf16", TEA_S_SCALE, kForward), kUnused);

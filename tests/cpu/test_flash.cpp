@@ -48,6 +48,27 @@ TEST(Flash, FewRowsAndManyKeys) {
                    options + " | seed=4 values=" + values);
 }
 
+// Only dsink needs the sink in backward: LSE holds it already.
+TEST(Flash, BackwardWithoutDsinkNeedsNoSink) {
+  for (const std::string& engine : kit::host_engines()) {
+    kit::Inputs inputs(kit::Case::parse(
+        "dtype=fp32 training=1 heads_q=4 heads_kv=2 dim_qk=16 batch=2 seqlen_q=9 seqlen_kv=70 "
+        "softmax=learnable | seed=6 values=randn omit_optional=1"));
+    const PlanRef plan = planner().plan(inputs.problem(), kHost, engine);
+    const auto gradients = [&](bool with_sink) {
+      inputs.fill(kit::Poison::kNan);
+      tea_run run = inputs.run(0);
+      forward(*plan, &run);
+      std::vector<void*> tensors(run.tensors, run.tensors + run.tensor_count);
+      run.tensors = tensors.data();
+      if (!with_sink) tensors[TEA_SINK] = nullptr;
+      backward(*plan, &run);
+      return inputs.output_bytes(kit::Written::kBackward);
+    };
+    EXPECT_EQ(gradients(false), gradients(true)) << engine;
+  }
+}
+
 TEST(Flash, PackedHeadsOfOneGroupShareABlock) {
   expect_right(
       "dtype=fp32 training=1 heads_q=12 heads_kv=1 dim_qk=16 batch=2 seqlen_q=7 "

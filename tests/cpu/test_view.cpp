@@ -33,6 +33,20 @@ TEST(View, LengthsAreClampedAndReported) {
   EXPECT_EQ(view.queries(2).length, 0);
 }
 
+TEST(View, OriginsFromMemoryAreClampedAndReported) {
+  Bench t("dtype=fp32 heads_q=1 heads_kv=1 dim_qk=8", 1, 1, 1);
+  int64_t origin[4] = {1, 2, 3, 4};
+  t.run.origin_device = origin;
+  EXPECT_EQ(View(t.p, t.run).origin[3], 4);
+  EXPECT_EQ(t.status, 0);
+  origin[0] = -7, origin[2] = INT64_MAX;
+  const View view(t.p, t.run);
+  EXPECT_EQ(view.origin[0], 0);
+  EXPECT_EQ(view.origin[1], 2);
+  EXPECT_EQ(view.origin[2], int64_t{1} << 40);
+  EXPECT_EQ(t.status, TEA_STATUS_BAD_ORIGIN);
+}
+
 TEST(View, RaggedSequencesStayInsideTheBuffer) {
   Bench t("dtype=fp32 kv_form=ragged gaps=1 heads_q=1 heads_kv=1 dim_qk=8", 5, 0, 8);
   t.run.size.tokens_kv = 20;

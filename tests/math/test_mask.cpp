@@ -47,6 +47,21 @@ TEST(Mask, OriginsPlaceAShard) {
     }
 }
 
+TEST(Mask, OriginsFromMemoryAreClamped) {
+  bool sane = true;
+  EXPECT_EQ(clamp_origin(0, &sane), 0);
+  EXPECT_EQ(clamp_origin(kMaxOrigin, &sane), kMaxOrigin);
+  EXPECT_TRUE(sane);
+  const struct {
+    int64_t seen, clamped;
+  } rows[] = {{-1, 0}, {INT64_MIN, 0}, {kMaxOrigin + 1, kMaxOrigin}, {INT64_MAX, kMaxOrigin}};
+  for (const auto& row : rows) {
+    sane = true;
+    EXPECT_EQ(clamp_origin(row.seen, &sane), row.clamped);
+    EXPECT_FALSE(sane) << row.seen;
+  }
+}
+
 TEST(Mask, NoBoundNeverOverflows) {
   const Band b = band({0, 0, 0, 0}, int64_t{1} << 40, int64_t{1} << 40, 0);
   const Columns c = visible_columns(b, int64_t{1} << 40, int64_t{1} << 41);
