@@ -49,7 +49,7 @@ Real* thread_scratch(int64_t n) {
 
 std::vector<Group> groups(const View& view) {
   std::vector<Group> out;
-  for (int64_t b = 0; b < view.size.batch; ++b)
+  for (int64_t b = 0; b < view.batch(); ++b)
     for (int64_t h = 0; h < view.p.heads_kv; ++h) out.push_back(make_group(view, b, h));
   return out;
 }
@@ -268,6 +268,7 @@ class Backward {
   // S.
   void bias_gradient() const {
     const Shape shape = tensor_info(TEA_DBIAS).shape(view_.p, view_.size);
+    if (shape.elements() == 0) return;
     const bool one_row = view_.p.bias_broadcast & TEA_BROADCAST_ROW;
     const int64_t strips = one_row ? 1 : (view_.size.max_q + kRows - 1) / kRows;
     parallel_for(shape.size[0] * shape.size[1] * strips, [&](int64_t i) {

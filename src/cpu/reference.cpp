@@ -74,7 +74,7 @@ Item load_item(const View& view, int64_t b, int64_t kv_head) {
 
 template <class Body>
 void for_each_item(const View& view, Body&& body) {
-  for (int64_t b = 0; b < view.size.batch; ++b)
+  for (int64_t b = 0; b < view.batch(); ++b)
     for (int64_t g = 0; g < view.p.heads_kv; ++g) body(load_item(view, b, g));
 }
 

@@ -30,6 +30,11 @@ Sequence View::checked(Sequence s) const {
   return s;
 }
 
+int64_t View::batch() const {
+  const bool dense = p.q_form == TEA_DENSE && p.kv_form == TEA_DENSE;
+  return dense && size.max_q == 0 && size.max_kv == 0 ? 0 : size.batch;
+}
+
 Sequence View::queries(int64_t b) const {
   if (p.q_form == TEA_DENSE) return dense_sequence(size.max_q);
   const auto* cu = run.as<const int32_t>(TEA_CU_SEQLENS_Q);

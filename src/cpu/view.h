@@ -38,6 +38,8 @@ class View {
   int64_t origin[4];
   RngState rng;
 
+  // Sequences that may have rows: none of a dense batch without any, however large it is.
+  int64_t batch() const;
   Sequence queries(int64_t b) const;
   Sequence keys(int64_t b) const;
 

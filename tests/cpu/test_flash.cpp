@@ -2,6 +2,7 @@
 // reach, splits, and results that do not depend on the number of threads.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdio>
 #include <filesystem>
 
@@ -66,6 +67,25 @@ TEST(Flash, BackwardWithoutDsinkNeedsNoSink) {
       return inputs.output_bytes(kit::Written::kBackward);
     };
     EXPECT_EQ(gradients(false), gradients(true)) << engine;
+  }
+}
+
+// Nothing to read, to write or to loop over.
+TEST(Flash, ABatchWithoutRowsMayBeOfAnySize) {
+  for (const std::string& engine : kit::host_engines()) {
+    const PlanRef plan =
+        planner().plan(Problem::parse("dtype=fp32 training=1 heads_q=2 heads_kv=2 dim_qk=8 "
+                                      "batch=4611686018427387904 seqlen_q=0 seqlen_kv=0 "
+                                      "bias=post_scale bias_broadcast=row"),
+                       kHost, engine);
+    std::array<void*, TEA_TENSOR_COUNT> tensors{};
+    alignas(16) std::array<float, 4> unused{};
+    tensors[TEA_DBIAS] = unused.data();
+    tea_run run{};
+    run.struct_size = sizeof run;
+    run.tensors = tensors.data(), run.tensor_count = TEA_TENSOR_COUNT;
+    EXPECT_NO_THROW(forward(*plan, &run)) << engine;
+    EXPECT_NO_THROW(backward(*plan, &run)) << engine;
   }
 }
 
