@@ -31,6 +31,7 @@ struct Row {
   int dim, dim_v, consumers, cols, q_stages;
   bool turns;          // consumers take turns at the matrix units
   bool rescale_early;  // O shrinks while the next scores are computed, else once O is there
+  bool skips = false;  // a consumer hands back blocks that none of its own rows sees
 };
 
 constexpr Row kTable[] = {
@@ -86,9 +87,10 @@ struct Kernel {
   };
   static_assert(sizeof(Smem) <= 227 * 1024, "the shared-memory plan does not fit");
 
-  static TEA_DEVICE Blocks blocks(const Parameters& p, const Tile& t) {
+  // Of `rows` rows from `first` on.
+  static TEA_DEVICE Blocks blocks(const Parameters& p, int first, int rows) {
     if constexpr (!C.masked) return {0, (p.rows_kv + kCols - 1) / kCols};
-    const int first = t.row_block * kRows, last = min(first + kRows, p.rows_q) - 1;
+    const int last = min(first + rows, p.rows_q) - 1;
     const int64_t begin = visible_columns(p.band, first, p.rows_kv).begin;
     const int64_t end = visible_columns(p.band, last, p.rows_kv).end;
     if (begin >= end) return {0, 0};
@@ -143,7 +145,7 @@ struct Kernel {
         s.mail.post(at_mail, tile);
         const Tile t = p.order.at(tile);
         tile = claim(tile);  // its latency hides behind the loads
-        const Blocks b = blocks(p, t);
+        const Blocks b = blocks(p, t.row_block * kRows, kRows);
         if (b.begin == b.end) {
           load_q(t);
           continue;
@@ -271,6 +273,28 @@ struct Kernel {
       release(s.ring_v, at_v);
     }
 
+    // Hands back blocks that none of the consumer's rows sees. A turn passes for each, since the
+    // others count on it; the last block of a tile has none.
+    TEA_DEVICE void skip(int count, bool turn_after_last) {
+      for (int i = 0; i < count; ++i) {
+        s.ring_k.wait_full(at_k);
+        release(s.ring_k, at_k);
+        if (i + 1 < count || turn_after_last) {
+          wait_turn();
+          pass_turn();
+        }
+        s.ring_v.wait_full(at_v);
+        release(s.ring_v, at_v);
+      }
+    }
+    TEA_DEVICE void attend_own(Output& o, OnlineSoftmax& softmax, int first_row, Blocks b) {
+      const Blocks own = first_row < p.rows_q ? blocks(p, first_row, 64) : Blocks{0, 0};
+      if (own.begin >= own.end) return skip(b.end - b.begin, false);
+      skip(b.end - own.end, true);
+      attend(o, softmax, first_row, own);
+      skip(own.begin - b.begin, true);  // the first block attended had none
+    }
+
     // The normalised rows leave; Q's memory is handed back once the copy engine has read it.
     TEA_DEVICE void finish(Output& o, OnlineSoftmax& softmax, const Tile& t) {
       float factor[2], lse[2];
@@ -303,12 +327,15 @@ struct Kernel {
       if (C.row.turns && number == kConsumers - 1) pass_turn();  // the first goes first
       for (int n = s.mail.read(at_mail); n < p.order.count(); n = s.mail.read(at_mail)) {
         const Tile t = p.order.at(n);
-        const Blocks b = blocks(p, t);
+        const Blocks b = blocks(p, t.row_block * kRows, kRows);
         OnlineSoftmax softmax;
         softmax.start();
         Output o = {};
         s.ring_q[number].wait_full(at_q);
-        if (b.begin < b.end) attend(o, softmax, t.row_block * kRows + 64 * number, b);
+        if constexpr (C.row.skips)
+          attend_own(o, softmax, t.row_block * kRows + 64 * number, b);
+        else if (b.begin < b.end)
+          attend(o, softmax, t.row_block * kRows + 64 * number, b);
         finish(o, softmax, t);
       }
     }

@@ -9,14 +9,15 @@ namespace {
 
 // The same columns as the table's.
 constexpr Row kCandidates[] = {
-    {64, 64, 2, 192, 2, true, false},   {64, 64, 3, 96, 2, true, false},
-    {64, 64, 3, 128, 2, false, false},  {64, 64, 2, 128, 2, true, false},
-    {128, 128, 2, 128, 1, true, false}, {128, 128, 2, 128, 2, false, false},
-    {128, 128, 2, 128, 2, true, true},  {128, 128, 2, 176, 1, true, false},
-    {128, 128, 2, 112, 2, true, false}, {128, 128, 2, 64, 2, true, false},
-    {192, 128, 2, 128, 1, true, true},  {192, 128, 2, 112, 1, false, true},
-    {256, 256, 2, 80, 1, true, true},   {256, 256, 2, 80, 1, false, false},
-    {256, 256, 2, 64, 1, false, true},
+    {64, 64, 2, 192, 2, true, false},       {64, 64, 3, 96, 2, true, false},
+    {64, 64, 3, 128, 2, false, false},      {64, 64, 2, 128, 2, true, false},
+    {64, 64, 3, 128, 2, true, false, true}, {64, 64, 3, 128, 2, false, false, true},
+    {128, 128, 2, 128, 1, true, false},     {128, 128, 2, 128, 2, false, false},
+    {128, 128, 2, 128, 2, true, true},      {128, 128, 2, 176, 1, true, false},
+    {128, 128, 2, 112, 2, true, false},     {128, 128, 2, 64, 2, true, false},
+    {192, 128, 2, 128, 1, true, true},      {192, 128, 2, 112, 1, false, true},
+    {256, 256, 2, 80, 1, true, true},       {256, 256, 2, 80, 1, false, false},
+    {256, 256, 2, 64, 1, false, true},      {256, 256, 2, 80, 1, false, true, true},
 };
 
 struct Candidates {
@@ -38,12 +39,14 @@ int hopper_forward(int row, const tea::hopper::Forward* f, cudaStream_t stream) 
   return o.code;
 }
 
-// {dim, dim_v, consumers, cols, q_stages, turns, rescale_early} of a candidate; 0 past the last.
-int hopper_candidate(int row, int out[7]) {
+// {dim, dim_v, consumers, cols, q_stages, turns, rescale_early, skips} of a candidate; 0 past the
+// last.
+int hopper_candidate(int row, int out[8]) {
   using namespace tea::hopper;
   if (row >= static_cast<int>(std::size(kCandidates))) return 0;
   const Row& r = kCandidates[row];
-  const int all[] = {r.dim, r.dim_v, r.consumers, r.cols, r.q_stages, r.turns, r.rescale_early};
+  const int all[] = {r.dim,      r.dim_v, r.consumers,     r.cols,
+                     r.q_stages, r.turns, r.rescale_early, r.skips};
   std::copy(std::begin(all), std::end(all), out);
   return 1;
 }

@@ -157,7 +157,7 @@ def run_peers(m: Measurement, programs: Path) -> None:
 def run_profile(m: Measurement, programs: Path) -> None:
     profile = ["ncu", "--clock-control", "none", "--set", "full", "-f", "-k", "regex:entry"]
     profile += ["--launch-skip", "2", "--launch-count", "1", "-o", m.folder / "forward"]
-    m.run("profile", [*profile, *peers_command(programs), "128", "4096", "causal"], 60)
+    m.run("profile", [*profile, *peers_command(programs), "64", "512", "causal"], 60)
     report = m.folder / "forward.ncu-rep"
     text = m.run("profile text", ["ncu", "--import", report, "--page", "details"], 60)
     (m.folder / "ncu.txt").write_text(text)

@@ -23,7 +23,7 @@ ROUNDS, LAUNCHES = 5, 10
 LENGTHS = (512, 2048, 4096, 16384)
 DIMS = ((64, 64, 32), (128, 128, 16), (192, 128, 16), (256, 256, 8))
 UNBOUNDED = 1 << 60
-NAMES = ("dim", "dim_v", "consumers", "cols", "q_stages", "turns", "rescale_early")
+NAMES = ("dim", "dim_v", "consumers", "cols", "q_stages", "turns", "rescale_early", "skips")
 
 
 class Strided(ctypes.Structure):
