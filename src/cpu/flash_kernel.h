@@ -38,6 +38,11 @@ class Tile {
   int64_t first = 0;           // column of the tile's first key
   int64_t cols = 0;
 
+  // Rows that are worked on: the block's, in whole vectors. FP8 looks at its tiles as a whole.
+  int lanes() const {
+    if (p_.is_fp8()) return kRows;
+    return (block_.count + kLanes<Real> - 1) / kLanes<Real> * kLanes<Real>;
+  }
   int64_t dim_k() const { return dk_; }
   int64_t dim_v() const { return dv_; }
 
@@ -67,9 +72,9 @@ class Tile {
   // S = K Q^T, then everything between the product and the softmax. What a row does not see is
   // -infinity. `wants_bend`: also the slope of the soft cap.
   void scores(bool wants_bend) {
-    multiply<Real>(cols, kRows, p_.dim_qk, {k, dk_, 1}, q, kRows, s, kRows, false);
+    multiply<Real>(cols, lanes(), p_.dim_qk, {k, dk_, 1}, q, kRows, s, kRows, false);
     if (p_.bias) load_bias();
-    for (int lane = 0; lane < kRows; lane += kLanes<Real>)
+    for (int lane = 0; lane < lanes(); lane += kLanes<Real>)
       p_.bias || p_.alibi || p_.softcap > 0 ? general_scores(lane, wants_bend) : plain_scores(lane);
   }
 
@@ -88,7 +93,7 @@ class Tile {
     for (int64_t cell = from / 16 * 4; cell * 4 < to + 12; ++cell) {
       const int64_t left = cell / 4 * 16 + cell % 4 * 2;
       if (left + 9 < from || left >= to) continue;
-      for (int lane = 0; lane < kRows; lane += kLanes<uint32_t>)
+      for (int lane = 0; lane < lanes(); lane += kLanes<uint32_t>)
         dropout_cells(lane, cell, left - from, threshold);
     }
   }
@@ -268,11 +273,11 @@ template <class Real>
 void softmax(Tile<Real>& t, Partial<Real> out, int64_t dim_v) {
   Real shrink[kRows];
   bool shrinks = false;
-  for (int lane = 0; lane < kRows; lane += kLanes<Real>) softmax_lanes(t, lane, out, shrink);
-  for (int lane = 0; lane < kRows; ++lane) shrinks |= shrink[lane] != 1;
+  for (int lane = 0; lane < t.lanes(); lane += kLanes<Real>) softmax_lanes(t, lane, out, shrink);
+  for (int lane = 0; lane < t.lanes(); ++lane) shrinks |= shrink[lane] != 1;
   if (!shrinks) return;
   for (int64_t d = 0; d < dim_v; ++d)
-    for (int lane = 0; lane < kRows; lane += kLanes<Real>) {
+    for (int lane = 0; lane < t.lanes(); lane += kLanes<Real>) {
       Real* at = out.o + d * kRows + lane;
       store(at, load(at) * load(shrink + lane));
     }
@@ -288,6 +293,15 @@ void find_max(Tile<Real>& t, Columns columns, Real* max) {
       for (int lane = 0; lane < kRows; ++lane)
         max[lane] = std::fmax(max[lane], t.s[j * kRows + lane]);
   }
+}
+
+template <class Real>
+void apply_dropout(Tile<Real>& t) {
+  for (int64_t j = 0; j < t.cols; ++j)
+    for (int lane = 0; lane < t.lanes(); lane += kLanes<Real>) {
+      const int64_t at = j * kRows + lane;
+      store(t.s + at, load(t.s + at) * load(t.keep + at));
+    }
 }
 
 template <class Real>
@@ -308,14 +322,15 @@ double attend(const View& view, const RowBlock& block, Columns columns, Partial<
     softmax(t, out, p.v_dim());
     if (p.drops()) {
       t.dropout();
-      for (int64_t i = 0; i < t.cols * kRows; ++i) t.s[i] *= t.keep[i];
+      apply_dropout(t);
     }
     if (p.is_fp8()) {
       amax = std::fmax(amax, largest(t.s, t.cols * kRows));
       cast_tile(t.s, t.cols * kRows, p.dtype, view.scalar(TEA_S_SCALE),
                 view.scalar(TEA_S_SCALE_INV));
     }
-    multiply<Real>(p.v_dim(), kRows, t.cols, {t.v, 1, t.dim_v()}, t.s, kRows, out.o, kRows, true);
+    multiply<Real>(p.v_dim(), t.lanes(), t.cols, {t.v, 1, t.dim_v()}, t.s, kRows, out.o, kRows,
+                   true);
   }
   return amax;
 }
@@ -388,7 +403,7 @@ void row_sums(const View& view, const RowBlock& block, Tile<Real>& t, double* ds
 template <class Real>
 void probabilities(const Problem& p, Tile<Real>& t) {
   for (int64_t j = 0; j < t.cols; ++j)
-    for (int lane = 0; lane < kRows; lane += kLanes<Real>) {
+    for (int lane = 0; lane < t.lanes(); lane += kLanes<Real>) {
       const int64_t at = j * kRows + lane;
       const V<Real> prob = exponential(load(t.s + at) - load(t.lse + lane));
       const V<Real> keep = p.drops() ? load(t.keep + at) : splat(Real{1});
@@ -403,7 +418,7 @@ template <class Real>
 void before_scale(const Problem& p, Tile<Real>& t) {
   const auto scale = static_cast<Real>(p.scale_value());
   for (int64_t j = 0; j < t.cols; ++j)
-    for (int lane = 0; lane < kRows; lane += kLanes<Real>) {
+    for (int lane = 0; lane < t.lanes(); lane += kLanes<Real>) {
       const int64_t at = j * kRows + lane;
       const V<Real> bend = p.softcap > 0 ? load(t.bend + at) : splat(Real{1});
       store(t.dp + at, t.where_seen(load(t.dp + at) * bend * scale, lane, j, 0));
@@ -421,7 +436,8 @@ template <class Real>
 void backward_tile(const View& view, const RowBlock& block, Tile<Real>& t, Gradients<Real>& g) {
   const Problem& p = view.p;
   t.scores(p.softcap > 0);
-  multiply<Real>(t.cols, kRows, p.v_dim(), {t.v, t.dim_v(), 1}, t.dout, kRows, t.dp, kRows, false);
+  multiply<Real>(t.cols, t.lanes(), p.v_dim(), {t.v, t.dim_v(), 1}, t.dout, kRows, t.dp, kRows,
+                 false);
   if (p.drops()) t.dropout();
   probabilities(p, t);
   const bool pre = p.bias == TEA_BIAS_PRE_SCALE;
@@ -436,10 +452,11 @@ void backward_tile(const View& view, const RowBlock& block, Tile<Real>& t, Gradi
               view.scalar(TEA_DP_SCALE_INV));
   }
   const int64_t dk = t.dim_k(), dv = t.dim_v();
-  multiply<Real>(t.cols, dv, kRows, {t.s, kRows, 1}, t.dout_rows, dv, g.dv + t.first * dv, dv,
+  multiply<Real>(t.cols, dv, t.lanes(), {t.s, kRows, 1}, t.dout_rows, dv, g.dv + t.first * dv, dv,
                  true);
-  multiply<Real>(t.cols, dk, kRows, {t.dp, kRows, 1}, t.q_rows, dk, g.dk + t.first * dk, dk, true);
-  multiply<Real>(p.dim_qk, kRows, t.cols, {t.k, 1, dk}, t.dp, kRows, t.dq, kRows, true);
+  multiply<Real>(t.cols, dk, t.lanes(), {t.dp, kRows, 1}, t.q_rows, dk, g.dk + t.first * dk, dk,
+                 true);
+  multiply<Real>(p.dim_qk, t.lanes(), t.cols, {t.k, 1, dk}, t.dp, kRows, t.dq, kRows, true);
 }
 
 template <class Real>
