@@ -61,9 +61,10 @@ TEA_WORD Vec at_most(Vec a, Vec high) {
 }
 
 // exp with a relative error below 2 ulp of float: n = round(x / ln 2), a polynomial for the rest in
-// [-ln2/2, ln2/2], and n added to the exponent. Below -87.3 the result is 0, NaN stays NaN.
+// [-ln2/2, ln2/2], and n added to the exponent. Below -87.3 the result is 0, above 88.37, where n
+// would leave the exponent, it stays finite; NaN stays NaN.
 TEA_WORD VF exponential(VF x) {
-  const VF clamped = at_most(at_least(x, splat(-87.4f)), splat(88.7f));
+  const VF clamped = at_most(at_least(x, splat(-87.4f)), splat(88.37f));
   const VF magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const VF shifted = clamped * 1.44269504f + magic;
   const VF n = shifted - magic;
