@@ -84,10 +84,11 @@ class Forward {
     const std::vector<Piece> work = pieces(all);
     s_amax_.assign(work.size(), 0), o_amax_.assign(work.size(), 0);
     const auto n = static_cast<int64_t>(work.size());
-    if (n >= kEnough || view_.p.is_fp8())  // fp8 needs the row's maximum over all keys
+    const bool many = n >= kEnough, short_keys = view_.size.max_kv < 2 * kLeastKeys;
+    if (many || short_keys || view_.p.is_fp8())  // fp8 needs the row's maximum over all keys
       parallel_for(n, [&](int64_t i) { whole(work[static_cast<size_t>(i)], i); });
     else
-      for (int64_t i = 0; i < n; ++i) split(work[static_cast<size_t>(i)], i, kEnough / n);
+      for (int64_t i = 0; i < n; ++i) split(work[static_cast<size_t>(i)], i, (kEnough + n - 1) / n);
     view_.raise(TEA_S_AMAX, highest(s_amax_));
     view_.raise(TEA_O_AMAX, highest(o_amax_));
   }
