@@ -26,7 +26,7 @@ class Tile {
     constexpr int64_t tile = int64_t{kCols} * kRows;
     s = take(tile), dp = take(tile), bend = take(tile), bias_ = take(tile), keep = take(tile);
     lse = take(kRows), delta = take(kRows);
-    slope_ = take(kRows), position_ = take(kRows), begin_ = take(kRows), end_ = take(kRows);
+    slope_ = take(kRows), begin_ = take(kRows), end_ = take(kRows);
     prepare_lanes();
   }
 
@@ -224,7 +224,7 @@ class Tile {
   const Problem& p_;
   const RowBlock& block_;
   const int64_t dk_, dv_;
-  Real *bias_, *slope_, *position_, *begin_, *end_;
+  Real *bias_, *slope_, *begin_, *end_;
   int64_t row_[kRows], aligned_[kRows];
   uint32_t stream_[kRows];
   bool partial_ = false;
