@@ -170,7 +170,11 @@ TEST(Planner, ACachedCallIsCheap) {
     best = std::min(best, time.count() / calls);
   }
   std::printf("plan from the cache and forward on a null engine: %.0f ns a call\n", best);
-  EXPECT_LT(best, 500000);  // sanitizers on a busy machine included
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  EXPECT_LT(best, 500000);  // instrumented code, on whatever machine
+#else
+  EXPECT_LT(best, 20000);
+#endif
 }
 
 }  // namespace
