@@ -3,18 +3,35 @@
 
 #include <cstring>
 
-#include "core/device.h"
+#include "core/driver.h"
+#include "core/error.h"
 #include "nvte/tensor.h"
 
 namespace tea::nvte {
 
-int device_of(const void*) { return kHost; }
+int device_of(const void* pointer) { return driver::device_of(pointer); }
 
-void fill(void* pointer, unsigned char value, size_t bytes, cudaStream_t) {
-  std::memset(pointer, value, bytes);
+void fill(void* pointer, unsigned char value, size_t bytes, cudaStream_t stream) {
+  const int device = device_of(pointer);
+  if (device == kHost) {
+    std::memset(pointer, value, bytes);
+    return;
+  }
+  const driver::OnDevice here(device);
+  driver::fill(pointer, value, bytes, stream);
 }
 
-void copy(void* to, const void* from, size_t bytes, cudaStream_t) { std::memcpy(to, from, bytes); }
+void copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+  const int device = device_of(to);
+  TEA_REQUIRE(device_of(from) == device, "the device of the source", device_of(from),
+              "that of the target, " + shown(device));
+  if (device == kHost) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  const driver::OnDevice here(device);
+  driver::copy(to, from, bytes, stream);
+}
 
 }  // namespace tea::nvte
 

@@ -7,8 +7,8 @@
 
 namespace tea::nvte {
 
-// The device index of `pointer`, or tea::kHost. Every engine of this build runs on the host, so
-// every pointer is one of the host.
+// The index of the device whose memory `pointer` is in, managed memory included, or tea::kHost. One
+// call of the driver; none where this process has not used it.
 int device_of(const void* pointer);
 
 // `bytes` > 0 bytes become `value`, in the order of `stream`; on the host, at once.
