@@ -9,14 +9,13 @@ compared first. Lines of JSON go to the file, a table to the standard output.
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from facts import commit, numbers, processor
 from library import NAMES, Attention, Library
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -233,23 +232,6 @@ def product_gflops(dtype: torch.dtype, runs: int, n: int = 2048) -> float:
     return 2 * n**3 / medians({"mm": lambda: a @ b}, runs)["mm"] / 1e6
 
 
-def processor() -> str:
-    """What the kernel calls the processor."""
-    info = Path("/proc/cpuinfo")
-    text = info.read_text() if info.exists() else ""
-    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
-    return names[0] if names else platform.processor()
-
-
-def commit() -> str:
-    """The commit of the sources, or nothing where git does not know."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        return ""  # no git
-
-
 def machine(arguments: argparse.Namespace) -> dict:
     """What the figures were taken on, and how; without the paths of that machine."""
     runs = arguments.runs
@@ -283,11 +265,6 @@ def row(record: dict) -> str:
         met = "met" if record["ratio"] >= record["bar"] else "below"
         line += f"  ratio {record['ratio']:5.2f}, bar {record['bar']:.1f} {met}"
     return line
-
-
-def numbers(text: str) -> list[int]:
-    """Integers separated by commas."""
-    return [int(word) for word in text.split(",")]
 
 
 def parse() -> argparse.Namespace:

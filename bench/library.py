@@ -1,4 +1,4 @@
-"""The C API of TE Attention through ctypes, on tensors of PyTorch that lie on the CPU."""
+"""The C API of TE Attention through ctypes, on tensors of PyTorch: on the CPU or on one GPU."""
 
 import ctypes
 import re
@@ -82,7 +82,10 @@ class Attention:
         problem = ctypes.create_string_buffer(PROBLEM_BYTES)
         library.require("tea_problem_parse", text.encode(), problem)
         self._plan = ctypes.c_void_p()
-        library.require("tea_plan_create", problem, -1, engine.encode(), ctypes.byref(self._plan))
+        device = q.get_device()  # -1: the CPU, for both
+        library.require(
+            "tea_plan_create", problem, device, engine.encode(), ctypes.byref(self._plan)
+        )
         self.engine = library.engine_of(self._plan)
         self._run = self._make_run(problem)
 
@@ -90,7 +93,7 @@ class Attention:
         need = (ctypes.c_uint64(), ctypes.c_uint64())
         self._library.require("tea_workspace_bound", problem, None, *map(ctypes.byref, need))
         size = max(n.value for n in need)
-        self._memory = torch.empty(size + 256, dtype=torch.uint8)
+        self._memory = torch.empty(size + 256, dtype=torch.uint8, device=self._kept["Q"].device)
         pointers = (ctypes.c_void_p * INDEX["TENSOR_COUNT"])()
         for name, tensor in self._kept.items():
             pointers[INDEX[name]] = tensor.data_ptr()
@@ -98,6 +101,8 @@ class Attention:
         run = Run(struct_size=ctypes.sizeof(Run), tensor_count=len(pointers), workspace_bytes=size)
         run.tensors = ctypes.addressof(pointers)
         run.workspace = (self._memory.data_ptr() + 255) // 256 * 256
+        if self._memory.is_cuda:
+            run.stream = torch.cuda.current_stream(self._memory.device).cuda_stream
         return run
 
     def forward(self) -> None:
