@@ -1,0 +1,141 @@
+// Words over PTX that every GPU from sm_80 on has: asynchronous copies, matrix moves, matrix
+// multiply-adds of a warp, fast functions and packing. One instruction each.
+#pragma once
+#include <cstdint>
+
+#include "te_attention.h"
+
+namespace tea::portable {
+
+#define TEA_DEVICE __device__ __forceinline__
+
+inline constexpr float kLog2E = 1.44269504088896340736f, kLn2 = 0.69314718055994530942f;
+inline constexpr float kMinusInfinity = -__builtin_huge_valf();
+
+TEA_DEVICE int lane() { return static_cast<int>(threadIdx.x) % 32; }
+TEA_DEVICE int warp() { return static_cast<int>(threadIdx.x) / 32; }
+
+// Shared memory as the 32-bit address that PTX wants.
+TEA_DEVICE uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// 16 bytes to shared memory, or 16 zeros: `from` is not read then.
+TEA_DEVICE void copy_16(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+TEA_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+// Until at most this many of the thread's newest groups are under way.
+template <int kGroups>
+TEA_DEVICE void wait_copies() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kGroups) : "memory");
+}
+
+TEA_DEVICE void store_shared_16(uint32_t to, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
+TEA_DEVICE uint4 load_shared_16(uint32_t from) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+TEA_DEVICE void store_shared_4(uint32_t to, uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(to), "r"(x) : "memory");
+}
+TEA_DEVICE float load_shared_float(uint32_t from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(x) : "r"(from) : "memory");
+  return x;
+}
+TEA_DEVICE float2 load_shared_float2(uint32_t from) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+  return x;
+}
+
+// Four 8x8 matrices of 16-bit values. Lane 8i+r gives the address of row r of matrix i; register i
+// of lane l holds elements (l/4, 2(l%4)) and the next of matrix i, or of its transpose.
+TEA_DEVICE void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+TEA_DEVICE void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// c += a b, 16x8x16, fp32 sums. The lane holds of c rows l/4 and l/4 + 8, columns 2(l%4) and next.
+template <int kDtype>
+TEA_DEVICE void multiply_16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  static_assert(kDtype == TEA_FP16 || kDtype == TEA_BF16);
+  if constexpr (kDtype == TEA_BF16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};\n"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+// c += a b, 16x8x8, operands of 11 significant bits in the top of an fp32.
+TEA_DEVICE void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// To 11 significant bits, to nearest.
+TEA_DEVICE uint32_t round_tf32(float x) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(bits) : "f"(x));
+  return bits;
+}
+
+// Not volatile: the compiler may move and merge pure functions.
+TEA_DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+TEA_DEVICE float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two floats as one register, the first in the low half, rounded to nearest even.
+template <int kDtype>
+TEA_DEVICE uint32_t pack(float low, float high) {
+  static_assert(kDtype == TEA_FP16 || kDtype == TEA_BF16);
+  uint32_t both;
+  if constexpr (kDtype == TEA_BF16)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(both) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+TEA_DEVICE float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+TEA_DEVICE float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+}  // namespace tea::portable

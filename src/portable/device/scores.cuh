@@ -1,0 +1,190 @@
+// Scores as they stand in accumulators, in the order of docs/semantics.md: bias, scale, soft cap,
+// bias, ALiBi, mask; then dropout of probabilities.
+//
+// An accumulator of 16 rows by 8 kTiles columns is float[kTiles][4]: element i of tile n is row
+// row_of(i) and column column_of(n, i).
+#pragma once
+#include "portable/device/load_store.cuh"
+#include "portable/device/work.cuh"
+
+namespace tea::portable {
+
+__host__ __device__ constexpr int half_of(int i) { return i / 2; }
+TEA_DEVICE int row_of(int i) { return lane() / 4 + 8 * half_of(i); }
+TEA_DEVICE int column_of(int n, int i) { return 8 * n + lane() % 4 * 2 + i % 2; }
+
+// Visible columns of one row, counted from the first column of a tile that is `width` wide.
+struct Window {
+  int begin, end;
+  TEA_DEVICE bool holds(int column) const { return column >= begin && column < end; }
+};
+TEA_DEVICE Window window_of(const Item& item, int64_t row, int64_t first_column, int width) {
+  if (row >= item.q.length) return {0, 0};
+  const Columns c = visible_columns(item.band, row, item.kv.length);
+  const auto within = [&](int64_t x) {
+    return static_cast<int>(min(max(x - first_column, int64_t{0}), int64_t{width}));
+  };
+  return {within(c.begin), within(c.end)};
+}
+
+// What a row brings to its scores.
+struct RowTerms {
+  int64_t row;   // in the sequence
+  int64_t bias;  // the element of column 0
+  float slope;   // of ALiBi
+};
+TEA_DEVICE RowTerms terms_of(const Work& w, const Item& item, int64_t head, int64_t row) {
+  const tea_bias_strides& s = w.bias.stride;
+  return {row, item.b * s.batch + head * s.head + row * s.row, slope_of(w, item.b, head)};
+}
+TEA_DEVICE float bias_at(const Work& w, const RowTerms& terms, int64_t column) {
+  return load_float(w.bias.data, w.bias.dtype, terms.bias + column * w.bias.stride.col);
+}
+// slope * |row + delta - column|. Beyond 2^24 the distance is rounded, as it is in any float.
+TEA_DEVICE float alibi_of(const Item& item, const RowTerms& terms, int64_t column) {
+  return terms.slope * static_cast<float>(alibi_distance(terms.row + item.origin_row, item.delta,
+                                                         column + item.origin_col));
+}
+
+// One score from q.k to what the softmax takes; `scale` includes the factors of fp8, `inner` is
+// those alone.
+struct Scaling {
+  float inner, outer;  // q.k * inner is the product of the decoded values; outer is Problem's scale
+};
+
+// Applies everything but the mask to the elements that are visible, and minus infinity to the rest.
+template <int kTiles>
+TEA_DEVICE void transform(float (&s)[kTiles][4], const Work& w, const Item& item,
+                          const Scaling& scaling, const RowTerms (&terms)[2],
+                          const Window (&window)[2], int64_t first_column) {
+  const auto each = [&](auto&& change) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) change(s[n][i], half_of(i), column_of(n, i));
+  };
+  if (w.bias.kind == TEA_BIAS_PRE_SCALE)
+    each([&](float& x, int r, int c) {
+      x *= scaling.inner;
+      if (window[r].holds(c)) x += bias_at(w, terms[r], first_column + c);
+      x *= scaling.outer;
+    });
+  else
+    each([&](float& x, int, int) { x *= scaling.inner * scaling.outer; });
+  if (w.softcap > 0) each([&](float& x, int, int) { x = softcap(x, w.softcap); });
+  if (w.bias.kind == TEA_BIAS_POST_SCALE)
+    each([&](float& x, int r, int c) {
+      if (window[r].holds(c)) x += bias_at(w, terms[r], first_column + c);
+    });
+  if (w.alibi)
+    each([&](float& x, int r, int c) { x -= alibi_of(item, terms[r], first_column + c); });
+  each([&](float& x, int r, int c) { x = window[r].holds(c) ? x : kMinusInfinity; });
+}
+
+// Where dropout stands for the accumulator whose element (0, 0) is at (row, column) of a sequence.
+struct Dropping {
+  RngState rng;
+  uint32_t stream, below;
+};
+TEA_DEVICE Dropping dropping_of(const Work& w, int64_t b, int64_t head) {
+  return {rng_of(w), dropout_stream(b + origin_of(w, 0), head + origin_of(w, 1)), w.drop_below};
+}
+// The uniform of number 0..7 within a cell: see math/dropout.h.
+TEA_DEVICE uint32_t uniform_of(const Philox4& cell, int number) {
+  return cell.word[number >> 1] >> 16 * (number & 1) & 0xFFFF;
+}
+
+// Multiplies each element by `kept` or zero. row, column: global, of element (0, 0). Where both are
+// multiples of 16, two tiles share a cell; else every element asks for its own.
+template <int kTiles>
+TEA_DEVICE void drop(float (&p)[kTiles][4], const Dropping& d, int64_t row, int64_t column,
+                     float kept) {
+  if (((row | column) & 15) == 0) {
+#pragma unroll
+    for (int n = 0; n < kTiles; n += 2) {
+      const Philox4 cell =
+          dropout_cell(d.rng, d.stream, row + lane() / 4, column + 8 * n + lane() % 4 * 2);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float& x = p[n + i / 2 % 2][i / 4 * 2 + i % 2];
+        x = uniform_of(cell, i) >= d.below ? x * kept : 0.0f;
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool keeps =
+          dropout_keeps(d.rng, d.stream, row + row_of(i), column + column_of(n, i), d.below);
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m)  // an index that is not constant would put p into memory
+        if (m == n) p[m][i] = keeps ? p[m][i] * kept : 0.0f;
+    }
+}
+
+// Softmax of rows that arrive in tiles (Milakov and Gimelshein, 2018). For the thread's two rows of
+// an accumulator: the largest score so far, and the thread's share of the sum of
+// exp(scale * (score - top)). A row with nothing to attend keeps top = -infinity, sum = 0.
+struct OnlineSoftmax {
+  float top[2], sum[2];
+
+  TEA_DEVICE void start() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) top[r] = kMinusInfinity, sum[r] = 0;
+  }
+
+  // Only the largest score.
+  template <int kTiles>
+  TEA_DEVICE void raise_top(const float (&s)[kTiles][4]) {
+    float high[2] = {kMinusInfinity, kMinusInfinity};
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) high[half_of(i)] = fmaxf(high[half_of(i)], s[n][i]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], quad_max(high[r]));
+  }
+
+  // Turns scores into exp(scale * (score - top)) and gives the factor by which what was accumulated
+  // before must shrink. scale_log2 = scale * log2(e), positive.
+  template <int kTiles>
+  TEA_DEVICE void update(float (&s)[kTiles][4], float scale_log2, float (&shrink)[2]) {
+    const float before[2] = {top[0], top[1]};
+    float base[2];
+    raise_top(s);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      base[r] = top[r] == kMinusInfinity ? 0.0f : top[r] * scale_log2;  // else NaN
+      shrink[r] = exp2_fast(fmaf(before[r], scale_log2, -base[r]));
+      sum[r] *= shrink[r];
+    }
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s[n][i] = exp2_fast(fmaf(s[n][i], scale_log2, -base[half_of(i)]));
+        sum[half_of(i)] += s[n][i];
+      }
+  }
+};
+
+// What a row's sums amount to. `max` is the largest score, times its scale; `total` the sum of
+// exponentials relative to it.
+struct RowResult {
+  float factor, lse, sum_exp;  // factor: by which the accumulated values become O
+};
+TEA_DEVICE RowResult result_of(float max, float total, float sink) {
+  const bool nothing = max == kMinusInfinity && total == 0;
+  if (nothing) return {0, sink, 0};
+  const float own = max + log2_fast(total) * kLn2;
+  if (sink == kMinusInfinity) return {1 / total, own, total};
+  const float high = fmaxf(own, sink), low = fminf(own, sink);
+  // log1p of what is at most 1, in float to its last bit.
+  const float lse = own != own ? own : high + log1pf(expf(low - high));
+  const float sum_exp = total + expf(sink - max);
+  return {1 / sum_exp, lse, sum_exp};
+}
+
+}  // namespace tea::portable

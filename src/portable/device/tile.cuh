@@ -1,0 +1,187 @@
+// Tiles in shared memory and the fragments of matrix instructions. A tile's row is kDim elements
+// without padding; its 16-byte pieces are permuted by the row's number, so that what the lanes of
+// one access touch lies in different banks.
+//
+// One set of words serves 16-bit types (mma m16n8k16) and fp32, as three products of TF32
+// (m16n8k8 on the high and low halves of the significand; what is dropped is below 2^-21 of a
+// product). A step of the summed dimension is 16 elements in both. fp8 lies in tiles as fp16.
+#pragma once
+#include "portable/device/ptx.cuh"
+
+namespace tea::portable {
+
+// How an element lies in shared memory: kDtype is TEA_FP16, TEA_BF16 or TEA_FP32.
+template <int kDtype>
+inline constexpr int kElementBytes = kDtype == TEA_FP32 ? 4 : 2;
+
+template <int kDtype, int kDim>
+struct Tile {
+  static constexpr int kBytes = kElementBytes<kDtype>, kRowBytes = kDim * kBytes;
+  static constexpr int kPieces = kRowBytes / 16;  // of a row
+  static_assert(kRowBytes % 128 == 0, "the permutation works within 128 bytes");
+  uint32_t address;  // a multiple of 128
+
+  // ldmatrix reads one piece of eight rows in sequence. The fp32 fragments read two neighbouring
+  // pieces of four rows in sequence or of every second row: the Gray code keeps both apart.
+  static TEA_DEVICE int permuted(int row, int piece) {
+    if constexpr (kDtype == TEA_FP32) return piece ^ ((row ^ row >> 1) & 3) << 1;
+    return piece ^ (row & 7);
+  }
+  TEA_DEVICE uint32_t piece(int row, int number) const {
+    return address + row * kRowBytes + permuted(row, number) * 16;
+  }
+  // Of one element.
+  TEA_DEVICE uint32_t at(int row, int column) const {
+    constexpr int kPer = 16 / kBytes;
+    return piece(row, column / kPer) + column % kPer * kBytes;
+  }
+};
+
+// 16 rows by 16 columns as the left operand. The words' comments name (row, column) with
+// g = lane / 4 and t = lane % 4.
+template <int kDtype>
+struct Left {
+  uint32_t r[4];  // (g, 2t..), (g+8, 2t..), (g, 8+2t..), (g+8, 8+2t..), two elements each
+};
+template <>
+struct Left<TEA_FP32> {
+  float x[2][4];  // of columns 8s..: (g, 2t), (g+8, 2t), (g, 2t+1), (g+8, 2t+1)
+};
+// 16 of the summed dimension by 16 columns as the right operand.
+template <int kDtype>
+struct Right {
+  uint32_t r[4];  // columns 0..7: summed 2t.., 8+2t.. of column g; then columns 8..15
+};
+template <>
+struct Right<TEA_FP32> {
+  float x[2][2][2];  // [columns 8n..][summed 8s..]: summed 2t, 2t+1 of column 8n + g
+};
+
+// Stored [row][summed].
+template <int kDtype, int kDim>
+TEA_DEVICE Left<kDtype> load_left(const Tile<kDtype, kDim>& tile, int row, int summed) {
+  Left<kDtype> a;
+  if constexpr (kDtype == TEA_FP32) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float2 x = load_shared_float2(
+            tile.at(row + 8 * half + lane() / 4, summed + 8 * s + lane() % 4 * 2));
+        a.x[s][half] = x.x, a.x[s][2 + half] = x.y;
+      }
+  } else {
+    load_matrices(a.r, tile.piece(row + lane() % 16, summed / 8 + lane() / 16));
+  }
+  return a;
+}
+// Stored [summed][row].
+template <int kDtype, int kDim>
+TEA_DEVICE Left<kDtype> load_left_transposed(const Tile<kDtype, kDim>& tile, int row, int summed) {
+  Left<kDtype> a;
+  if constexpr (kDtype == TEA_FP32) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        a.x[s][i] = load_shared_float(
+            tile.at(summed + 8 * s + lane() % 4 * 2 + i / 2, row + lane() / 4 + i % 2 * 8));
+  } else {
+    load_matrices_transposed(
+        a.r, tile.piece(summed + lane() / 16 * 8 + lane() % 8, row / 8 + lane() / 8 % 2));
+  }
+  return a;
+}
+// Stored [column][summed].
+template <int kDtype, int kDim>
+TEA_DEVICE Right<kDtype> load_right(const Tile<kDtype, kDim>& tile, int column, int summed) {
+  Right<kDtype> b;
+  if constexpr (kDtype == TEA_FP32) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        const float2 x = load_shared_float2(
+            tile.at(column + 8 * n + lane() / 4, summed + 8 * s + lane() % 4 * 2));
+        b.x[n][s][0] = x.x, b.x[n][s][1] = x.y;
+      }
+  } else {
+    load_matrices(b.r,
+                  tile.piece(column + lane() / 16 * 8 + lane() % 8, summed / 8 + lane() / 8 % 2));
+  }
+  return b;
+}
+// Stored [summed][column].
+template <int kDtype, int kDim>
+TEA_DEVICE Right<kDtype> load_right_transposed(const Tile<kDtype, kDim>& tile, int column,
+                                               int summed) {
+  Right<kDtype> b;
+  if constexpr (kDtype == TEA_FP32) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int s = 0; s < 2; ++s)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          b.x[n][s][i] = load_shared_float(
+              tile.at(summed + 8 * s + lane() % 4 * 2 + i, column + 8 * n + lane() / 4));
+  } else {
+    load_matrices_transposed(b.r, tile.piece(summed + lane() % 16, column / 8 + lane() / 16));
+  }
+  return b;
+}
+
+// x = high + low, both of 11 significant bits, but for the rest.
+struct Split {
+  uint32_t high, low;
+  TEA_DEVICE explicit Split(float x) : high(round_tf32(x)) {
+    low = round_tf32(x - __uint_as_float(high));
+  }
+};
+
+// 16 rows by 16 columns: c[n] += a b for columns 8n..
+template <int kDtype>
+TEA_DEVICE void multiply(float (&c0)[4], float (&c1)[4], const Left<kDtype>& a,
+                         const Right<kDtype>& b) {
+  if constexpr (kDtype == TEA_FP32) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      uint32_t high[4], low[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const Split x(a.x[s][i]);
+        high[i] = x.high, low[i] = x.low;
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        float(&c)[4] = n ? c1 : c0;
+        const Split b0(b.x[n][s][0]), b1(b.x[n][s][1]);
+        multiply_tf32(c, low, b0.high, b1.high);
+        multiply_tf32(c, high, b0.low, b1.low);
+        multiply_tf32(c, high, b0.high, b1.high);
+      }
+    }
+  } else {
+    multiply_16<kDtype>(c0, a.r, b.r[0], b.r[1]);
+    multiply_16<kDtype>(c1, a.r, b.r[2], b.r[3]);
+  }
+}
+
+// The accumulators of columns 16s.. and 16s + 8.. as a left operand over those columns.
+template <int kDtype>
+TEA_DEVICE Left<kDtype> as_left(const float (&c0)[4], const float (&c1)[4]) {
+  Left<kDtype> a;
+  if constexpr (kDtype == TEA_FP32) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int from = i % 2 * 2 + i / 2;  // accumulators go row by row
+      a.x[0][i] = c0[from], a.x[1][i] = c1[from];
+    }
+  } else {
+    a.r[0] = pack<kDtype>(c0[0], c0[1]), a.r[1] = pack<kDtype>(c0[2], c0[3]);
+    a.r[2] = pack<kDtype>(c1[0], c1[1]), a.r[3] = pack<kDtype>(c1[2], c1[3]);
+  }
+  return a;
+}
+
+}  // namespace tea::portable

@@ -1,0 +1,68 @@
+// Work: what kernels receive of a Problem and a Run.
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "portable/work.h"
+
+namespace tea::portable {
+namespace {
+
+struct Bench {
+  Problem p;
+  Run run{};
+  alignas(16) std::array<float, 64> memory{};
+
+  explicit Bench(const char* text) : p(Problem::parse(text)) { run.size = default_geometry(p); }
+  void give(tea_tensor t, int element) { run.tensor[t] = memory.data() + element; }
+  Work work() const { return make_work(p, run); }
+};
+
+TEST(Work, SaysWhereEightElementsCanBeReadInWidePieces) {
+  Bench t("dtype=fp32 batch=1 seqlen_q=2 seqlen_kv=2 heads_q=1 heads_kv=1 dim_qk=8 k=16,10,8");
+  t.give(TEA_Q, 0), t.give(TEA_K, 0), t.give(TEA_V, 1);
+  EXPECT_TRUE(t.work().q.wide);
+  EXPECT_FALSE(t.work().k.wide);  // rows begin 40 bytes apart
+  EXPECT_FALSE(t.work().v.wide);  // the first begins 4 bytes off
+}
+
+TEST(Work, FillsMissingScalesOfKeysAndValuesFromTheQueries) {
+  Bench t("dtype=e4m3 batch=1 seqlen_q=2 seqlen_kv=2 heads_q=1 heads_kv=1 dim_qk=8 training=1");
+  t.give(TEA_Q_SCALE_INV, 1), t.give(TEA_V_SCALE_INV, 2), t.give(TEA_DQ_AMAX, 3);
+  const Scales s = t.work().scales;
+  EXPECT_EQ(s.k_inv, s.q_inv);
+  EXPECT_EQ(s.v_inv, t.memory.data() + 2);
+  EXPECT_EQ(s.dv_amax, t.memory.data() + 3);
+  EXPECT_EQ(s.s, nullptr);
+}
+
+TEST(Work, ValuesUseTheTableOfTheKeysWhereTheyHaveNone) {
+  Bench t("dtype=fp16 kv_form=paged page_size=4 heads_q=1 heads_kv=1 dim_qk=8");
+  t.give(TEA_TABLE_K, 0);
+  t.run.size.pages_k = 3, t.run.size.pages_v = 5, t.run.size.table_k = 7;
+  EXPECT_EQ(t.work().table_v.entries, t.work().table_k.entries);
+  EXPECT_EQ(t.work().table_v.stride, 7);
+  EXPECT_EQ(t.work().table_v.pages, 5);
+  t.give(TEA_TABLE_V, 1), t.run.size.table_v = 9;
+  EXPECT_EQ(t.work().table_v.stride, 9);
+}
+
+TEST(Work, HasNoSequencesWhereADenseBatchHasNoRows) {
+  Bench t("dtype=fp16 batch=1000000000000 heads_q=1 heads_kv=1 dim_qk=8");
+  EXPECT_EQ(t.work().batch, 0);
+}
+
+TEST(Work, DropsOnlyInTraining) {
+  Bench t("dtype=fp16 batch=1 heads_q=1 heads_kv=1 dim_qk=8 training=1 dropout=0.5");
+  t.give(TEA_RNG_STATE, 0);
+  EXPECT_EQ(t.work().drop_below, 32768u);
+  EXPECT_EQ(t.work().keep_factor, 2);
+  EXPECT_FALSE(has_plain_scores(t.work()));
+  t.p.training = 0;
+  EXPECT_EQ(t.work().rng, nullptr);
+  EXPECT_EQ(t.work().keep_factor, 1);
+  EXPECT_TRUE(has_plain_scores(t.work()));
+}
+
+}  // namespace
+}  // namespace tea::portable
