@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Draws the records of gpu_vs_torch.py as a chart.
+
+usage: chart.py RECORDS.jsonl CHART.png      needs matplotlib
+One panel for each head dimension, mask and pass; TFLOP/s over rows, a line for each contender.
+"""
+
+import json
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+WHAT = re.compile(r"(\w+) d=(\d+) s=(\d+) (full|causal) (forward|backward)")
+COLORS = {"hopper": "#1b6ca8", "portable": "#2a9d5c", "fa2": "#c9822b", "cudnn": "#8a8a8a"}
+
+
+def panels(records: list[dict]) -> dict[tuple, dict[str, list]]:
+    """(pass, mask, dim) -> contender -> [(rows, TFLOP/s)]."""
+    found: dict[tuple, dict[str, list]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        match = WHAT.fullmatch(record.get("what", ""))
+        if match and match[1] == "bf16" and "tflops" in record:
+            key = (match[5], match[4], int(match[2]))
+            found[key][record["contender"]].append((int(match[3]), record["tflops"]))
+    return found
+
+
+def draw(records: list[dict], path: Path) -> None:
+    """Writes the chart."""
+    found = panels(records)
+    dims = sorted({dim for _, _, dim in found})
+    rows = [
+        (part, mask)
+        for part in ("forward", "backward")
+        for mask in ("full", "causal")
+        if any(key[:2] == (part, mask) for key in found)
+    ]
+    size = (4 * len(dims), 2.6 * len(rows))
+    figure, grid = plt.subplots(len(rows), len(dims), figsize=size, squeeze=False)
+    for y, (part, mask) in enumerate(rows):
+        for x, dim in enumerate(dims):
+            panel = grid[y][x]
+            for name, points in found[part, mask, dim].items():
+                xs, ys = zip(*sorted(points), strict=True)
+                panel.plot(xs, ys, "o-", ms=3, lw=1.4, label=name, color=COLORS.get(name))
+            panel.set_xscale("log", base=2)
+            panel.set_ylim(bottom=0)
+            panel.set_title(f"{part}, {mask}, head dimension {dim}", fontsize=9)
+            panel.grid(alpha=0.3)
+            panel.tick_params(labelsize=7)
+    grid[0][0].legend(fontsize=7)
+    for panel in grid[-1]:
+        panel.set_xlabel("rows", fontsize=8)
+    for line in grid:
+        line[0].set_ylabel("TFLOP/s", fontsize=8)
+    machine = next(r for r in records if r.get("case") == "machine")
+    figure.suptitle(
+        f"{machine['gpu']}, bf16, batch x rows = 16384, heads x dim = 2048", fontsize=10
+    )
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """The command line."""
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    records = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
+    draw(records, Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()
