@@ -13,6 +13,12 @@ inline constexpr float kLog2E = 1.44269504088896340736f, kLn2 = 0.69314718055994
 inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 
 TEA_DEVICE int lane() { return static_cast<int>(threadIdx.x) % 32; }
+// The same value, of which the compiler knows nothing: what follows from it is computed where it is
+// used, not before a loop and kept in registers.
+TEA_DEVICE int afresh(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 TEA_DEVICE int warp() { return static_cast<int>(threadIdx.x) / 32; }
 
 // Shared memory as the 32-bit address that PTX wants.
@@ -24,6 +30,12 @@ TEA_DEVICE uint32_t shared_address(const void* p) {
 TEA_DEVICE void copy_16(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
                "r"(valid ? 16 : 0)
+               : "memory");
+}
+// The same with 4 bytes.
+TEA_DEVICE void copy_4(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from),
+               "r"(valid ? 4 : 0)
                : "memory");
 }
 TEA_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
@@ -48,6 +60,9 @@ TEA_DEVICE uint4 load_shared_16(uint32_t from) {
 }
 TEA_DEVICE void store_shared_4(uint32_t to, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(to), "r"(x) : "memory");
+}
+TEA_DEVICE void store_shared_float2(uint32_t to, float2 x) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};\n" ::"r"(to), "f"(x.x), "f"(x.y) : "memory");
 }
 TEA_DEVICE float load_shared_float(uint32_t from) {
   float x;
@@ -115,6 +130,17 @@ TEA_DEVICE float log2_fast(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
+}
+
+// Adds to four floats in global memory, of which the first lies on a multiple of 16 bytes.
+TEA_DEVICE void add_4(float* to, float a, float b, float c, float d) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "f"(a), "f"(b), "f"(c),
+               "f"(d)
+               : "memory");
+#else
+  atomicAdd(to, a), atomicAdd(to + 1, b), atomicAdd(to + 2, c), atomicAdd(to + 3, d);
+#endif
 }
 
 // Two floats as one register, the first in the low half, rounded to nearest even.

@@ -53,10 +53,12 @@ struct Scaling {
 };
 
 // Applies everything but the mask to the elements that are visible, and minus infinity to the rest.
+// `bend`, where given: the slope of the soft cap.
 template <int kTiles>
 TEA_DEVICE void transform(float (&s)[kTiles][4], const Work& w, const Item& item,
                           const Scaling& scaling, const RowTerms (&terms)[2],
-                          const Window (&window)[2], int64_t first_column) {
+                          const Window (&window)[2], int64_t first_column,
+                          float (*bend)[4] = nullptr) {
   const auto each = [&](auto&& change) {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
@@ -72,6 +74,13 @@ TEA_DEVICE void transform(float (&s)[kTiles][4], const Work& w, const Item& item
   else
     each([&](float& x, int, int) { x *= scaling.inner * scaling.outer; });
   if (w.softcap > 0) each([&](float& x, int, int) { x = softcap(x, w.softcap); });
+  if (bend) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        bend[n][i] = w.softcap > 0 ? softcap_slope(s[n][i], w.softcap) : 1.0f;
+  }
   if (w.bias.kind == TEA_BIAS_POST_SCALE)
     each([&](float& x, int r, int c) {
       if (window[r].holds(c)) x += bias_at(w, terms[r], first_column + c);
@@ -94,11 +103,11 @@ TEA_DEVICE uint32_t uniform_of(const Philox4& cell, int number) {
   return cell.word[number >> 1] >> 16 * (number & 1) & 0xFFFF;
 }
 
-// Multiplies each element by `kept` or zero. row, column: global, of element (0, 0). Where both are
-// multiples of 16, two tiles share a cell; else every element asks for its own.
-template <int kTiles>
-TEA_DEVICE void drop(float (&p)[kTiles][4], const Dropping& d, int64_t row, int64_t column,
-                     float kept) {
+// p = change(p, whether it is kept), for each element. row, column: global, of element (0, 0). Where
+// both are multiples of 16, two tiles share a cell; else every element asks for its own.
+template <int kTiles, class Change>
+TEA_DEVICE void decide(float (&p)[kTiles][4], const Dropping& d, int64_t row, int64_t column,
+                       Change&& change) {
   if (((row | column) & 15) == 0) {
 #pragma unroll
     for (int n = 0; n < kTiles; n += 2) {
@@ -107,7 +116,7 @@ TEA_DEVICE void drop(float (&p)[kTiles][4], const Dropping& d, int64_t row, int6
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         float& x = p[n + i / 2 % 2][i / 4 * 2 + i % 2];
-        x = uniform_of(cell, i) >= d.below ? x * kept : 0.0f;
+        x = change(x, uniform_of(cell, i) >= d.below);
       }
     }
     return;
@@ -120,8 +129,14 @@ TEA_DEVICE void drop(float (&p)[kTiles][4], const Dropping& d, int64_t row, int6
           dropout_keeps(d.rng, d.stream, row + row_of(i), column + column_of(n, i), d.below);
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)  // an index that is not constant would put p into memory
-        if (m == n) p[m][i] = keeps ? p[m][i] * kept : 0.0f;
+        if (m == n) p[m][i] = change(p[m][i], keeps);
     }
+}
+// Multiplies each element by `kept` or zero.
+template <int kTiles>
+TEA_DEVICE void drop(float (&p)[kTiles][4], const Dropping& d, int64_t row, int64_t column,
+                     float kept) {
+  decide(p, d, row, column, [kept](float x, bool keeps) { return keeps ? x * kept : 0.0f; });
 }
 
 // Softmax of rows that arrive in tiles (Milakov and Gimelshein, 2018). For the thread's two rows of

@@ -37,6 +37,15 @@ struct Tile {
   }
 };
 
+// Two neighbouring elements, the first in an even column.
+template <int kDtype, int kDim>
+TEA_DEVICE void store_two(const Tile<kDtype, kDim>& tile, int row, int column, float a, float b) {
+  if constexpr (kDtype == TEA_FP32)
+    store_shared_float2(tile.at(row, column), {a, b});
+  else
+    store_shared_4(tile.at(row, column), pack<kDtype>(a, b));
+}
+
 // 16 rows by 16 columns as the left operand. The words' comments name (row, column) with
 // g = lane / 4 and t = lane % 4.
 template <int kDtype>
@@ -59,7 +68,7 @@ struct Right<TEA_FP32> {
 
 // Stored [row][summed].
 template <int kDtype, int kDim>
-TEA_DEVICE Left<kDtype> load_left(const Tile<kDtype, kDim>& tile, int row, int summed) {
+TEA_DEVICE Left<kDtype> load_left(const Tile<kDtype, kDim>& tile, int row, int summed, int l = lane()) {
   Left<kDtype> a;
   if constexpr (kDtype == TEA_FP32) {
 #pragma unroll
@@ -67,17 +76,17 @@ TEA_DEVICE Left<kDtype> load_left(const Tile<kDtype, kDim>& tile, int row, int s
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float2 x = load_shared_float2(
-            tile.at(row + 8 * half + lane() / 4, summed + 8 * s + lane() % 4 * 2));
+            tile.at(row + 8 * half + l / 4, summed + 8 * s + l % 4 * 2));
         a.x[s][half] = x.x, a.x[s][2 + half] = x.y;
       }
   } else {
-    load_matrices(a.r, tile.piece(row + lane() % 16, summed / 8 + lane() / 16));
+    load_matrices(a.r, tile.piece(row + l % 16, summed / 8 + l / 16));
   }
   return a;
 }
 // Stored [summed][row].
 template <int kDtype, int kDim>
-TEA_DEVICE Left<kDtype> load_left_transposed(const Tile<kDtype, kDim>& tile, int row, int summed) {
+TEA_DEVICE Left<kDtype> load_left_transposed(const Tile<kDtype, kDim>& tile, int row, int summed, int l = lane()) {
   Left<kDtype> a;
   if constexpr (kDtype == TEA_FP32) {
 #pragma unroll
@@ -85,16 +94,16 @@ TEA_DEVICE Left<kDtype> load_left_transposed(const Tile<kDtype, kDim>& tile, int
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         a.x[s][i] = load_shared_float(
-            tile.at(summed + 8 * s + lane() % 4 * 2 + i / 2, row + lane() / 4 + i % 2 * 8));
+            tile.at(summed + 8 * s + l % 4 * 2 + i / 2, row + l / 4 + i % 2 * 8));
   } else {
     load_matrices_transposed(
-        a.r, tile.piece(summed + lane() / 16 * 8 + lane() % 8, row / 8 + lane() / 8 % 2));
+        a.r, tile.piece(summed + l / 16 * 8 + l % 8, row / 8 + l / 8 % 2));
   }
   return a;
 }
 // Stored [column][summed].
 template <int kDtype, int kDim>
-TEA_DEVICE Right<kDtype> load_right(const Tile<kDtype, kDim>& tile, int column, int summed) {
+TEA_DEVICE Right<kDtype> load_right(const Tile<kDtype, kDim>& tile, int column, int summed, int l = lane()) {
   Right<kDtype> b;
   if constexpr (kDtype == TEA_FP32) {
 #pragma unroll
@@ -102,19 +111,19 @@ TEA_DEVICE Right<kDtype> load_right(const Tile<kDtype, kDim>& tile, int column, 
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         const float2 x = load_shared_float2(
-            tile.at(column + 8 * n + lane() / 4, summed + 8 * s + lane() % 4 * 2));
+            tile.at(column + 8 * n + l / 4, summed + 8 * s + l % 4 * 2));
         b.x[n][s][0] = x.x, b.x[n][s][1] = x.y;
       }
   } else {
     load_matrices(b.r,
-                  tile.piece(column + lane() / 16 * 8 + lane() % 8, summed / 8 + lane() / 8 % 2));
+                  tile.piece(column + l / 16 * 8 + l % 8, summed / 8 + l / 8 % 2));
   }
   return b;
 }
 // Stored [summed][column].
 template <int kDtype, int kDim>
 TEA_DEVICE Right<kDtype> load_right_transposed(const Tile<kDtype, kDim>& tile, int column,
-                                               int summed) {
+                                               int summed, int l = lane()) {
   Right<kDtype> b;
   if constexpr (kDtype == TEA_FP32) {
 #pragma unroll
@@ -124,9 +133,9 @@ TEA_DEVICE Right<kDtype> load_right_transposed(const Tile<kDtype, kDim>& tile, i
 #pragma unroll
         for (int i = 0; i < 2; ++i)
           b.x[n][s][i] = load_shared_float(
-              tile.at(summed + 8 * s + lane() % 4 * 2 + i, column + 8 * n + lane() / 4));
+              tile.at(summed + 8 * s + l % 4 * 2 + i, column + 8 * n + l / 4));
   } else {
-    load_matrices_transposed(b.r, tile.piece(summed + lane() % 16, column / 8 + lane() / 16));
+    load_matrices_transposed(b.r, tile.piece(summed + l % 16, column / 8 + l / 16));
   }
   return b;
 }
@@ -164,6 +173,36 @@ TEA_DEVICE void multiply(float (&c0)[4], float (&c1)[4], const Left<kDtype>& a,
   } else {
     multiply_16<kDtype>(c0, a.r, b.r[0], b.r[1]);
     multiply_16<kDtype>(c1, a.r, b.r[2], b.r[3]);
+  }
+}
+
+// Which of its two words reads an operand: as the summed dimension lies along the rows of the tile,
+// or across them.
+enum class Summed { kAlongRows, kAcrossRows };
+
+// c += a b over 16 kSteps of the summed dimension: rows from `row` of a, columns from `column` of b.
+template <int kDtype, int kSteps, Summed kOfLeft, Summed kOfRight, int kRows16, int kTiles, class A,
+          class B>
+TEA_DEVICE void multiply_tiles(float (&c)[kRows16][kTiles][4], const A& a, int row, const B& b,
+                               int column) {
+  const int l = afresh(lane());
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    Left<kDtype> left[kRows16];
+#pragma unroll
+    for (int m = 0; m < kRows16; ++m)
+      left[m] = kOfLeft == Summed::kAlongRows
+                    ? load_left(a, row + 16 * m, 16 * step, l)
+                    : load_left_transposed(a, row + 16 * m, 16 * step, l);
+#pragma unroll
+    for (int n = 0; n < kTiles / 2; ++n) {
+      const Right<kDtype> right = kOfRight == Summed::kAlongRows
+                                      ? load_right(b, column + 16 * n, 16 * step, l)
+                                      : load_right_transposed(b, column + 16 * n, 16 * step, l);
+#pragma unroll
+      for (int m = 0; m < kRows16; ++m)
+        multiply<kDtype>(c[m][2 * n], c[m][2 * n + 1], left[m], right);
+    }
   }
 }
 
