@@ -103,8 +103,8 @@ TEA_DEVICE uint32_t uniform_of(const Philox4& cell, int number) {
   return cell.word[number >> 1] >> 16 * (number & 1) & 0xFFFF;
 }
 
-// p = change(p, whether it is kept), for each element. row, column: global, of element (0, 0). Where
-// both are multiples of 16, two tiles share a cell; else every element asks for its own.
+// p = change(p, whether it is kept), for each element. row, column: global, of element (0, 0).
+// Where both are multiples of 16, two tiles share a cell; else every element asks for its own.
 template <int kTiles, class Change>
 TEA_DEVICE void decide(float (&p)[kTiles][4], const Dropping& d, int64_t row, int64_t column,
                        Change&& change) {

@@ -68,15 +68,16 @@ struct Right<TEA_FP32> {
 
 // Stored [row][summed].
 template <int kDtype, int kDim>
-TEA_DEVICE Left<kDtype> load_left(const Tile<kDtype, kDim>& tile, int row, int summed, int l = lane()) {
+TEA_DEVICE Left<kDtype> load_left(const Tile<kDtype, kDim>& tile, int row, int summed,
+                                  int l = lane()) {
   Left<kDtype> a;
   if constexpr (kDtype == TEA_FP32) {
 #pragma unroll
     for (int s = 0; s < 2; ++s)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float2 x = load_shared_float2(
-            tile.at(row + 8 * half + l / 4, summed + 8 * s + l % 4 * 2));
+        const float2 x =
+            load_shared_float2(tile.at(row + 8 * half + l / 4, summed + 8 * s + l % 4 * 2));
         a.x[s][half] = x.x, a.x[s][2 + half] = x.y;
       }
   } else {
@@ -86,37 +87,37 @@ TEA_DEVICE Left<kDtype> load_left(const Tile<kDtype, kDim>& tile, int row, int s
 }
 // Stored [summed][row].
 template <int kDtype, int kDim>
-TEA_DEVICE Left<kDtype> load_left_transposed(const Tile<kDtype, kDim>& tile, int row, int summed, int l = lane()) {
+TEA_DEVICE Left<kDtype> load_left_transposed(const Tile<kDtype, kDim>& tile, int row, int summed,
+                                             int l = lane()) {
   Left<kDtype> a;
   if constexpr (kDtype == TEA_FP32) {
 #pragma unroll
     for (int s = 0; s < 2; ++s)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        a.x[s][i] = load_shared_float(
-            tile.at(summed + 8 * s + l % 4 * 2 + i / 2, row + l / 4 + i % 2 * 8));
+        a.x[s][i] =
+            load_shared_float(tile.at(summed + 8 * s + l % 4 * 2 + i / 2, row + l / 4 + i % 2 * 8));
   } else {
-    load_matrices_transposed(
-        a.r, tile.piece(summed + l / 16 * 8 + l % 8, row / 8 + l / 8 % 2));
+    load_matrices_transposed(a.r, tile.piece(summed + l / 16 * 8 + l % 8, row / 8 + l / 8 % 2));
   }
   return a;
 }
 // Stored [column][summed].
 template <int kDtype, int kDim>
-TEA_DEVICE Right<kDtype> load_right(const Tile<kDtype, kDim>& tile, int column, int summed, int l = lane()) {
+TEA_DEVICE Right<kDtype> load_right(const Tile<kDtype, kDim>& tile, int column, int summed,
+                                    int l = lane()) {
   Right<kDtype> b;
   if constexpr (kDtype == TEA_FP32) {
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
-        const float2 x = load_shared_float2(
-            tile.at(column + 8 * n + l / 4, summed + 8 * s + l % 4 * 2));
+        const float2 x =
+            load_shared_float2(tile.at(column + 8 * n + l / 4, summed + 8 * s + l % 4 * 2));
         b.x[n][s][0] = x.x, b.x[n][s][1] = x.y;
       }
   } else {
-    load_matrices(b.r,
-                  tile.piece(column + l / 16 * 8 + l % 8, summed / 8 + l / 8 % 2));
+    load_matrices(b.r, tile.piece(column + l / 16 * 8 + l % 8, summed / 8 + l / 8 % 2));
   }
   return b;
 }
@@ -132,8 +133,8 @@ TEA_DEVICE Right<kDtype> load_right_transposed(const Tile<kDtype, kDim>& tile, i
       for (int s = 0; s < 2; ++s)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-          b.x[n][s][i] = load_shared_float(
-              tile.at(summed + 8 * s + l % 4 * 2 + i, column + 8 * n + l / 4));
+          b.x[n][s][i] =
+              load_shared_float(tile.at(summed + 8 * s + l % 4 * 2 + i, column + 8 * n + l / 4));
   } else {
     load_matrices_transposed(b.r, tile.piece(summed + l % 16, column / 8 + l / 16));
   }
@@ -180,7 +181,8 @@ TEA_DEVICE void multiply(float (&c0)[4], float (&c1)[4], const Left<kDtype>& a,
 // or across them.
 enum class Summed { kAlongRows, kAcrossRows };
 
-// c += a b over 16 kSteps of the summed dimension: rows from `row` of a, columns from `column` of b.
+// c += a b over 16 kSteps of the summed dimension: rows from `row` of a, columns from `column` of
+// b.
 template <int kDtype, int kSteps, Summed kOfLeft, Summed kOfRight, int kRows16, int kTiles, class A,
           class B>
 TEA_DEVICE void multiply_tiles(float (&c)[kRows16][kTiles][4], const A& a, int row, const B& b,
@@ -191,9 +193,8 @@ TEA_DEVICE void multiply_tiles(float (&c)[kRows16][kTiles][4], const A& a, int r
     Left<kDtype> left[kRows16];
 #pragma unroll
     for (int m = 0; m < kRows16; ++m)
-      left[m] = kOfLeft == Summed::kAlongRows
-                    ? load_left(a, row + 16 * m, 16 * step, l)
-                    : load_left_transposed(a, row + 16 * m, 16 * step, l);
+      left[m] = kOfLeft == Summed::kAlongRows ? load_left(a, row + 16 * m, 16 * step, l)
+                                              : load_left_transposed(a, row + 16 * m, 16 * step, l);
 #pragma unroll
     for (int n = 0; n < kTiles / 2; ++n) {
       const Right<kDtype> right = kOfRight == Summed::kAlongRows
