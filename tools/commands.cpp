@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "core/driver.h"
 #include "core/env.h"
 #include "core/error.h"
 #include "core/registry.h"
@@ -82,7 +83,10 @@ std::string report_json(const kit::Report& report) {
 }
 
 void print_report(const kit::Report& report) {
-  std::printf("%s: %s\n", report.engine.c_str(), report.ok() ? "agrees with the oracle" : "WRONG");
+  const char* verdict = report.ok()      ? "agrees with the oracle"
+                        : report.refused ? "refused"
+                                         : "WRONG";
+  std::printf("%s: %s\n", report.engine.empty() ? "any engine" : report.engine.c_str(), verdict);
   for (const kit::Closeness& c : report.tensors)
     std::printf("  %-9s worst error %9.4g of 2 bounds over %lld elements\n", c.tensor.c_str(),
                 c.ratio, static_cast<long long>(c.elements));
@@ -93,6 +97,14 @@ uint64_t count_of(const std::string& text) {
   const bool digits = !text.empty() && text.find_first_not_of("0123456789") == text.npos;
   TEA_REQUIRE(digits && text.size() < 19, "COUNT", "\"" + text + "\"", "a number of cases");
   return std::stoull(text);
+}
+
+std::vector<std::string> gpu_texts() {
+  std::vector<std::string> out;
+  for (const Device& gpu : driver::gpus().list)
+    out.push_back(shown(gpu.index) + ": sm_" + shown(gpu.sm) + ", " + shown(gpu.multiprocessors) +
+                  " multiprocessors, " + shown(gpu.shared_bytes >> 10) + " KiB shared memory");
+  return out;
 }
 
 }  // namespace
@@ -111,6 +123,7 @@ int info(const Options& options) {
     std::printf("%s\n", json::object({{"version", json::text(tea_version())},
                                       {"engines", json::array(quoted(names))},
                                       {"cpu", processor_json},
+                                      {"gpus", json::array(quoted(gpu_texts()))},
                                       {"settings", settings_json()}})
                             .c_str());
     return 0;
@@ -120,7 +133,9 @@ int info(const Options& options) {
   std::printf("cpu\n  %s, %llu threads\n ", processor.name.c_str(),
               static_cast<unsigned long long>(threads));
   for (const std::string& feature : processor.features) std::printf(" %s", feature.c_str());
-  std::printf("\n");
+  std::printf("\ngpus\n");
+  for (const std::string& text : gpu_texts()) std::printf("  %s\n", text.c_str());
+  if (driver::gpus().list.empty()) std::printf("  none: %s\n", driver::gpus().why_none.c_str());
   print_settings();
   return 0;
 }
@@ -151,7 +166,7 @@ int explain(const Options& options) {
 int check(const Options& options) {
   const kit::Case c = kit::Case::parse(options.argument);
   c.problem.check();
-  const kit::Report report = kit::check(c, options.engine);
+  const kit::Report report = kit::check(c, options.engine, {options.device});
   if (options.json)
     std::printf("%s\n", report_json(report).c_str());
   else
@@ -159,21 +174,36 @@ int check(const Options& options) {
   return report.ok() ? 0 : 1;
 }
 
+// A random case by the engine that was asked for. What no engine of the device takes on is counted
+// by itself; only double precision may be, unless the engine was named.
 int fuzz(const Options& options) {
   const uint64_t count = count_of(options.argument);
-  std::atomic<uint64_t> next{0}, failed{0};
+  std::atomic<uint64_t> next{0}, done{0}, failed{0}, refused{0};
+  std::atomic<bool> lost{false};
   std::mutex mutex;
+  const auto print = [&](uint64_t seed, const kit::Report& report) {
+    const std::lock_guard lock(mutex);
+    if (options.json)
+      std::printf("%s\n", report_json(report).c_str());
+    else
+      std::printf("seed %llu\n%s", static_cast<unsigned long long>(seed), report.text().c_str());
+    std::fflush(stdout);
+  };
   const auto work = [&] {
-    for (uint64_t i; (i = next++) < count;) {
-      const kit::Report report = kit::check(kit::draw(options.first + i), options.engine);
+    for (uint64_t i; !lost && (i = next++) < count;) {
+      const kit::Case c = kit::draw(options.first + i);
+      const kit::Report report = kit::check(c, options.engine, {options.device});
+      ++done;
+      const bool may_refuse =
+          options.device != kHost && (c.problem.dtype == TEA_FP64 || !options.engine.empty());
       if (report.ok()) continue;
+      if (report.refused && may_refuse) {
+        ++refused;
+        continue;
+      }
       ++failed;
-      const std::lock_guard lock(mutex);
-      if (options.json)
-        std::printf("%s\n", report_json(report).c_str());
-      else
-        std::printf("seed %llu\n%s", static_cast<unsigned long long>(options.first + i),
-                    report.text().c_str());
+      if (report.lost) lost = true;
+      print(options.first + i, report);
     }
   };
   std::vector<std::thread> threads;
@@ -182,12 +212,15 @@ int fuzz(const Options& options) {
   work();
   for (std::thread& thread : threads) thread.join();
   if (options.json)
-    std::printf("%s\n", json::object({{"cases", json::number(count)},
-                                      {"failed", json::number(failed.load())}})
+    std::printf("%s\n", json::object({{"cases", json::number(done.load())},
+                                      {"failed", json::number(failed.load())},
+                                      {"refused", json::number(refused.load())}})
                             .c_str());
   else
-    std::printf("%llu of %llu cases failed\n", static_cast<unsigned long long>(failed.load()),
-                static_cast<unsigned long long>(count));
+    std::printf("%llu of %llu cases failed, %llu refused\n",
+                static_cast<unsigned long long>(failed.load()),
+                static_cast<unsigned long long>(done.load()),
+                static_cast<unsigned long long>(refused.load()));
   return failed ? 1 : 0;
 }
 

@@ -36,7 +36,7 @@ void print_usage(std::FILE* to) {
   std::fprintf(
       to,
       "\n  --engine NAME   run on this engine\n"
-      "  --device N      explain for GPU N (default: the host)\n"
+      "  --device N      on GPU N (default: the host)\n"
       "  --first SEED    the first seed of fuzz (default: 1)\n"
       "  --json          one JSON object per line\n\n"
       "PROBLEM: \"dtype=bf16 batch=2 heads_q=8 heads_kv=2 dim_qk=64 seqlen_q=128 "

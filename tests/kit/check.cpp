@@ -5,10 +5,11 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <optional>
 
 #include "core/registry.h"
 #include "kit/codec.h"
-#include "kit/inputs.h"
+#include "kit/mirror.h"
 
 namespace tea::kit {
 namespace {
@@ -24,60 +25,26 @@ std::string number(double x) {
   return buffer;
 }
 
-class Checker {
+// What is in the outputs against what should be there.
+class Comparison {
  public:
-  Checker(const Case& c, std::string_view engine, const Tamper& tamper)
-      : engine_(engine), tamper_(tamper), inputs_(c), problem_(inputs_.problem()) {
-    report_.line = c.text();
-  }
+  Comparison(const Inputs& inputs, Report& report)
+      : inputs_(inputs), problem_(inputs.problem()), report_(report) {}
 
-  Report run() {
-    if (!make_plan()) return report_;
-    std::vector<uint8_t> first[2], second[2];
-    if (!execute(Poison::kNan, first)) return report_;
-    compare_all();
-    if (!execute(Poison::kLarge, second)) return report_;
-    for (int d = 0; d < 2; ++d)
-      if (first[d] != second[d])
-        fail(std::string(d ? "backward" : "forward") +
-             " depends on what the memory held before (NaN and 1e30 give other bits)");
-    return report_;
+  // `solve` runs once; a second call compares other outputs of the same inputs and the same O.
+  void run(Solve solve) {
+    if (!result_) {
+      want_ = inputs_.logical();
+      if (problem_.training) want_.o_stored = as_array(TEA_O, want_.dout.size());
+      precision_ = precision_of(report_.engine, problem_);
+      result_ = solve(want_, precision_);
+    }
+    report_.tensors.clear();
+    compare_all(want_, precision_, *result_);
   }
 
  private:
   void fail(const std::string& what) { report_.failures.push_back(what); }
-
-  bool make_plan() {
-    tea_plan* plan = nullptr;
-    const tea_status status = tea_plan_create(&problem_, -1, engine_.c_str(), &plan);
-    plan_.reset(plan);
-    if (status != TEA_OK)
-      fail("no plan: " + std::string(tea_error()));
-    else
-      report_.engine = tea_plan_engine(plan);
-    return status == TEA_OK;
-  }
-
-  bool execute(Poison poison, std::vector<uint8_t> (&bytes)[2]) {
-    inputs_.fill(poison);
-    for (const Written d : {Written::kForward, Written::kBackward}) {
-      const bool forward = d == Written::kForward;
-      if (!forward && !problem_.training) break;
-      uint64_t need[2] = {};
-      tea_status status = tea_workspace_bound(&problem_, &inputs_.run(0), &need[0], &need[1]);
-      const tea_run& run = inputs_.run(need[forward ? 0 : 1]);
-      if (status == TEA_OK)
-        status = forward ? tea_forward(plan_.get(), &run) : tea_backward(plan_.get(), &run);
-      if (status != TEA_OK) {
-        fail(std::string(forward ? "forward" : "backward") + ": " + tea_error());
-        return false;
-      }
-      if (tamper_) tamper_(inputs_, d, poison);
-      for (const std::string& what : inputs_.damage(d)) fail(what);
-      bytes[forward ? 0 : 1] = inputs_.output_bytes(d);
-    }
-    return true;
-  }
 
   // [batch][head][row][column] of an output, as the oracle wants it back.
   std::vector<double> as_array(tea_tensor t, size_t size) const {
@@ -92,11 +59,8 @@ class Checker {
     return out;
   }
 
-  void compare_all() {
-    oracle::Case want = inputs_.logical();
-    if (problem_.training) want.o_stored = as_array(TEA_O, want.dout.size());
-    const oracle::Precision precision = precision_of(report_.engine, problem_);
-    const oracle::Result r = oracle::solve(want, precision);
+  void compare_all(const oracle::Case& want, const oracle::Precision& precision,
+                   const oracle::Result& r) {
     compare(TEA_O, r.o);
     compare(TEA_LSE, r.lse);
     compare(TEA_MAX, r.max);
@@ -200,9 +164,87 @@ class Checker {
     report_.tensors.push_back(c);
   }
 
+  const Inputs& inputs_;
+  const Problem& problem_;
+  Report& report_;
+  oracle::Case want_;
+  oracle::Precision precision_{};
+  std::optional<oracle::Result> result_;
+};
+
+class Checker {
+ public:
+  Checker(const Case& c, std::string_view engine, const Stage& stage)
+      : engine_(engine), stage_(stage), inputs_(c), problem_(inputs_.problem()) {
+    report_.line = c.text();
+    report_.device = stage.device;
+  }
+
+  Report run() {
+    if (!make_plan()) return report_;
+    if (stage_.device != kHost)
+      mirror_.emplace(gpu_of_thread(stage_.device), inputs_, stage_.flush);
+    std::vector<uint8_t> first[2], second[2];
+    Comparison comparison(inputs_, report_);
+    if (!execute(Poison::kNan, first)) return report_;
+    comparison.run(stage_.solve);
+    if (!execute(Poison::kLarge, second)) return report_;
+    for (int d = 0; d < 2; ++d)
+      if (first[d] != second[d] && must_repeat(d))
+        fail(std::string(d ? "backward" : "forward") +
+             " depends on what the memory held before (NaN and 1e30 give other bits)");
+    if (report_.ok() && first[1] != second[1]) comparison.run(stage_.solve);
+    return report_;
+  }
+
+ private:
+  void fail(const std::string& what) { report_.failures.push_back(what); }
+
+  // A GPU may add in any order where determinism was not asked for; then the second run is compared
+  // like the first.
+  bool must_repeat(int direction) const {
+    return direction == 0 || stage_.device == kHost || problem_.deterministic;
+  }
+
+  bool make_plan() {
+    tea_plan* plan = nullptr;
+    const tea_status status = tea_plan_create(&problem_, stage_.device, engine_.c_str(), &plan);
+    plan_.reset(plan);
+    report_.engine = status == TEA_OK ? tea_plan_engine(plan) : engine_;
+    report_.refused = status == TEA_UNSUPPORTED;
+    if (status != TEA_OK) fail("no plan: " + std::string(tea_error()));
+    return status == TEA_OK;
+  }
+
+  bool execute(Poison poison, std::vector<uint8_t> (&bytes)[2]) {
+    inputs_.fill(poison);
+    for (const Written d : {Written::kForward, Written::kBackward}) {
+      const bool forward = d == Written::kForward;
+      if (!forward && !problem_.training) break;
+      uint64_t need[2] = {};
+      tea_status status = tea_workspace_bound(&problem_, &inputs_.run(0), &need[0], &need[1]);
+      const uint64_t workspace = need[forward ? 0 : 1];
+      const tea_run& run = mirror_ ? mirror_->upload(workspace) : inputs_.run(workspace);
+      if (status == TEA_OK)
+        status = forward ? tea_forward(plan_.get(), &run) : tea_backward(plan_.get(), &run);
+      if (mirror_) mirror_->fetch();
+      if (status != TEA_OK) {
+        fail(std::string(forward ? "forward" : "backward") + ": " + tea_error());
+        return false;
+      }
+      if (stage_.tamper) stage_.tamper(inputs_, d, poison);
+      for (const std::string& what : inputs_.damage(d)) fail(what);
+      if (mirror_)
+        for (const std::string& what : mirror_->damage()) fail(what);
+      bytes[forward ? 0 : 1] = inputs_.output_bytes(d);
+    }
+    return true;
+  }
+
   std::string engine_;
-  const Tamper& tamper_;
+  const Stage& stage_;
   Inputs inputs_;
+  std::optional<Mirror> mirror_;
   const Problem& problem_;
   PlanPointer plan_;
   Report report_;
@@ -224,32 +266,43 @@ oracle::Precision precision_of(std::string_view engine, const Problem& p) {
   return out;
 }
 
-std::vector<std::string> host_engines() {
-  const Problem simple = Problem::parse("dtype=fp32 heads_q=1 heads_kv=1 dim_qk=8");
+std::vector<std::string> engines_of(int device) {
+  const Problem simple = Problem::parse("dtype=fp16 heads_q=1 heads_kv=1 dim_qk=8");
   std::vector<std::string> out;
   for (const Engine& engine : engines()) {
     tea_plan* plan = nullptr;
-    if (tea_plan_create(&simple, -1, std::string(engine.name).c_str(), &plan) == TEA_OK)
+    if (tea_plan_create(&simple, device, std::string(engine.name).c_str(), &plan) == TEA_OK)
       out.emplace_back(engine.name);
     tea_plan_release(plan);
   }
   return out;
 }
 
+std::vector<std::string> host_engines() { return engines_of(kHost); }
+
+void compare(const Inputs& inputs, Report& report, Solve solve) {
+  Comparison(inputs, report).run(solve);
+}
+
 std::string Report::text() const {
   std::string out;
   for (const std::string& failure : failures) out += "  " + failure + "\n";
-  return out + "  reproduce: te-attn check \"" + line + "\" --engine " + engine + "\n";
+  const std::string by = engine.empty() ? "" : " --engine " + engine;
+  const std::string where = device == kHost ? "" : " --device " + std::to_string(device);
+  return out + "  reproduce: te-attn check \"" + line + "\"" + by + where + "\n";
 }
 
-Report check(const Case& c, std::string_view engine, const Tamper& tamper) {
+Report check(const Case& c, std::string_view engine, const Stage& stage) {
+  Report report{c.text(), std::string(engine), {}, {}, stage.device};
   try {
-    return Checker(c, engine, tamper).run();
+    return Checker(c, engine, stage).run();
+  } catch (const GpuLost& e) {
+    report.lost = true;
+    report.failures.push_back(e.what());
   } catch (const std::exception& e) {
-    Report report{c.text(), std::string(engine), {}, {}};
     report.failures.push_back("the kit: " + std::string(e.what()));
-    return report;
   }
+  return report;
 }
 
 }  // namespace tea::kit

@@ -1,11 +1,14 @@
 // One case on one engine against the oracle: every output, twice under different poison.
 #pragma once
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/device.h"
 #include "kit/case.h"
+#include "kit/guarded.h"
 #include "kit/inputs.h"
 #include "kit/oracle.h"
 
@@ -24,6 +27,9 @@ struct Report {
   std::string engine;  // that ran it
   std::vector<Closeness> tensors;
   std::vector<std::string> failures;  // a line each: tensor, element, got, want, bound
+  int device = kHost;
+  bool refused = false;  // no plan, and that is the only failure
+  bool lost = false;     // the GPU does not answer any more: nothing else can run in this process
   bool ok() const { return failures.empty(); }
   std::string text() const;
 };
@@ -34,13 +40,29 @@ oracle::Precision precision_of(std::string_view engine, const Problem& problem);
 // The engines that run on the host, by name. Each accepts every valid problem, so that a test runs
 // every case on every one of them.
 std::vector<std::string> host_engines();
+// Those that run on a device. On a GPU the first choice of the library accepts every valid problem
+// but double precision; others may refuse.
+std::vector<std::string> engines_of(int device);
 
 // Called after each direction, before anything is compared: what a faulty engine might do, so that
 // the kit's own tests can show that it is noticed.
 using Tamper = std::function<void(Inputs& inputs, Written direction, Poison poison)>;
 
-// Runs forward, and backward if the problem is for training, on the host. An empty name: the
-// engine that the library would choose. Never throws for what the engine does. Thread-safe.
-Report check(const Case& c, std::string_view engine, const Tamper& tamper = {});
+using Solve = oracle::Result (*)(const oracle::Case&, const oracle::Precision&);
+
+// Where a case runs, and what happens there.
+struct Stage {
+  int device = kHost;
+  std::optional<Flush> flush = {};  // on a GPU: tensors beside unmapped memory, not redzones
+  Tamper tamper = {};
+  Solve solve = oracle::solve;
+};
+
+// Compares every output of both directions; what is off joins the report, whose engine ran it.
+void compare(const Inputs& inputs, Report& report, Solve solve = oracle::solve);
+
+// Runs forward, and backward if the problem is for training. An empty name: the engine that the
+// library would choose. Never throws for what the engine does. Thread-safe.
+Report check(const Case& c, std::string_view engine, const Stage& stage = {});
 
 }  // namespace tea::kit

@@ -244,15 +244,19 @@ void Inputs::read_back() {
               load(at(place), place.dtype, element(place, problem_, extents_, {b, h, row, col}));
 }
 
+uint32_t Inputs::poison_word() const {
+  return poison_ == Poison::kNan ? ~uint32_t{0} : static_cast<uint32_t>(encode(TEA_FP32, 1e30));
+}
+
 const tea_run& Inputs::run(uint64_t workspace) {
   for (const Place& place : places_)
     pointers_[place.id] =
         place.used ? at(place) + place.base * static_cast<int64_t>(element_bytes(place)) : nullptr;
   workspace_ = Storage(workspace, 256);
   std::memset(workspace_.data(), 0xFF, workspace);
-  if (poison_ == Poison::kLarge)
-    for (size_t i = 0; i + sizeof(float) <= workspace; i += sizeof(float))
-      store(workspace_.data() + i, TEA_FP32, 0, 1e30);
+  const uint32_t word = poison_word();
+  for (size_t i = 0; i + sizeof word <= workspace; i += sizeof word)
+    std::memcpy(workspace_.data() + i, &word, sizeof word);
   before_.clear();
   for (const Storage& s : storages_) before_.emplace_back(s.data(), s.data() + s.size());
   status_ = 0;

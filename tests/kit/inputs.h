@@ -34,6 +34,12 @@ class Inputs {
   const tea_run& run(uint64_t workspace);
   int32_t status() const { return status_; }
 
+  // For a copy of the memory that runs instead of it: what there is to copy, what a workspace is
+  // filled with, and the status word that came back.
+  std::vector<Storage>& storages() { return storages_; }
+  uint32_t poison_word() const;
+  void set_status(int32_t status) { status_ = status; }
+
   double value(tea_tensor t, const Index& at) const;  // at: batch, head, row, column
   double flat(tea_tensor t, int64_t i) const;         // of a vector or scalar in fp32
   // Where a tensor's first element is in memory.

@@ -1,5 +1,6 @@
-// Memory with a pattern on both sides that no engine may touch.
+// Memory with a pattern on both sides that no engine may touch: kRedzone bytes at least.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -13,7 +14,7 @@ class Storage {
  public:
   Storage() = default;
   // The data begins on a multiple of `alignment`, but on none of twice as much.
-  Storage(size_t bytes, size_t alignment) : bytes_(bytes) {
+  Storage(size_t bytes, size_t alignment) : alignment_(alignment), bytes_(bytes) {
     whole_.resize(bytes + 2 * kRedzone + 2 * alignment, kPattern);
     const size_t start = reinterpret_cast<uintptr_t>(whole_.data()) + kRedzone;
     const size_t up = (start + 2 * alignment - 1) / (2 * alignment) * (2 * alignment);
@@ -26,6 +27,11 @@ class Storage {
   uint8_t* data() { return whole_.data() + begin_; }
   const uint8_t* data() const { return whole_.data() + begin_; }
   size_t size() const { return bytes_; }
+  size_t alignment() const { return alignment_; }
+  // Of data that was never written.
+  bool holds_pattern() const {
+    return std::all_of(data(), data() + bytes_, [](uint8_t x) { return x == kPattern; });
+  }
   // Where the first byte outside the data that has changed lies, from the data's start.
   std::optional<int64_t> damage() const {
     for (size_t i = 0; i < whole_.size(); ++i) {
@@ -39,7 +45,7 @@ class Storage {
  private:
   static constexpr uint8_t kPattern = 0xA7;
   std::vector<uint8_t> whole_;
-  size_t begin_ = 0, bytes_ = 0;
+  size_t alignment_ = 1, begin_ = 0, bytes_ = 0;
 };
 
 }  // namespace tea::kit

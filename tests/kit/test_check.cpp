@@ -17,7 +17,7 @@ constexpr const char* kCase =
     "lens_q=6,3 lens_kv=7,4 layout=odd seed=3";
 
 void expect_noticed(const Tamper& tamper, const std::string& fragment) {
-  const Report report = check(Case::parse(kCase), "reference", tamper);
+  const Report report = check(Case::parse(kCase), "reference", {.tamper = tamper});
   EXPECT_FALSE(report.ok()) << "not noticed: " << fragment;
   EXPECT_NE(report.text().find(fragment), std::string::npos) << report.text();
   EXPECT_NE(report.text().find(Case::parse(kCase).text()), std::string::npos);

@@ -86,8 +86,9 @@ TEST(TeAttn, TimeMeasuresBothDirections) {
 }
 
 TEST(TeAttn, FuzzCountsWhatFails) {
-  EXPECT_EQ(te_attn("fuzz 5 --first 10").out, "0 of 5 cases failed\n");
-  EXPECT_EQ(te_attn("fuzz 5 --json --engine reference").out, "{\"cases\": 5, \"failed\": 0}\n");
+  EXPECT_EQ(te_attn("fuzz 5 --first 10").out, "0 of 5 cases failed, 0 refused\n");
+  EXPECT_EQ(te_attn("fuzz 5 --json --engine reference").out,
+            "{\"cases\": 5, \"failed\": 0, \"refused\": 0}\n");
 }
 
 TEST(TeAttn, AProblemThatNoEngineRunsIsOne) {

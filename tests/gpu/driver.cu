@@ -1,0 +1,87 @@
+// core/driver.h and nvte/memory.h where a GPU is: what kind of memory is told apart, from any
+// thread, and whose context is current.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "core/device.h"
+#include "core/driver.h"
+#include "nvte/memory.h"
+
+namespace tea {
+namespace {
+
+TEST(Driver, DescribesTheGpuAsTheRuntimeDoes) {
+  ASSERT_FALSE(driver::gpus().list.empty()) << driver::gpus().why_none;
+  cudaDeviceProp p;
+  ASSERT_EQ(cudaGetDeviceProperties(&p, 0), cudaSuccess);
+  const Device gpu = device_at(0);
+  EXPECT_EQ(gpu.index, 0);
+  EXPECT_EQ(gpu.sm, 10 * p.major + p.minor);
+  EXPECT_EQ(gpu.multiprocessors, p.multiProcessorCount);
+  EXPECT_EQ(gpu.shared_bytes, static_cast<int>(p.sharedMemPerBlockOptin));
+}
+
+struct Pointers {
+  int on_stack = 0;
+  std::vector<int> pageable = std::vector<int>(1000);
+  int *device = nullptr, *managed = nullptr, *pinned = nullptr, *async = nullptr;
+  Pointers() {
+    EXPECT_EQ(cudaMalloc(&device, 4096), cudaSuccess);
+    EXPECT_EQ(cudaMallocManaged(&managed, 4096), cudaSuccess);
+    EXPECT_EQ(cudaMallocHost(&pinned, 4096), cudaSuccess);
+    EXPECT_EQ(cudaMallocAsync(&async, 4096, nullptr), cudaSuccess);
+  }
+  ~Pointers() {
+    cudaFree(device), cudaFree(managed), cudaFreeHost(pinned), cudaFreeAsync(async, nullptr);
+  }
+  void expect_told_apart() const {
+    EXPECT_EQ(driver::device_of(device), 0);
+    EXPECT_EQ(driver::device_of(device + 5), 0);
+    EXPECT_EQ(driver::device_of(async), 0);
+    EXPECT_EQ(driver::device_of(managed), 0);
+    EXPECT_EQ(driver::device_of(pinned), kHost);
+    EXPECT_EQ(driver::device_of(pageable.data()), kHost);
+    EXPECT_EQ(driver::device_of(&on_stack), kHost);
+  }
+};
+
+TEST(Driver, TellsMemoryApartFromAnyThread) {
+  const Pointers p;
+  p.expect_told_apart();
+  std::thread([&] { p.expect_told_apart(); }).join();  // has no context of its own
+}
+
+TEST(Driver, MakesThePrimaryContextCurrentAndGivesTheOldOneBack) {
+  std::thread([] {
+    const driver::OnDevice here(0);
+    void* p = nullptr;
+    EXPECT_EQ(cudaMalloc(&p, 16), cudaSuccess);
+    EXPECT_EQ(cudaFree(p), cudaSuccess);
+    const driver::OnDevice again(0);
+  }).join();
+}
+
+TEST(Memory, IsFilledAndCopiedInTheOrderOfTheStream) {
+  const Pointers p;
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  std::thread([&] {
+    nvte::fill(p.device, 0x5a, 4096, stream);
+    nvte::fill(p.device + 1, 0xa5, 4, stream);
+    nvte::copy(p.async, p.device, 4096, stream);
+  }).join();
+  std::vector<int> got(1024);
+  ASSERT_EQ(cudaMemcpyAsync(got.data(), p.async, 4096, cudaMemcpyDefault, stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  for (int i = 0; i < 1024; ++i)
+    ASSERT_EQ(got[static_cast<size_t>(i)], i == 1 ? 0xa5a5a5a5 : 0x5a5a5a5a);
+  std::vector<int> host(4);
+  EXPECT_ANY_THROW(nvte::copy(p.device, host.data(), 16, stream));
+  cudaStreamDestroy(stream);
+}
+
+}  // namespace
+}  // namespace tea
