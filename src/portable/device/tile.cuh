@@ -23,19 +23,41 @@ struct Tile {
 
   // ldmatrix reads one piece of eight rows in sequence. The fp32 fragments read two neighbouring
   // pieces of four rows in sequence or of every second row: the Gray code keeps both apart.
-  static TEA_DEVICE int permuted(int row, int piece) {
-    if constexpr (kDtype == TEA_FP32) return piece ^ ((row ^ row >> 1) & 3) << 1;
-    return piece ^ (row & 7);
+  static TEA_DEVICE int permutation(int row) {
+    return kDtype == TEA_FP32 ? ((row ^ row >> 1) & 3) << 1 : row & 7;
   }
   TEA_DEVICE uint32_t piece(int row, int number) const {
-    return address + row * kRowBytes + permuted(row, number) * 16;
+    return address + row * kRowBytes + (number ^ permutation(row)) * 16;
   }
   // Of one element.
   TEA_DEVICE uint32_t at(int row, int column) const {
     constexpr int kPer = 16 / kBytes;
     return piece(row, column / kPer) + column % kPer * kBytes;
   }
+  // The address `row` rows and `column` columns on from a lane's, which is within the first 128
+  // bytes of its row; row is a multiple of 8 and column of 32 bytes. So one register per lane
+  // serves all fragments of a tile.
+  static TEA_DEVICE uint32_t moved(uint32_t lane_address, int row, int column) {
+    const int bytes = column * kBytes;
+    return (lane_address ^ bytes % 128) + (row * kRowBytes + bytes / 128 * 128);
+  }
+  // fp32: the same, `odd` (0 or 1) rows further, from an even row.
+  static TEA_DEVICE uint32_t moved_odd(uint32_t lane_address, int row, int column, int odd) {
+    return moved(lane_address ^ 32 * odd, row, column) + odd * kRowBytes;
+  }
 };
+
+// Where a lane stands in the fragments below: two maps for ldmatrix, two for fp32.
+template <int kDtype, int kDim>
+TEA_DEVICE uint32_t row_lanes(const Tile<kDtype, kDim>& tile, int l) {  // matrices below, beside
+  if constexpr (kDtype == TEA_FP32) return tile.at(l / 4, l % 4 * 2);
+  return tile.piece(l % 16, l / 16);
+}
+template <int kDtype, int kDim>
+TEA_DEVICE uint32_t column_lanes(const Tile<kDtype, kDim>& tile, int l) {  // beside, below
+  if constexpr (kDtype == TEA_FP32) return tile.at(l % 4 * 2, l / 4);
+  return tile.piece(l / 16 * 8 + l % 8, l / 8 % 2);
+}
 
 // Two neighbouring elements, the first in an even column.
 template <int kDtype, int kDim>
@@ -66,22 +88,24 @@ struct Right<TEA_FP32> {
   float x[2][2][2];  // [columns 8n..][summed 8s..]: summed 2t, 2t+1 of column 8n + g
 };
 
+// Rows and columns below are multiples of 16.
+//
 // Stored [row][summed].
 template <int kDtype, int kDim>
 TEA_DEVICE Left<kDtype> load_left(const Tile<kDtype, kDim>& tile, int row, int summed,
                                   int l = lane()) {
   Left<kDtype> a;
+  const uint32_t lanes = row_lanes(tile, l);
   if constexpr (kDtype == TEA_FP32) {
 #pragma unroll
     for (int s = 0; s < 2; ++s)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float2 x =
-            load_shared_float2(tile.at(row + 8 * half + l / 4, summed + 8 * s + l % 4 * 2));
+        const float2 x = load_shared_float2(tile.moved(lanes, row + 8 * half, summed + 8 * s));
         a.x[s][half] = x.x, a.x[s][2 + half] = x.y;
       }
   } else {
-    load_matrices(a.r, tile.piece(row + l % 16, summed / 8 + l / 16));
+    load_matrices(a.r, tile.moved(lanes, row, summed));
   }
   return a;
 }
@@ -90,15 +114,16 @@ template <int kDtype, int kDim>
 TEA_DEVICE Left<kDtype> load_left_transposed(const Tile<kDtype, kDim>& tile, int row, int summed,
                                              int l = lane()) {
   Left<kDtype> a;
+  const uint32_t lanes = column_lanes(tile, l);
   if constexpr (kDtype == TEA_FP32) {
 #pragma unroll
     for (int s = 0; s < 2; ++s)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         a.x[s][i] =
-            load_shared_float(tile.at(summed + 8 * s + l % 4 * 2 + i / 2, row + l / 4 + i % 2 * 8));
+            load_shared_float(tile.moved_odd(lanes, summed + 8 * s, row + 8 * (i % 2), i / 2));
   } else {
-    load_matrices_transposed(a.r, tile.piece(summed + l / 16 * 8 + l % 8, row / 8 + l / 8 % 2));
+    load_matrices_transposed(a.r, tile.moved(lanes, summed, row));
   }
   return a;
 }
@@ -108,16 +133,16 @@ TEA_DEVICE Right<kDtype> load_right(const Tile<kDtype, kDim>& tile, int column, 
                                     int l = lane()) {
   Right<kDtype> b;
   if constexpr (kDtype == TEA_FP32) {
+    const uint32_t lanes = row_lanes(tile, l);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
-        const float2 x =
-            load_shared_float2(tile.at(column + 8 * n + l / 4, summed + 8 * s + l % 4 * 2));
+        const float2 x = load_shared_float2(tile.moved(lanes, column + 8 * n, summed + 8 * s));
         b.x[n][s][0] = x.x, b.x[n][s][1] = x.y;
       }
   } else {
-    load_matrices(b.r, tile.piece(column + l / 16 * 8 + l % 8, summed / 8 + l / 8 % 2));
+    load_matrices(b.r, tile.moved(column_lanes(tile, l), column, summed));
   }
   return b;
 }
@@ -127,6 +152,7 @@ TEA_DEVICE Right<kDtype> load_right_transposed(const Tile<kDtype, kDim>& tile, i
                                                int summed, int l = lane()) {
   Right<kDtype> b;
   if constexpr (kDtype == TEA_FP32) {
+    const uint32_t lanes = column_lanes(tile, l);
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -134,9 +160,9 @@ TEA_DEVICE Right<kDtype> load_right_transposed(const Tile<kDtype, kDim>& tile, i
 #pragma unroll
         for (int i = 0; i < 2; ++i)
           b.x[n][s][i] =
-              load_shared_float(tile.at(summed + 8 * s + l % 4 * 2 + i, column + 8 * n + l / 4));
+              load_shared_float(tile.moved_odd(lanes, summed + 8 * s, column + 8 * n, i));
   } else {
-    load_matrices_transposed(b.r, tile.piece(summed + l % 16, column / 8 + l / 16));
+    load_matrices_transposed(b.r, tile.moved(row_lanes(tile, l), summed, column));
   }
   return b;
 }

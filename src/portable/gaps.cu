@@ -1,0 +1,80 @@
+// A block takes 64 tokens, marks those that some sequence covers, and clears the others. Sequences
+// may lie in any order and overlap; what is nonsense in their metadata has been clamped.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "portable/device/load_store.cuh"
+#include "portable/device/work.cuh"
+#include "portable/gaps.h"
+
+namespace tea::portable {
+namespace {
+
+constexpr int kTokens = 64, kThreads = 128, kMost = 3;
+
+struct Parameters {
+  Work w;
+  Side side;
+  Cleared tensor[kMost];
+  int tensors;
+  bool per_row;
+};
+
+TEA_DEVICE void mark(const Parameters& p, int64_t first, unsigned long long* covered) {
+  for (int64_t b = threadIdx.x; b < p.w.batch; b += kThreads) {
+    const Sequence s = sequence_of(p.w, p.side, b);
+    const int64_t from = max(s.start - first, int64_t{0});
+    const int64_t to = min(s.start + s.length - first, int64_t{kTokens});
+    if (from >= to) continue;
+    const unsigned long long ones = ~0ull >> (kTokens - (to - from));
+    atomicOr(covered, ones << from);
+  }
+}
+
+TEA_DEVICE void clear_rows(const Cleared& t, int64_t token) {
+  const int count = t.heads * t.dim;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads)
+    store_float(t.rows.data, t.rows.dtype, token * t.rows.seq + i / t.dim * t.rows.head + i % t.dim,
+                0.0f);
+}
+
+TEA_DEVICE void clear_per_row(const Work& w, int64_t token) {
+  for (int64_t h = threadIdx.x; h < w.heads_q; h += kThreads) {
+    const int64_t at = token * w.per_row.seq + h * w.per_row.head;
+    if (w.per_row.lse) w.per_row.lse[at] = kMinusInfinity;
+    if (w.per_row.max) w.per_row.max[at] = kMinusInfinity;
+    if (w.per_row.sum_exp) w.per_row.sum_exp[at] = 0;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) clear_entry(const __grid_constant__ Parameters p) {
+  __shared__ unsigned long long covered;
+  const int64_t first = int64_t{blockIdx.x} * kTokens;
+  if (threadIdx.x == 0) covered = 0;
+  __syncthreads();
+  mark(p, first, &covered);
+  __syncthreads();
+  for (int i = 0; i < kTokens && first + i < p.side.tokens; ++i) {
+    if (covered >> i & 1) continue;
+    for (int t = 0; t < p.tensors; ++t) clear_rows(p.tensor[t], first + i);
+    if (p.per_row) clear_per_row(p.w, first + i);
+  }
+}
+
+}  // namespace
+
+void clear_gaps(const Work& work, const Side& side, std::initializer_list<Cleared> tensors,
+                bool per_row, void* stream) {
+  if (side.form != TEA_RAGGED || side.tokens == 0) return;
+  Parameters p{work, side, {}, static_cast<int>(tensors.size()), per_row};
+  std::copy(tensors.begin(), tensors.end(), p.tensor);
+  const auto blocks = static_cast<unsigned>((side.tokens + kTokens - 1) / kTokens);
+  clear_entry<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+  const cudaError_t code = cudaGetLastError();
+  if (code != cudaSuccess)
+    throw Error(TEA_FAILED, std::string("clearing gaps: ") + cudaGetErrorString(code));
+}
+
+}  // namespace tea::portable
