@@ -19,6 +19,10 @@ TEA_DEVICE int afresh(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+TEA_DEVICE int64_t afresh(int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
 TEA_DEVICE int warp() { return static_cast<int>(threadIdx.x) / 32; }
 
 // Shared memory as the 32-bit address that PTX wants.

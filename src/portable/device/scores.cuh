@@ -33,17 +33,59 @@ struct RowTerms {
   int64_t bias;  // the element of column 0
   float slope;   // of ALiBi
 };
-TEA_DEVICE RowTerms terms_of(const Work& w, const Item& item, int64_t head, int64_t row) {
+TEA_DEVICE RowTerms terms_of(const Work& w, const Item& item, int64_t head, int64_t row,
+                             float slope) {
   const tea_bias_strides& s = w.bias.stride;
-  return {row, item.b * s.batch + head * s.head + row * s.row, slope_of(w, item.b, head)};
+  return {row, item.b * s.batch + head * s.head + row * s.row, slope};
 }
-TEA_DEVICE float bias_at(const Work& w, const RowTerms& terms, int64_t column) {
-  return load_float(w.bias.data, w.bias.dtype, terms.bias + column * w.bias.stride.col);
+TEA_DEVICE RowTerms terms_of(const Work& w, const Item& item, int64_t head, int64_t row) {
+  return terms_of(w, item, head, row, slope_of(w, item.b, head));
 }
-// slope * |row + delta - column|. Beyond 2^24 the distance is rounded, as it is in any float.
-TEA_DEVICE float alibi_of(const Item& item, const RowTerms& terms, int64_t column) {
-  return terms.slope * static_cast<float>(alibi_distance(terms.row + item.origin_row, item.delta,
-                                                         column + item.origin_col));
+
+// x += factor * bias, where the row sees the column: elsewhere there may be no bias to read.
+template <int kDtype, int kTiles>
+TEA_DEVICE void add_bias_of(float (&s)[kTiles][4], const Work& w, float factor,
+                            const RowTerms (&terms)[2], const Window (&window)[2],
+                            int64_t first_column) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int64_t step = afresh(w.bias.stride.col);
+    const int64_t first = terms[r].bias + (first_column + column_of(0, 0)) * step;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (window[r].holds(column_of(n, i)))
+          s[n][2 * r + i] += factor * load_float(w.bias.data, kDtype, first + (8 * n + i) * step);
+  }
+}
+template <int kTiles>
+TEA_DEVICE void add_bias(float (&s)[kTiles][4], const Work& w, float factor,
+                         const RowTerms (&terms)[2], const Window (&window)[2],
+                         int64_t first_column) {
+  if (w.bias.dtype == TEA_FP16)
+    add_bias_of<TEA_FP16>(s, w, factor, terms, window, first_column);
+  else if (w.bias.dtype == TEA_BF16)
+    add_bias_of<TEA_BF16>(s, w, factor, terms, window, first_column);
+  else
+    add_bias_of<TEA_FP32>(s, w, factor, terms, window, first_column);
+}
+// x -= slope * |row + delta - column|. The distance to the tile's first column is rounded to a
+// float beyond 2^24, as every distance would be.
+template <int kTiles>
+TEA_DEVICE void add_alibi(float (&s)[kTiles][4], const Item& item, const RowTerms (&terms)[2],
+                          int64_t first_column) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int64_t ahead =
+        terms[r].row + item.origin_row + item.delta - first_column - item.origin_col;
+    const float distance = static_cast<float>(ahead - column_of(0, 0));
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        s[n][2 * r + i] -= terms[r].slope * fabsf(distance - static_cast<float>(8 * n + i));
+  }
 }
 
 // One score from q.k to what the softmax takes; `scale` includes the factors of fp8, `inner` is
@@ -65,28 +107,23 @@ TEA_DEVICE void transform(float (&s)[kTiles][4], const Work& w, const Item& item
 #pragma unroll
       for (int i = 0; i < 4; ++i) change(s[n][i], half_of(i), column_of(n, i));
   };
-  if (w.bias.kind == TEA_BIAS_PRE_SCALE)
-    each([&](float& x, int r, int c) {
-      x *= scaling.inner;
-      if (window[r].holds(c)) x += bias_at(w, terms[r], first_column + c);
-      x *= scaling.outer;
-    });
-  else
-    each([&](float& x, int, int) { x *= scaling.inner * scaling.outer; });
-  if (w.softcap > 0) each([&](float& x, int, int) { x = softcap(x, w.softcap); });
-  if (bend) {
+  each([&](float& x, int, int) { x *= scaling.inner * scaling.outer; });
+#pragma unroll 1  // one copy of add_bias() serves both places
+  for (int place = TEA_BIAS_PRE_SCALE; place <= TEA_BIAS_POST_SCALE; ++place) {
+    const bool before = place == TEA_BIAS_PRE_SCALE;
+    if (w.bias.kind == place)
+      add_bias(s, w, before ? scaling.outer : 1.0f, terms, window, first_column);
+    if (!before) break;
+    if (w.softcap > 0) each([&](float& x, int, int) { x = softcap(x, w.softcap); });
+    if (bend) {
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n)
+      for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        bend[n][i] = w.softcap > 0 ? softcap_slope(s[n][i], w.softcap) : 1.0f;
+        for (int i = 0; i < 4; ++i)
+          bend[n][i] = w.softcap > 0 ? softcap_slope(s[n][i], w.softcap) : 1.0f;
+    }
   }
-  if (w.bias.kind == TEA_BIAS_POST_SCALE)
-    each([&](float& x, int r, int c) {
-      if (window[r].holds(c)) x += bias_at(w, terms[r], first_column + c);
-    });
-  if (w.alibi)
-    each([&](float& x, int r, int c) { x -= alibi_of(item, terms[r], first_column + c); });
+  if (w.alibi) add_alibi(s, item, terms, first_column);
   each([&](float& x, int r, int c) { x = window[r].holds(c) ? x : kMinusInfinity; });
 }
 
@@ -163,25 +200,40 @@ struct OnlineSoftmax {
   }
 
   // Turns scores into exp(scale * (score - top)) and gives the factor by which what was accumulated
-  // before must shrink. scale_log2 = scale * log2(e), positive.
+  // before must shrink, which is exactly 1 where the top stays. scale_log2 = scale * log2(e),
+  // positive. One multiply-add per score, unless tops are so large that the rounding of their
+  // product would show.
   template <int kTiles>
   TEA_DEVICE void update(float (&s)[kTiles][4], float scale_log2, float (&shrink)[2]) {
+    constexpr float kLarge = 1 << 14;
     const float before[2] = {top[0], top[1]};
     float base[2];
     raise_top(s);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      base[r] = top[r] == kMinusInfinity ? 0.0f : top[r] * scale_log2;  // else NaN
-      shrink[r] = exp2_fast(fmaf(before[r], scale_log2, -base[r]));
+      base[r] = top[r] == kMinusInfinity ? 0.0f : top[r];  // else NaN
+      shrink[r] = exp2_fast((before[r] - base[r]) * scale_log2);
       sum[r] *= shrink[r];
+    }
+    const float largest = fmaxf(fabsf(base[0]), fabsf(base[1])) * scale_log2;
+    if (__any_sync(0xffffffff, largest > kLarge)) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[n][i] = exp2_fast((s[n][i] - base[half_of(i)]) * scale_log2);
+    } else {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) base[r] *= scale_log2;
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          s[n][i] = exp2_fast(fmaf(s[n][i], scale_log2, -base[half_of(i)]));
     }
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        s[n][i] = exp2_fast(fmaf(s[n][i], scale_log2, -base[half_of(i)]));
-        sum[half_of(i)] += s[n][i];
-      }
+      for (int i = 0; i < 4; ++i) sum[half_of(i)] += s[n][i];
   }
 };
 
@@ -199,7 +251,7 @@ TEA_DEVICE RowResult result_of(float max, float total, float sink) {
   // log1p of what is at most 1, in float to its last bit.
   const float lse = own != own ? own : high + log1pf(expf(low - high));
   const float sum_exp = total + expf(sink - max);
-  return {1 / sum_exp, lse, sum_exp};
+  return {sum_exp < -kMinusInfinity ? 1 / sum_exp : expf(max - lse), lse, sum_exp};
 }
 
 }  // namespace tea::portable

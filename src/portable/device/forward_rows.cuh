@@ -1,0 +1,45 @@
+// What the kernels of the forward pass and their merge share: which query a row of a tile is, and
+// how its results are stored.
+#pragma once
+#include "portable/device/scores.cuh"
+#include "portable/forward_table.h"
+
+namespace tea::portable {
+
+// The query that a row of a tile is.
+struct Query {
+  int64_t row;
+  int head;
+};
+TEA_DEVICE Query query_of(const Tiling& t, const Tiling::Tile& tile, int local) {
+  const int64_t packed = tile.first + local;
+  if (t.pack == 1) return {packed, tile.head};
+  return {packed / t.pack, tile.head + static_cast<int>(packed % t.pack)};
+}
+
+// Rows that a tile of this sequence writes: all of the capacity where padding is there to be
+// cleared.
+TEA_DEVICE int64_t written_rows(const Work& w, const Item& item) {
+  return w.queries.form == TEA_RAGGED ? item.q.length : w.queries.capacity;
+}
+
+// LSE, MAX and SUM_EXP of one row. `max` and `total` as in result_of().
+TEA_DEVICE void store_per_row(const Work& w, const Item& item, const Query& q,
+                              const RowResult& result, float max, float total) {
+  const int64_t at = first_per_row(w, item.q, item.b, q.head) + q.row * w.per_row.seq;
+  const bool valid = q.row < item.q.length;
+  // The largest of scores among which there is a NaN is NaN; fmaxf passes it over.
+  const bool spoiled = total != total && max < -kMinusInfinity;
+  if (w.per_row.lse) w.per_row.lse[at] = valid ? result.lse : kMinusInfinity;
+  if (w.per_row.max) w.per_row.max[at] = valid ? (spoiled ? total : max) : kMinusInfinity;
+  if (w.per_row.sum_exp) w.per_row.sum_exp[at] = valid ? result.sum_exp : 0;
+}
+
+// By what values are multiplied besides RowResult's factor.
+TEA_DEVICE float value_factor(const Work& w, bool fp8) {
+  return fp8 ? scalar(w.scales.s_inv) * scalar(w.scales.v_inv) : w.keep_factor;
+}
+// Padding and rows with nothing to attend are zero, whatever the accumulator holds.
+TEA_DEVICE float finished(float o, float factor) { return factor == 0 ? 0.0f : o * factor; }
+
+}  // namespace tea::portable
