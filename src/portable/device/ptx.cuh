@@ -62,6 +62,9 @@ TEA_DEVICE uint4 load_shared_16(uint32_t from) {
                : "memory");
   return x;
 }
+TEA_DEVICE void store_shared_2(uint32_t to, uint16_t x) {
+  asm volatile("st.shared.b16 [%0], %1;\n" ::"r"(to), "h"(x) : "memory");
+}
 TEA_DEVICE void store_shared_4(uint32_t to, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(to), "r"(x) : "memory");
 }

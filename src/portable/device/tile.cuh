@@ -59,6 +59,13 @@ TEA_DEVICE uint32_t column_lanes(const Tile<kDtype, kDim>& tile, int l) {  // be
   return tile.piece(l / 16 * 8 + l % 8, l / 8 % 2);
 }
 
+template <int kDtype, int kDim>
+TEA_DEVICE void store_one(const Tile<kDtype, kDim>& tile, int row, int column, float x) {
+  if constexpr (kDtype == TEA_FP32)
+    store_shared_4(tile.at(row, column), __float_as_uint(x));
+  else
+    store_shared_2(tile.at(row, column), static_cast<uint16_t>(pack<kDtype>(x, 0)));
+}
 // Two neighbouring elements, the first in an even column.
 template <int kDtype, int kDim>
 TEA_DEVICE void store_two(const Tile<kDtype, kDim>& tile, int row, int column, float a, float b) {
