@@ -229,7 +229,7 @@ struct Kernel {
       for (int n = 0; n < OfScores::kTiles; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          x[m][n][i] = exp2_fast(fmaf(x[m][n][i], k.p.scale_log2, -lse2[half_of(i)]));
+          x[m][n][i] = probability(x[m][n][i], k.p.scale_log2, lse2[half_of(i)]);
     }
     put({shared_address(k.s.p)}, spot, x, [](float p) { return p; });
     multiply_tiles<kDtype, kDim / 16, Summed::kAlongRows, Summed::kAlongRows>(

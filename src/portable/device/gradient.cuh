@@ -54,6 +54,12 @@ TEA_DEVICE Head head_of(const Work& w, const Item& item, int64_t number) {
   return {number, slope_of(w, item.b, number), dropping_of(w, item.b, number)};
 }
 
+// exp(score - LSE), which is at most 1; where both are huge, so is what rounding leaves of their
+// difference.
+TEA_DEVICE float probability(float score, float scale_log2, float lse2) {
+  return exp2_fast(smaller(fmaf(score, scale_log2, -lse2), 0.0f));
+}
+
 // 16 rows of scores and 8 kTiles columns, of which the first is at (row, column) of a sequence, on
 // their way through the general rules. An element's sign says whether dropout keeps it.
 template <int kTiles>
@@ -87,7 +93,7 @@ struct Strip {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bool seen = window[half_of(i)].holds(column_of(n, i));
-        x[n][i] = seen ? exp2_fast(fmaf(x[n][i], kLog2E, -lse2[half_of(i)])) : 0.0f;
+        x[n][i] = seen ? probability(x[n][i], kLog2E, lse2[half_of(i)]) : 0.0f;
       }
     if (w.rng)
       decide(x, head.dropping, row + item.origin_row, column + item.origin_col,

@@ -143,6 +143,12 @@ TEA_DEVICE float log2_fast(float x) {
   return y;
 }
 
+// The smaller one, or NaN where one is.
+TEA_DEVICE float smaller(float a, float b) {
+  float x;
+  asm("min.NaN.f32 %0, %1, %2;\n" : "=f"(x) : "f"(a), "f"(b));
+  return x;
+}
 // Adds to four floats in global memory, of which the first lies on a multiple of 16 bytes.
 TEA_DEVICE void add_4(float* to, float a, float b, float c, float d) {
 #if __CUDA_ARCH__ >= 900
