@@ -3,13 +3,19 @@
 
 #include "cpu/flash.h"
 #include "cpu/reference.h"
+#if defined(TE_ATTENTION_CUDA)
+#include "portable/engine.h"
+#endif
 
 namespace tea {
 namespace {
 
 constexpr Engine kEngines[] = {
-    cpu::kFlash,        cpu::kFlashAvx512, cpu::kFlashAvx2,
-    cpu::kFlashGeneric, cpu::kReference,
+#if defined(TE_ATTENTION_CUDA)
+    portable::kPortable,
+#endif
+
+    cpu::kFlash,         cpu::kFlashAvx512, cpu::kFlashAvx2, cpu::kFlashGeneric, cpu::kReference,
 };
 
 }  // namespace

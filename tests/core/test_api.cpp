@@ -53,7 +53,7 @@ TEST(Api, TextResultsReportTheSizeTheyNeed) {
   EXPECT_EQ(tea_problem_print(&p, nullptr, 5, nullptr), TEA_INVALID);
   text.resize(4096);
   ASSERT_EQ(tea_explain(&p, -1, text.data(), text.size(), nullptr), TEA_OK) << tea_error();
-  EXPECT_EQ(std::string(text.c_str()).substr(0, 13), "cpu: accepts\n");
+  EXPECT_NE(std::string(text.c_str()).find("cpu: accepts\n"), std::string::npos) << text;
 }
 
 TEST(Api, NullArgumentsAreNamed) {

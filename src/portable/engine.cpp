@@ -1,0 +1,44 @@
+// The plan of the portable engine: nothing to prepare, so that a first call costs no more than
+// others.
+#include "portable/engine.h"
+
+#include "core/driver.h"
+#include "core/error.h"
+#include "portable/backward.h"
+#include "portable/forward.h"
+
+namespace tea::portable {
+namespace {
+
+constexpr int kLeastSm = 80;
+
+struct Portable final : Executable {
+  Problem problem;
+  Device device;
+
+  Portable(const Problem& p, const Device& d) : problem(p), device(d) {}
+  void forward(const Run& run) const override {
+    const driver::OnDevice here(device.index);
+    portable::forward(problem, run);
+  }
+  void backward(const Run& run) const override {
+    const driver::OnDevice here(device.index);
+    portable::backward(problem, device, run);
+  }
+};
+
+}  // namespace
+
+Attempt plan_portable(const Problem& problem, const Device& device) {
+  TEA_REFUSE_IF(device.is_host(), "device is the host; it runs on a GPU");
+  TEA_REFUSE_IF(device.sm < kLeastSm,
+                "device is sm_" + shown(device.sm) + "; needs sm_" + shown(kLeastSm) + " or later");
+  return std::make_unique<Portable>(problem, device);
+}
+
+uint64_t workspace(const Problem& problem, const Geometry& size, Direction direction) {
+  return direction == Direction::kForward ? forward_workspace(problem, size)
+                                          : backward_workspace(problem, size);
+}
+
+}  // namespace tea::portable

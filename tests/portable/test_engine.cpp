@@ -1,0 +1,46 @@
+// plan_portable and workspace: what the portable engine takes on, and where.
+#include <gtest/gtest.h>
+
+#include "portable/engine.h"
+
+namespace tea::portable {
+namespace {
+
+constexpr Device kGpu{.index = 0, .sm = 90, .multiprocessors = 132, .shared_bytes = 227 << 10};
+
+std::string refusal(const std::string& text, const Device& device) {
+  const Problem p =
+      Problem::parse(text + " heads_q=2 heads_kv=2 dim_qk=64 batch=1 seqlen_q=9 seqlen_kv=9");
+  p.check();
+  const Attempt attempt = kPortable.attempt(p.normalised(), device);
+  const auto* refused = std::get_if<Refusal>(&attempt);
+  return refused ? refused->why : "";
+}
+
+TEST(Portable, RunsOnGpusFromSm80On) {
+  Device old = kGpu;
+  old.sm = 75;
+  EXPECT_EQ(refusal("dtype=bf16", kGpu), "");
+  EXPECT_EQ(refusal("dtype=bf16", Device{}), "device is the host; it runs on a GPU");
+  EXPECT_EQ(refusal("dtype=bf16", old), "device is sm_75; needs sm_80 or later");
+}
+
+TEST(Portable, TakesEveryTypeButDoublePrecision) {
+  for (const char* dtype : {"fp16", "bf16", "fp32", "e4m3", "e5m2"})
+    EXPECT_EQ(refusal(std::string("dtype=") + dtype, kGpu), "");
+  EXPECT_NE(refusal("dtype=fp64", kGpu).find("dtype is fp64; needs "), std::string::npos);
+}
+
+TEST(Portable, NeedsWorkspaceLinearInTheLengths) {
+  const auto bytes = [](int64_t rows) {
+    const Problem p =
+        Problem::parse("dtype=bf16 training=1 heads_q=8 heads_kv=8 dim_qk=64 batch=1 seqlen_q=" +
+                       std::to_string(rows) + " seqlen_kv=" + std::to_string(rows));
+    const Geometry size = geometry(p, nullptr);
+    return workspace(p, size, Direction::kForward) + workspace(p, size, Direction::kBackward);
+  };
+  EXPECT_LE(bytes(1 << 20), 2 * bytes(1 << 19) + (1 << 20));
+}
+
+}  // namespace
+}  // namespace tea::portable
