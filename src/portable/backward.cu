@@ -4,7 +4,7 @@
 // gets of dQ is added to sums in memory.
 //
 //   load Q', dO' | S = Q K^T | P = exp(S - LSE) | dP = dO V^T | dS = P (dP - delta) | barrier
-//   dV += P^T dO | dQ = dS K, added in memory | dK += dS^T Q | barrier
+//   dV += P^T dO | dK += dS^T Q | dQ = dS K, added in memory | barrier
 //
 // Before it run prepare_rows (LSE, delta) and after it finish_dq. What does not fit here (fp32,
 // head dimensions beyond the table, GPUs with little shared memory) and what must not be added in
@@ -44,7 +44,7 @@ constexpr Row kTable[] = {
     // general dim rows cols warps, down: S dK dQ, stages
     {false, 64, 128, 128, 8, 2, 4, 4, 2}, {false, 64, 64, 64, 4, 2, 2, 2, 2},
     {false, 128, 64, 128, 8, 2, 2, 2, 2}, {false, 128, 64, 64, 8, 4, 4, 4, 1},
-    {false, 256, 64, 64, 8, 2, 2, 4, 2},  {true, 64, 64, 64, 8, 4, 4, 4, 2},
+    {false, 256, 64, 64, 8, 4, 2, 2, 2},  {true, 64, 64, 64, 8, 4, 4, 4, 2},
     {true, 128, 64, 64, 8, 4, 4, 4, 1},   {true, 256, 64, 64, 8, 4, 4, 4, 2},
 };
 
@@ -299,18 +299,21 @@ struct Kernel {
     typename OfQueries::Sums dq = {};
     multiply_tiles<kDtype, kCols / 16, Summed::kAlongRows, Summed::kAcrossRows>(
         dq, Square{shared_address(k.s.ds)}, row, Operand{shared_address(k.s.k)}, column);
-    float* const to = sums.dq + (first_entry(k.p.work, k.item, at.head) + at.first) * sums.width;
+    const int64_t first = first_entry(k.p.work, k.item, at.head);
+    const int length = static_cast<int>(k.item.q.length);
 #pragma unroll
     for (int m = 0; m < OfQueries::kRows16; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int r = row + 16 * m + 8 * half + lane / 4;
-        if (at.first + r < k.begin || at.first + r >= k.end) continue;
+        const int r = at.first + row + 16 * m + 8 * half + lane / 4;
+        if (r < k.begin || r >= k.end) continue;
+        float* to = sums.dq + dq_sum(sums, first, r, length, column) + lane % 4 * 4;
+        const int step = dq_step(r, length);
 #pragma unroll
-        for (int n = 0; n < OfQueries::kTiles; n += 2)
+        for (int n = 0; n < OfQueries::kTiles; n += 2, to += step)
           if (column + 8 * n < sums.width)
-            add_4(to + r * sums.width + column + 8 * n + lane % 4 * 4, dq[m][n][2 * half],
-                  dq[m][n][2 * half + 1], dq[m][n + 1][2 * half], dq[m][n + 1][2 * half + 1]);
+            add_4(to, dq[m][n][2 * half], dq[m][n][2 * half + 1], dq[m][n + 1][2 * half],
+                  dq[m][n + 1][2 * half + 1]);
       }
   }
 
@@ -414,9 +417,9 @@ struct Kernel {
       const Square probabilities{shared_address(k.s.p)}, ds{shared_address(k.s.ds)};
       multiply_tiles<kDtype, kRows / 16, Summed::kAcrossRows, Summed::kAcrossRows>(
           dv, probabilities, row, Operand{shared_address(k.s.dout[stage])}, column);
-      if (p.work.sums.dq) add_dq(k, at, thread);
       multiply_tiles<kDtype, kRows / 16, Summed::kAcrossRows, Summed::kAcrossRows>(
           dk, ds, row, Operand{shared_address(k.s.q[stage])}, column);
+      if (p.work.sums.dq) add_dq(k, at, thread);
       if (kStages == 1 && n + 1 < count) {
         __syncthreads();
         load_step(k, next, 0);

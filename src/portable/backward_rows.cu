@@ -62,10 +62,10 @@ TEA_DEVICE void prepare_row(const Parameters& p, const Item& item, const Place& 
 #pragma unroll
       for (int i = 0; i < 8; ++i) delta = fmaf(x[i], y[i], delta);
     }
-    if (sums.dq)
-      for (int d = at.member * 4; d < sums.width; d += p.team * 4)
-        *reinterpret_cast<float4*>(sums.dq + entry * sums.width + d) = {};
   }
+  if (inside && sums.dq)
+    for (int d = at.member * 4; d < sums.width; d += p.team * 4)
+      *reinterpret_cast<float4*>(sums.dq + entry * sums.width + d) = {};
   for (int d = p.team / 2; d > 0; d /= 2) delta += __shfl_xor_sync(0xffffffff, delta, d);
   if (!inside || at.member != 0) return;
   const int64_t per_row = first_per_row(w, item.q, item.b, at.head) + at.row * w.per_row.seq;
@@ -119,14 +119,15 @@ TEA_DEVICE float finish_row(const Parameters& p, const Item& item, const Place& 
   if (at.row >= rows) return 0;
   const Columns seeing = seeing_rows(item);
   const bool sees = at.row >= seeing.begin && at.row < seeing.end;
-  const int64_t entry = first_entry(p.work, item, at.head) + at.row;
+  const int64_t first = first_entry(p.work, item, at.head);
+  const int row = static_cast<int>(at.row), length = static_cast<int>(item.q.length);
   const int64_t element =
       first_element(w.dq, w.queries, item.q, item.b, at.head) + at.row * w.dq.seq;
   const float factor = factors_of(w).dq, scale = scalar(w.scales.dq);
   float largest = 0;
   for (int d = at.member * 16; d < w.dim_qk; d += p.team * 16) {
     float x[16] = {};
-    if (sees) load_sums(x, sums.dq + entry * sums.width + d);
+    if (sees) load_sums(x, sums.dq + dq_sum(sums, first, row, length, d));
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       x[i] *= factor;

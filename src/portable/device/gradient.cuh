@@ -28,6 +28,18 @@ TEA_DEVICE int64_t first_entry(const BackwardWork& work, const Item& item, int64
   return head * work.sums.rows + (ragged ? item.q.start : item.b * work.w.queries.capacity);
 }
 
+// 16 dimensions of a row's sums of dQ, from `column` on, a multiple of 16. A whole block of 16 rows
+// keeps them side by side, so that what a warp adds at once lies in 512 bytes in sequence; the rows
+// that a sequence has beyond whole blocks lie in order. The rows of a block have its memory
+// together in either way.
+TEA_DEVICE bool in_whole_block(int row, int length) { return row / 16 * 16 + 16 <= length; }
+TEA_DEVICE int dq_step(int row, int length) { return in_whole_block(row, length) ? 256 : 16; }
+TEA_DEVICE int64_t dq_sum(const RowSums& sums, int64_t first_entry, int row, int length,
+                          int column) {
+  if (!in_whole_block(row, length)) return (first_entry + row) * sums.width + column;
+  return (first_entry + row / 16 * 16) * sums.width + row % 16 * 16 + column * 16;
+}
+
 // What to multiply by, and where: 1 but for the scale and the scalars of FP8.
 struct Factors {
   Scaling scores;
