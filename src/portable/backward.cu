@@ -320,8 +320,8 @@ struct Kernel {
   using KeySums = typename OfKeys::Sums;
 
   // Keys of the tile as far as the tensor has them; those that no row sees as zeros.
-  static TEA_DEVICE void store_plain(const Block& k, const KeySums& x, const Operand& tile,
-                                     const Result& to, int64_t count) {
+  static TEA_DEVICE void put_plain(const Block& k, const KeySums& x, const Operand& tile,
+                                   float factor) {
     const int row = OfKeys::row(warp()), column = OfKeys::column(warp());
 #pragma unroll
     for (int m = 0; m < OfKeys::kRows16; ++m)
@@ -332,10 +332,12 @@ struct Kernel {
 #pragma unroll
         for (int n = 0; n < OfKeys::kTiles; ++n)
           store_two(tile, r, column + 8 * n + lane() % 4 * 2,
-                    any ? x[m][n][2 * half] * to.factor : 0.0f,
-                    any ? x[m][n][2 * half + 1] * to.factor : 0.0f);
+                    any ? x[m][n][2 * half] * factor : 0.0f,
+                    any ? x[m][n][2 * half + 1] * factor : 0.0f);
       }
-    __syncthreads();
+  }
+  static TEA_DEVICE void store_plain(const Block& k, const Operand& tile, const Result& to,
+                                     int64_t count) {
     constexpr int kPieces = Operand::kPieces;
 #pragma unroll
     for (int i = 0; i < kCols * kPieces / kThreads; ++i) {
@@ -378,8 +380,12 @@ struct Kernel {
       store_general(k, dk, to_dk, count);
       store_general(k, dv, to_dv, count);
     } else {
-      store_plain(k, dk, {shared_address(k.s.k)}, to_dk, count);
-      store_plain(k, dv, {shared_address(k.s.v)}, to_dv, count);
+      const Operand keys{shared_address(k.s.k)}, values{shared_address(k.s.v)};
+      put_plain(k, dk, keys, to_dk.factor);
+      put_plain(k, dv, values, to_dv.factor);
+      __syncthreads();
+      store_plain(k, keys, to_dk, count);
+      store_plain(k, values, to_dv, count);
     }
   }
 

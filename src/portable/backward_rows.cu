@@ -1,6 +1,7 @@
 // What backward does row by row: before the tiles, LSE and delta = dO . O - dLSE, and dQ's sums
 // cleared; after them, dQ from its sums, and the gradient of sinks.
 #include <algorithm>
+#include <initializer_list>
 
 #include "core/error.h"
 #include "portable/backward_passes.h"
@@ -14,35 +15,59 @@ constexpr int kThreads = 256, kSinkThreads = 1024;
 // A team of neighbouring lanes, a power of two, has a row of a head.
 struct Parameters {
   BackwardWork work;
-  int team;
+  unsigned team;
 };
 struct Place {
-  int64_t row, head;
-  int member;
+  int row, head, member;
 };
 TEA_DEVICE Place place_of(const Parameters& p) {
-  const int64_t n = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / static_cast<unsigned>(p.team);
-  return {n / p.work.w.heads_q, n % p.work.w.heads_q, static_cast<int>(threadIdx.x) & (p.team - 1)};
+  const unsigned heads = static_cast<unsigned>(p.work.w.heads_q);
+  const unsigned n = blockIdx.x * (kThreads / p.team) + threadIdx.x / p.team;
+  return {static_cast<int>(n / heads), static_cast<int>(n % heads),
+          static_cast<int>(threadIdx.x & (p.team - 1))};
 }
 
+// Calls work(item) for each sequence of the block. One thread finds it for all: on rows this short
+// that would cost each of them as much as the row does.
+template <class Body>
+TEA_DEVICE void each_item(const Work& w, Body&& body) {
+  __shared__ Item item;
+  for (int64_t b = blockIdx.y; b < w.batch; b += gridDim.y) {
+    __syncthreads();
+    if (threadIdx.x == 0) item = item_of(w, b);
+    __syncthreads();
+    body(item);
+  }
+}
+
+// The kernels below are made for a 16-bit type in wide pieces, and for anything.
+constexpr int kAny = TEA_DTYPE_DEFAULT;
+
 // Eight elements from `element` on.
+template <int kDtype>
 TEA_DEVICE void load_floats(float (&x)[8], const Rows& rows, int64_t element) {
-  if (rows.wide && (rows.dtype == TEA_BF16 || rows.dtype == TEA_FP16)) {
+  if constexpr (kDtype == kAny) {
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i) {
+      const float one = load_float(rows.data, rows.dtype, element + i);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)  // an index that is not constant would put x into memory
+        if (j == i) x[j] = one;
+    }
+  } else {
     const uint4 bits =
         *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(rows.data) + element);
     const uint32_t pair[4] = {bits.x, bits.y, bits.z, bits.w};
+    constexpr bool kHalf = kDtype == TEA_FP16;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const bool half = rows.dtype == TEA_FP16;
-      x[2 * i] = half ? float_of_half(pair[i] & 0xFFFF) : __uint_as_float(pair[i] << 16);
-      x[2 * i + 1] = half ? float_of_half(pair[i] >> 16) : __uint_as_float(pair[i] & 0xFFFF0000);
+      x[2 * i] = kHalf ? float_of_half(pair[i] & 0xFFFF) : __uint_as_float(pair[i] << 16);
+      x[2 * i + 1] = kHalf ? float_of_half(pair[i] >> 16) : __uint_as_float(pair[i] & 0xFFFF0000);
     }
-    return;
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = load_float(rows.data, rows.dtype, element + i);
 }
 
+template <int kDtype>
 TEA_DEVICE void prepare_row(const Parameters& p, const Item& item, const Place& at) {
   const Work& w = p.work.w;
   const RowSums& sums = p.work.sums;
@@ -55,18 +80,18 @@ TEA_DEVICE void prepare_row(const Parameters& p, const Item& item, const Place& 
     const int64_t o = first_element(w.o, w.queries, item.q, item.b, at.head) + at.row * w.o.seq;
     const int64_t dout =
         first_element(w.dout, w.queries, item.q, item.b, at.head) + at.row * w.dout.seq;
-    for (int d = at.member * 8; d < w.dim_v; d += p.team * 8) {
+    for (int d = at.member * 8; d < w.dim_v; d += static_cast<int>(p.team) * 8) {
       float x[8], y[8];
-      load_floats(x, w.o, o + d);
-      load_floats(y, w.dout, dout + d);
+      load_floats<kDtype>(x, w.o, o + d);
+      load_floats<kDtype>(y, w.dout, dout + d);
 #pragma unroll
       for (int i = 0; i < 8; ++i) delta = fmaf(x[i], y[i], delta);
     }
   }
   if (inside && sums.dq)
-    for (int d = at.member * 4; d < sums.width; d += p.team * 4)
+    for (int d = at.member * 4; d < sums.width; d += static_cast<int>(p.team) * 4)
       *reinterpret_cast<float4*>(sums.dq + entry * sums.width + d) = {};
-  for (int d = p.team / 2; d > 0; d /= 2) delta += __shfl_xor_sync(0xffffffff, delta, d);
+  for (unsigned d = p.team / 2; d > 0; d /= 2) delta += __shfl_xor_sync(0xffffffff, delta, d);
   if (!inside || at.member != 0) return;
   const int64_t per_row = first_per_row(w, item.q, item.b, at.head) + at.row * w.per_row.seq;
   const float lse = w.per_row.lse[per_row];
@@ -76,10 +101,11 @@ TEA_DEVICE void prepare_row(const Parameters& p, const Item& item, const Place& 
   sums.delta[entry] = delta;
 }
 
-__global__ void __launch_bounds__(kThreads) prepare_entry(const __grid_constant__ Parameters p) {
+template <int kDtype>
+__global__ void __launch_bounds__(kThreads, kDtype == kAny ? 4 : 6)
+    prepare_entry(const __grid_constant__ Parameters p) {
   const Place at = place_of(p);
-  for (int64_t b = blockIdx.y; b < p.work.w.batch; b += gridDim.y)
-    prepare_row(p, item_of(p.work.w, b), at);
+  each_item(p.work.w, [&](const Item& item) { prepare_row<kDtype>(p, item, at); });
 }
 
 // dQ's sums stand 16 dimensions at a time as accumulators hold them: the lane t of a quad has
@@ -94,24 +120,24 @@ TEA_DEVICE void load_sums(float (&x)[16], const float* from) {
 }
 
 // Up to 16 elements from `element` on.
+template <int kDtype>
 TEA_DEVICE void store_floats(const float (&x)[16], int count, const Rows& rows, int64_t element) {
-  if (rows.wide && (rows.dtype == TEA_BF16 || rows.dtype == TEA_FP16)) {
+  if constexpr (kDtype == kAny) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      if (i < count) store_float(rows.data, rows.dtype, element + i, x[i]);
+  } else {
     uint32_t pair[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      pair[i] = rows.dtype == TEA_FP16 ? pack<TEA_FP16>(x[2 * i], x[2 * i + 1])
-                                       : pack<TEA_BF16>(x[2 * i], x[2 * i + 1]);
+    for (int i = 0; i < 8; ++i) pair[i] = pack<kDtype>(x[2 * i], x[2 * i + 1]);
     auto* to = reinterpret_cast<uint4*>(static_cast<uint16_t*>(rows.data) + element);
     to[0] = {pair[0], pair[1], pair[2], pair[3]};
     if (count > 8) to[1] = {pair[4], pair[5], pair[6], pair[7]};
-    return;
   }
-#pragma unroll
-  for (int i = 0; i < 16; ++i)
-    if (i < count) store_float(rows.data, rows.dtype, element + i, x[i]);
 }
 
 // Returns the largest magnitude before the output's scale.
+template <int kDtype>
 TEA_DEVICE float finish_row(const Parameters& p, const Item& item, const Place& at) {
   const Work& w = p.work.w;
   const RowSums& sums = p.work.sums;
@@ -120,30 +146,31 @@ TEA_DEVICE float finish_row(const Parameters& p, const Item& item, const Place& 
   const Columns seeing = seeing_rows(item);
   const bool sees = at.row >= seeing.begin && at.row < seeing.end;
   const int64_t first = first_entry(p.work, item, at.head);
-  const int row = static_cast<int>(at.row), length = static_cast<int>(item.q.length);
+  const int length = static_cast<int>(item.q.length);
   const int64_t element =
       first_element(w.dq, w.queries, item.q, item.b, at.head) + at.row * w.dq.seq;
   const float factor = factors_of(w).dq, scale = scalar(w.scales.dq);
   float largest = 0;
-  for (int d = at.member * 16; d < w.dim_qk; d += p.team * 16) {
+  for (int d = at.member * 16; d < w.dim_qk; d += static_cast<int>(p.team) * 16) {
     float x[16] = {};
-    if (sees) load_sums(x, sums.dq + dq_sum(sums, first, row, length, d));
+    if (sees) load_sums(x, sums.dq + dq_sum(sums, first, at.row, length, d));
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       x[i] *= factor;
       if (d + i < w.dim_qk) largest = fmaxf(largest, fabsf(x[i]));
       x[i] *= scale;
     }
-    store_floats(x, w.dim_qk - d, w.dq, element + d);
+    store_floats<kDtype>(x, w.dim_qk - d, w.dq, element + d);
   }
   return largest;
 }
 
+template <int kDtype>
 __global__ void __launch_bounds__(kThreads) finish_entry(const __grid_constant__ Parameters p) {
   const Place at = place_of(p);
   float largest = 0;
-  for (int64_t b = blockIdx.y; b < p.work.w.batch; b += gridDim.y)
-    largest = fmaxf(largest, finish_row(p, item_of(p.work.w, b), at));
+  each_item(p.work.w,
+            [&](const Item& item) { largest = fmaxf(largest, finish_row<kDtype>(p, item, at)); });
   raise_by_block(p.work.w.scales.dq_amax, largest);
 }
 
@@ -172,18 +199,28 @@ __global__ void __launch_bounds__(kSinkThreads)
   if (threadIdx.x == 0) w.dsink[head] = share[0];
 }
 
-int team_for(int pieces) {
-  int team = 1;
-  while (team < pieces && team < 32) team *= 2;
-  return team;
+template <class Kernel>
+void launch(Kernel kernel, const BackwardWork& work, int pieces, cudaStream_t stream,
+            const char* name) {
+  const Work& w = work.w;
+  if (w.batch == 0 || w.queries.capacity == 0) return;
+  unsigned team = 1;
+  while (team < static_cast<unsigned>(pieces) && team < 32) team *= 2;
+  const int64_t rows = w.queries.capacity * w.heads_q, per_block = kThreads / team;
+  if (rows > UINT32_MAX) throw Error(TEA_FAILED, "backward: more rows and heads than 32 bits hold");
+  const dim3 grid{static_cast<unsigned>((rows + per_block - 1) / per_block),
+                  static_cast<unsigned>(std::min<int64_t>(w.batch, 65535))};
+  kernel<<<grid, kThreads, 0, stream>>>({work, team});
+  check_launch(name);
 }
 
-dim3 grid_of(const Work& w, int team) {
-  const int64_t rows = w.queries.capacity * w.heads_q, per_block = kThreads / team;
-  return {static_cast<unsigned>((rows + per_block - 1) / per_block),
-          static_cast<unsigned>(std::min<int64_t>(w.batch, 65535))};
+// The type for which a kernel is made that serves all these tensors.
+int kernel_type(std::initializer_list<const Rows*> all) {
+  const int32_t type = (*all.begin())->dtype;
+  const auto fits = [type](const Rows* rows) { return rows->dtype == type && rows->wide; };
+  const bool half = type == TEA_FP16 || type == TEA_BF16;
+  return half && std::all_of(all.begin(), all.end(), fits) ? type : kAny;
 }
-bool has_rows(const Work& w) { return w.batch > 0 && w.queries.capacity > 0; }
 
 }  // namespace
 
@@ -194,17 +231,19 @@ void check_launch(const char* kernel) {
 }
 
 void prepare_rows(const BackwardWork& work, cudaStream_t stream) {
-  if (!has_rows(work.w)) return;
-  const int team = team_for(work.w.dim_v / 8);
-  prepare_entry<<<grid_of(work.w, team), kThreads, 0, stream>>>({work, team});
-  check_launch("backward, before the tiles");
+  const int type = kernel_type({&work.w.o, &work.w.dout});
+  const auto kernel = type == TEA_BF16   ? prepare_entry<TEA_BF16>
+                      : type == TEA_FP16 ? prepare_entry<TEA_FP16>
+                                         : prepare_entry<kAny>;
+  launch(kernel, work, work.w.dim_v / 8, stream, "backward, before the tiles");
 }
 
 void finish_dq(const BackwardWork& work, cudaStream_t stream) {
-  if (!has_rows(work.w)) return;
-  const int team = team_for((work.w.dim_qk + 15) / 16);
-  finish_entry<<<grid_of(work.w, team), kThreads, 0, stream>>>({work, team});
-  check_launch("backward, dQ after the tiles");
+  const int type = kernel_type({&work.w.dq});
+  const auto kernel = type == TEA_BF16   ? finish_entry<TEA_BF16>
+                      : type == TEA_FP16 ? finish_entry<TEA_FP16>
+                                         : finish_entry<kAny>;
+  launch(kernel, work, (work.w.dim_qk + 15) / 16, stream, "backward, dQ after the tiles");
 }
 
 void sum_dsink(const BackwardWork& work, cudaStream_t stream) {
