@@ -9,10 +9,10 @@ ninja_flags := --quiet
 endif
 TESTS ?= .
 
-.PHONY: help demo test build lint format asan tsan clean
+.PHONY: help demo test test-gpu build lint format asan tsan clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z ]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 demo: build/release/build.ninja ## Build, then train a small GPT, write text with it and check it
 	@cmake --build build/release --target demo -- $(ninja_flags)
@@ -22,6 +22,9 @@ build: build/release/build.ninja ## Build the library, the tool, the examples an
 
 test: build ## Build, then run every test (TESTS=regex: only those that match)
 	@ctest --preset release --progress -R '$(TESTS)'
+
+test-gpu: build ## Build, then run every test that needs a GPU (fails where there is none)
+	@python3 tools/test_gpu.py build/release
 
 asan tsan: %: build/%/build.ninja ## The tests under sanitizers: address + undefined, or thread
 	@cmake --build build/$* -- $(ninja_flags)

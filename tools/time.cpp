@@ -1,14 +1,17 @@
-// time: median milliseconds of forward and backward, and operations per second.
+// time: median milliseconds of forward and backward, and operations per second; on a GPU also with
+// nothing in its cache, of the first call, and what a call costs the host.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "commands.h"
+#include "core/device.h"
 #include "core/error.h"
 #include "json.h"
-#include "kit/inputs.h"
+#include "kit/mirror.h"
 
 namespace tea::tool {
 namespace {
@@ -18,9 +21,13 @@ using Clock = std::chrono::steady_clock;
 constexpr double kSeconds = 0.5;  // as many repetitions as fit in here,
 constexpr int kFewest = 5;        // but so many at least
 
+constexpr size_t kCacheBytes = size_t{256} << 20;  // more than any GPU's cache
+
 struct Timing {
   double milliseconds;
   int runs;
+  // On a GPU.
+  double cold = 0, first = 0, host_microseconds = 0;
 };
 
 struct Release {
@@ -33,22 +40,62 @@ void require(tea_status status) {
   if (status != TEA_OK) throw Error(status, tea_error());
 }
 
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double median(std::vector<double> times) {
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
+// As many times as `one` returns within kSeconds.
+template <class One>
+std::vector<double> repeated(const One& one) {
+  std::vector<double> times;
+  const auto begin = Clock::now();
+  while (static_cast<int>(times.size()) < kFewest || seconds_since(begin) < kSeconds)
+    times.push_back(one());
+  return times;
+}
+
 // The first run warms caches and is not counted.
 Timing measure(Execute execute, const tea_plan* plan, const tea_run& run) {
   require(execute(plan, &run));
-  std::vector<double> times;
-  const auto begin = Clock::now();
-  const auto elapsed = [](Clock::time_point since) {
-    return std::chrono::duration<double>(Clock::now() - since).count();
-  };
-  while (static_cast<int>(times.size()) < kFewest || elapsed(begin) < kSeconds) {
+  const std::vector<double> times = repeated([&] {
     const auto start = Clock::now();
     require(execute(plan, &run));
-    times.push_back(elapsed(start));
+    return seconds_since(start) * 1e3;
+  });
+  return {median(times), static_cast<int>(times.size())};
+}
+
+// By the GPU's own clock, but for the first call, which includes what is loaded at first use.
+Timing measure_on(kit::Gpu& gpu, Execute execute, const tea_plan* plan, const tea_run& run) {
+  const auto call = [&] { require(execute(plan, &run)); };
+  const auto start = Clock::now();
+  call();
+  gpu.wait();
+  const double first = seconds_since(start) * 1e3;
+  const auto timed = [&] {
+    gpu.start_clock();
+    call();
+    return gpu.stop_clock();
+  };
+  const std::vector<double> warm = repeated(timed);
+  const std::vector<double> cold = repeated([&] {
+    gpu.fill(gpu.scratch(0), 0, kCacheBytes);
+    return timed();
+  });
+  std::vector<double> host;
+  for (int i = 0; i < 200; ++i) {  // far fewer than a stream holds before calls wait
+    const auto begin = Clock::now();
+    call();
+    host.push_back(seconds_since(begin) * 1e6);
   }
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return {*middle * 1e3, static_cast<int>(times.size())};
+  gpu.wait();
+  return {median(warm), static_cast<int>(warm.size()), median(cold), first, median(host)};
 }
 
 double gigaflops(uint64_t operations, const Timing& t) {
@@ -56,14 +103,24 @@ double gigaflops(uint64_t operations, const Timing& t) {
 }
 
 std::string timing_json(const Timing& t, uint64_t operations) {
-  return json::object({{"milliseconds", json::number(t.milliseconds)},
+  json::Members out = {{"milliseconds", json::number(t.milliseconds)},
                        {"runs", json::number(static_cast<uint64_t>(t.runs))},
-                       {"gflops", json::number(gigaflops(operations, t))}});
+                       {"gflops", json::number(gigaflops(operations, t))}};
+  if (t.first > 0) {
+    out.emplace_back("cold_milliseconds", json::number(t.cold));
+    out.emplace_back("first_milliseconds", json::number(t.first));
+    out.emplace_back("host_microseconds", json::number(t.host_microseconds));
+  }
+  return json::object(out);
 }
 
 void print_timing(const char* name, const Timing& t, uint64_t operations) {
   std::printf("  %-8s %10.4f ms  %10.3f GFLOP/s  (median of %d)\n", name, t.milliseconds,
               gigaflops(operations, t), t.runs);
+  if (t.first > 0)
+    std::printf(
+        "           %10.4f ms with an empty cache, %.4f ms the first time, %.2f us of host\n",
+        t.cold, t.first, t.host_microseconds);
 }
 
 }  // namespace
@@ -72,15 +129,26 @@ int time(const Options& options) {
   kit::Inputs inputs(kit::Case::parse(options.argument));
   const Problem& problem = inputs.problem();
   tea_plan* made = nullptr;
-  require(tea_plan_create(&problem, -1, options.engine.c_str(), &made));
+  require(tea_plan_create(&problem, options.device, options.engine.c_str(), &made));
   const PlanPointer plan(made);
   uint64_t need[2] = {};
   require(tea_workspace_bound(&problem, &inputs.run(0), &need[0], &need[1]));
-  const tea_run& run = inputs.run(std::max(need[0], need[1]));
   tea_cost cost{};
-  require(tea_problem_cost(&problem, &run, &cost));
+  require(tea_problem_cost(&problem, &inputs.run(0), &cost));
+  const uint64_t workspace = std::max(need[0], need[1]);
+  std::optional<kit::Mirror> mirror;
+  if (options.device != kHost) {
+    kit::Gpu& gpu = kit::gpu_of_thread(options.device);
+    gpu.scratch(std::max<size_t>(kCacheBytes, workspace + 2 * kit::kRedzone));
+    mirror.emplace(gpu, inputs);
+  }
+  const tea_run& run = mirror ? mirror->upload(workspace) : inputs.run(workspace);
+  const auto timing = [&](Execute execute) {
+    return mirror ? measure_on(kit::gpu_of_thread(options.device), execute, plan.get(), run)
+                  : measure(execute, plan.get(), run);
+  };
   const std::string engine = tea_plan_engine(plan.get());
-  const Timing forward = measure(tea_forward, plan.get(), run);
+  const Timing forward = timing(tea_forward);
   json::Members out = {{"case", json::text(options.argument)},
                        {"engine", json::text(engine)},
                        {"forward", timing_json(forward, cost.forward_flops)}};
@@ -89,7 +157,7 @@ int time(const Options& options) {
     print_timing("forward", forward, cost.forward_flops);
   }
   if (problem.training) {
-    const Timing backward = measure(tea_backward, plan.get(), run);
+    const Timing backward = timing(tea_backward);
     out.emplace_back("backward", timing_json(backward, cost.backward_flops));
     if (!options.json) print_timing("backward", backward, cost.backward_flops);
   }

@@ -20,10 +20,10 @@ void write_on(Gpu& gpu, void* at) {
 
 TEST(Mirror, BringsBackWhatItTook) {
   Gpu& gpu = gpu_of_thread(0);
-  for (const std::optional<Flush> flush :
-       {std::optional<Flush>{}, std::optional(Flush::kStart), std::optional(Flush::kEnd)}) {
+  for (const Around around : {Around::kRedzones, Around::kUnmappedBefore, Around::kUnmappedBehind,
+                              Around::kAllocations}) {
     Inputs inputs(Case::parse(kCase));
-    Mirror mirror(gpu, inputs, flush);
+    Mirror mirror(gpu, inputs, around);
     mirror.upload(1000);
     for (Storage& s : inputs.storages()) std::fill_n(s.data(), s.size(), 1);
     mirror.fetch();
@@ -43,10 +43,9 @@ TEST(Mirror, PutsEveryTensorOnItsAlignmentAndNoMore) {
 
 TEST(Mirror, NoticesWritesThatNobodyMayDo) {
   Gpu& gpu = gpu_of_thread(0);
-  Inputs inputs(Case::parse(kCase));
-  Mirror mirror(gpu, inputs);
   const auto broken = [&](auto&& where) {
-    inputs.fill(Poison::kNan);
+    Inputs inputs(Case::parse(kCase));
+    Mirror mirror(gpu, inputs);
     const tea_run& run = mirror.upload(64);
     write_on(gpu, where(run));
     mirror.fetch();
@@ -67,10 +66,10 @@ TEST(Mirror, NoticesWritesThatNobodyMayDo) {
 }
 
 // A fault ends the process's use of the GPU, so it happens in another process.
-[[noreturn]] void read_at(Flush flush, int64_t from_start, bool from_end) {
+[[noreturn]] void read_at(Around around, int64_t from_start, bool from_end) {
   Gpu& gpu = gpu_of_thread(0);
   Inputs inputs(Case::parse(kCase));
-  Mirror mirror(gpu, inputs, flush);
+  Mirror mirror(gpu, inputs, around);
   const tea_run& run = mirror.upload(64);
   const Place& k = inputs.place(TEA_K);
   const auto* at =
@@ -89,10 +88,10 @@ TEST(Mirror, NoticesWritesThatNobodyMayDo) {
 TEST(MirrorDeathTest, AReadBesideATensorFaults) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const testing::ExitedWithCode fine(0), faulted(1);
-  EXPECT_EXIT(read_at(Flush::kStart, 0, false), fine, "");
-  EXPECT_EXIT(read_at(Flush::kEnd, -1, true), fine, "");
-  EXPECT_EXIT(read_at(Flush::kStart, -1, false), faulted, "cudaErrorIllegalAddress");
-  EXPECT_EXIT(read_at(Flush::kEnd, 15, true), faulted, "cudaErrorIllegalAddress");
+  EXPECT_EXIT(read_at(Around::kUnmappedBefore, 0, false), fine, "");
+  EXPECT_EXIT(read_at(Around::kUnmappedBehind, -1, true), fine, "");
+  EXPECT_EXIT(read_at(Around::kUnmappedBefore, -1, false), faulted, "cudaErrorIllegalAddress");
+  EXPECT_EXIT(read_at(Around::kUnmappedBehind, 15, true), faulted, "cudaErrorIllegalAddress");
 }
 
 }  // namespace

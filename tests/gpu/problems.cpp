@@ -37,7 +37,7 @@ struct Tally {
   int failed = 0;
 };
 
-Tally run_all(const std::string& engine, std::optional<Flush> flush) {
+Tally run_all(const std::string& engine, Around around, int shared_bytes = 0) {
   const std::vector<Work> lines = all_lines();
   EXPECT_GE(lines.size(), 600u);
   Tally tally;
@@ -45,7 +45,8 @@ Tally run_all(const std::string& engine, std::optional<Flush> flush) {
   std::atomic<bool> lost{false};
   parallel_for(lines.size(), [&](size_t i) {
     if (lost) return;
-    const Report report = check(lines[i].test, engine, {kGpu, flush});
+    const Report report = check(lines[i].test, engine,
+                                {.device = kGpu, .around = around, .shared_bytes = shared_bytes});
     if (report.lost) lost = true;
     const std::lock_guard lock(mutex);
     const bool may_refuse = !engine.empty() || lines[i].test.problem.dtype == TEA_FP64;
@@ -65,15 +66,20 @@ Tally run_all(const std::string& engine, std::optional<Flush> flush) {
   return tally;
 }
 
-TEST(Problems, AgreeWithTheOracle) { EXPECT_FALSE(run_all("", {}).ran.empty()); }
+TEST(Problems, AgreeWithTheOracle) { EXPECT_FALSE(run_all("", Around::kRedzones).ran.empty()); }
 
 TEST(Problems, AgreeOnEveryEngineByName) {
   for (const std::string& engine : engines_of(kGpu))
-    EXPECT_FALSE(run_all(engine, {}).ran.empty()) << engine;
+    EXPECT_FALSE(run_all(engine, Around::kRedzones).ran.empty()) << engine;
 }
 
-TEST(Problems, StayInsideWhereTheMemoryBehindIsUnmapped) { run_all("", Flush::kEnd); }
-TEST(Problems, StayInsideWhereTheMemoryBeforeIsUnmapped) { run_all("", Flush::kStart); }
+// As much as GPUs of sm_86 and sm_89 have.
+TEST(Problems, AgreeInLittleSharedMemory) {
+  EXPECT_FALSE(run_all("portable", Around::kRedzones, 99 << 10).ran.empty());
+}
+
+TEST(Problems, StayInsideWhereTheMemoryBehindIsUnmapped) { run_all("", Around::kUnmappedBehind); }
+TEST(Problems, StayInsideWhereTheMemoryBeforeIsUnmapped) { run_all("", Around::kUnmappedBefore); }
 
 }  // namespace
 }  // namespace tea::kit

@@ -6,6 +6,12 @@
 
 #include "kit/oracle.h"
 
+#if defined(__CUDACC__)
+#define TEA_BOTH __host__ __device__ inline
+#else
+#define TEA_BOTH inline
+#endif
+
 namespace tea::oracle {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -16,7 +22,7 @@ struct Approx {
 
 // The error of exp(x) if x is off by `error`. Kept finite: beyond that the number is unknown
 // anyway, and 0 * infinity would spoil the bounds of its neighbours.
-inline double exp_error(double x, double error) {
+TEA_BOTH double exp_error(double x, double error) {
   return error < 1 ? std::exp(x) * std::expm1(error) : std::exp(std::min(x + error, 300.0));
 }
 
@@ -24,12 +30,12 @@ inline double exp_error(double x, double error) {
 // engine may also let it through, the maximum is then unknown.
 struct Peak {
   double value, low = value, high = value;
-  void add(Approx a) {
+  TEA_BOTH void add(Approx a) {
     value = std::max(value, a.value);
     low = std::max(low, a.value - a.error);
     high = std::isnan(a.value) ? kInfinity : std::max(high, a.value + a.error);
   }
-  double error() const { return high == low ? 0 : std::max(high - value, value - low); }
+  TEA_BOTH double error() const { return high == low ? 0 : std::max(high - value, value - low); }
 };
 
 // Round to nearest, ties to even.

@@ -7,9 +7,10 @@
 #include <memory>
 #include <optional>
 
+#include "core/boundary.h"
+#include "core/plan.h"
 #include "core/registry.h"
 #include "kit/codec.h"
-#include "kit/mirror.h"
 
 namespace tea::kit {
 namespace {
@@ -182,8 +183,9 @@ class Checker {
 
   Report run() {
     if (!make_plan()) return report_;
+    if (stage_.shared_bytes) pretend();
     if (stage_.device != kHost)
-      mirror_.emplace(gpu_of_thread(stage_.device), inputs_, stage_.flush);
+      mirror_.emplace(gpu_of_thread(stage_.device), inputs_, stage_.around);
     std::vector<uint8_t> first[2], second[2];
     Comparison comparison(inputs_, report_);
     if (!execute(Poison::kNan, first)) return report_;
@@ -216,6 +218,26 @@ class Checker {
     return status == TEA_OK;
   }
 
+  tea_status launch(bool forward, const tea_run& run) {
+    if (!pretended_)
+      return forward ? tea_forward(plan_.get(), &run) : tea_backward(plan_.get(), &run);
+    return guarded(
+        [&] { forward ? tea::forward(*pretended_, &run) : tea::backward(*pretended_, &run); });
+  }
+
+  // The engine's own plan for a device that is not there.
+  void pretend() {
+    Device device = device_at(stage_.device);
+    device.shared_bytes = stage_.shared_bytes;
+    for (const Engine& engine : engines()) {
+      if (engine.name != engine_) continue;
+      Attempt attempt = engine.attempt(problem_.normalised(), device);
+      auto& executable = std::get<std::unique_ptr<Executable>>(attempt);
+      pretended_ = std::make_shared<const Plan>(Plan{engine.name, problem_.normalised(), device,
+                                                     std::move(executable), engine.workspace});
+    }
+  }
+
   bool execute(Poison poison, std::vector<uint8_t> (&bytes)[2]) {
     inputs_.fill(poison);
     for (const Written d : {Written::kForward, Written::kBackward}) {
@@ -225,8 +247,7 @@ class Checker {
       tea_status status = tea_workspace_bound(&problem_, &inputs_.run(0), &need[0], &need[1]);
       const uint64_t workspace = need[forward ? 0 : 1];
       const tea_run& run = mirror_ ? mirror_->upload(workspace) : inputs_.run(workspace);
-      if (status == TEA_OK)
-        status = forward ? tea_forward(plan_.get(), &run) : tea_backward(plan_.get(), &run);
+      if (status == TEA_OK) status = launch(forward, run);
       if (mirror_) mirror_->fetch();
       if (status != TEA_OK) {
         fail(std::string(forward ? "forward" : "backward") + ": " + tea_error());
@@ -247,6 +268,7 @@ class Checker {
   std::optional<Mirror> mirror_;
   const Problem& problem_;
   PlanPointer plan_;
+  PlanRef pretended_;
   Report report_;
 };
 

@@ -1,15 +1,13 @@
 // One case on one engine against the oracle: every output, twice under different poison.
 #pragma once
 #include <functional>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/device.h"
 #include "kit/case.h"
-#include "kit/guarded.h"
-#include "kit/inputs.h"
+#include "kit/mirror.h"
 #include "kit/oracle.h"
 
 namespace tea::kit {
@@ -53,9 +51,12 @@ using Solve = oracle::Result (*)(const oracle::Case&, const oracle::Precision&);
 // Where a case runs, and what happens there.
 struct Stage {
   int device = kHost;
-  std::optional<Flush> flush = {};  // on a GPU: tensors beside unmapped memory, not redzones
+  Around around = Around::kRedzones;  // on a GPU
   Tamper tamper = {};
   Solve solve = oracle::solve;
+  // Plan as if the GPU had no more shared memory than this, as smaller ones do; 0: what it has. The
+  // engine must be named.
+  int shared_bytes = 0;
 };
 
 // Compares every output of both directions; what is off joins the report, whose engine ran it.

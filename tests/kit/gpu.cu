@@ -76,6 +76,7 @@ struct Gpu::State {
   uint8_t* scratch = nullptr;
   size_t block_bytes = 0, scratch_bytes = 0;
   std::map<std::pair<size_t, size_t>, Island> islands;  // by slot and size
+  std::vector<void*> separate;
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replayed = nullptr;
 };
@@ -130,11 +131,26 @@ uint8_t* Gpu::guarded(size_t slot, size_t bytes, size_t alignment, Flush flush) 
   return reinterpret_cast<uint8_t*>(flush == Flush::kStart ? island.begin : end - end % alignment);
 }
 
+uint8_t* Gpu::separate(size_t bytes) {
+  void* p = nullptr;
+  require(cudaMalloc(&p, std::max<size_t>(bytes, 1)), "memory");
+  state_->separate.push_back(p);
+  return static_cast<uint8_t*>(p);
+}
+
+void Gpu::release() {
+  wait();
+  for (void* p : state_->separate) require(cudaFree(p), "free");
+  state_->separate.clear();
+}
+
 void Gpu::upload(uint8_t* to, const uint8_t* from, size_t bytes) {
+  if (!bytes) return;
   require(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, state_->stream), "upload");
 }
 
 void Gpu::download(uint8_t* to, const uint8_t* from, size_t bytes) {
+  if (!bytes) return;
   require(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, state_->stream), "download");
 }
 
@@ -159,13 +175,13 @@ void Gpu::wait() {
 }
 
 void Gpu::begin_capture() {
+  if (state_->replayed) cudaGraphExecDestroy(state_->replayed);
+  if (state_->graph) cudaGraphDestroy(state_->graph);
+  state_->replayed = nullptr, state_->graph = nullptr;
   require(cudaStreamBeginCapture(state_->stream, cudaStreamCaptureModeGlobal), "begin of capture");
 }
 
 void Gpu::end_capture() {
-  if (state_->replayed) cudaGraphExecDestroy(state_->replayed);
-  if (state_->graph) cudaGraphDestroy(state_->graph);
-  state_->replayed = nullptr, state_->graph = nullptr;
   require(cudaStreamEndCapture(state_->stream, &state_->graph), "end of capture");
   require(cudaGraphInstantiate(&state_->replayed, state_->graph, 0), "instantiation");
 }

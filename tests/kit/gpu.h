@@ -36,6 +36,9 @@ class Gpu {
   // for with the same sizes. `alignment`: of the first byte; leaves less than that between the last
   // byte and the border.
   uint8_t* guarded(size_t slot, size_t bytes, size_t alignment, Flush flush);
+  // An allocation of its own, of exactly these bytes, until release() frees them all.
+  uint8_t* separate(size_t bytes);
+  void release();
 
   // In the order of the stream.
   void upload(uint8_t* to, const uint8_t* from, size_t bytes);

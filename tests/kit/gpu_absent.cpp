@@ -10,6 +10,8 @@ void* Gpu::stream() const { return nullptr; }
 Gpu::Block Gpu::block(size_t) { return {}; }
 uint8_t* Gpu::scratch(size_t) { return nullptr; }
 uint8_t* Gpu::guarded(size_t, size_t, size_t, Flush) { return nullptr; }
+uint8_t* Gpu::separate(size_t) { return nullptr; }
+void Gpu::release() {}
 void Gpu::upload(uint8_t*, const uint8_t*, size_t) {}
 void Gpu::download(uint8_t*, const uint8_t*, size_t) {}
 void Gpu::fill(uint8_t*, uint32_t, size_t) {}

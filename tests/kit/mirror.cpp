@@ -18,10 +18,10 @@ size_t first_odd_multiple(size_t from, size_t alignment) {
 
 }  // namespace
 
-Mirror::Mirror(Gpu& gpu, Inputs& inputs, std::optional<Flush> flush)
+Mirror::Mirror(Gpu& gpu, Inputs& inputs, Around around)
     : gpu_(gpu),
       inputs_(inputs),
-      flush_(flush),
+      around_(around),
       status_(sizeof(int32_t), 16),
       origin_(4 * sizeof(int64_t), 16),
       red_{Storage(kRedzone, 16), Storage(kRedzone, 16)},
@@ -31,7 +31,12 @@ Mirror::Mirror(Gpu& gpu, Inputs& inputs, std::optional<Flush> flush)
   pieces_.push_back({&origin_, nullptr, nullptr});
 }
 
-void Mirror::place() { flush_ ? place_beside_nothing() : place_between_redzones(); }
+Mirror::~Mirror() {
+  try {
+    if (around_ == Around::kAllocations) gpu_.release();
+  } catch (const GpuLost&) {  // was reported where it happened
+  }
+}
 
 void Mirror::place_between_redzones() {
   std::vector<size_t> offsets;
@@ -48,10 +53,10 @@ void Mirror::place_between_redzones() {
   }
 }
 
-void Mirror::place_beside_nothing() {
-  for (size_t i = 0; i < pieces_.size(); ++i)
-    pieces_[i].there =
-        gpu_.guarded(i, pieces_[i].here->size(), pieces_[i].here->alignment(), *flush_);
+uint8_t* Mirror::place_alone(size_t slot, size_t bytes, size_t alignment) {
+  if (around_ == Around::kAllocations) return gpu_.separate(bytes);
+  const Flush flush = around_ == Around::kUnmappedBefore ? Flush::kStart : Flush::kEnd;
+  return gpu_.guarded(slot, bytes, alignment, flush);
 }
 
 void* Mirror::moved(const Place& place) const {
@@ -64,9 +69,10 @@ void* Mirror::moved(const Place& place) const {
 void Mirror::fill_workspace(uint64_t bytes) {
   workspace_bytes_ = bytes;
   const uint32_t garbage = inputs_.poison_word();
-  if (flush_) {
-    workspace_ = gpu_.guarded(pieces_.size(), up(bytes, 256), 256, *flush_);
-    return gpu_.fill(workspace_, garbage, bytes);
+  if (!has_redzones()) {
+    workspace_ = place_alone(pieces_.size(), up(bytes, 256), 256);
+    if (around_ != Around::kAllocations) gpu_.fill(workspace_, garbage, bytes);
+    return;
   }
   uint8_t* const before = gpu_.scratch(up(bytes, 4) + 2 * kRedzone);
   workspace_ = before + kRedzone;
@@ -77,17 +83,22 @@ void Mirror::fill_workspace(uint64_t bytes) {
 }
 
 const tea_run& Mirror::upload(uint64_t workspace) {
+  if (around_ == Around::kAllocations) gpu_.release();
   run_ = inputs_.run(0);
   std::memset(status_.data(), 0, status_.size());
   if (run_.origin_device) std::memcpy(origin_.data(), run_.origin_device, origin_.size());
   fill_workspace(workspace);
-  place();
-  for (const Piece& piece : pieces_)
-    if (flush_)
-      gpu_.upload(piece.there, piece.here->data(), piece.here->size());
-    else
+  if (has_redzones()) {
+    place_between_redzones();
+    for (const Piece& piece : pieces_)
       std::memcpy(piece.staged, piece.here->data() - kRedzone, piece.here->size() + 2 * kRedzone);
-  if (!flush_) gpu_.upload(block_.device, block_.host, block_bytes_);
+    gpu_.upload(block_.device, block_.host, block_bytes_);
+  }
+  for (size_t i = 0; i < pieces_.size() && !has_redzones(); ++i) {
+    const Storage& here = *pieces_[i].here;
+    pieces_[i].there = place_alone(i, here.size(), here.alignment());
+    gpu_.upload(pieces_[i].there, here.data(), here.size());
+  }
   for (int t = 0; t < TEA_TENSOR_COUNT; ++t)
     pointers_[static_cast<size_t>(t)] = moved(inputs_.place(static_cast<tea_tensor>(t)));
   const Piece &status = pieces_[pieces_.size() - 2], &origin = pieces_.back();
@@ -101,7 +112,7 @@ const tea_run& Mirror::upload(uint64_t workspace) {
 }
 
 void Mirror::fetch() {
-  if (!flush_) {
+  if (has_redzones()) {
     gpu_.download(block_.host, block_.device, block_bytes_);
     gpu_.download(red_[0].data(), workspace_ - kRedzone, kRedzone);
     gpu_.download(red_[1].data(), workspace_ + up(workspace_bytes_, 4), kRedzone);
@@ -110,7 +121,7 @@ void Mirror::fetch() {
       gpu_.download(piece.here->data(), piece.there, piece.here->size());
   }
   gpu_.wait();
-  if (!flush_)
+  if (has_redzones())
     for (const Piece& piece : pieces_)
       std::memcpy(piece.here->data() - kRedzone, piece.staged, piece.here->size() + 2 * kRedzone);
   int32_t status;
@@ -126,7 +137,8 @@ std::vector<std::string> Mirror::damage() const {
   look(status_, "the status word");
   look(origin_, "the origin");
   for (const Storage& red : red_)
-    if (!flush_ && !red.holds_pattern()) out.push_back("redzone of the workspace was written");
+    if (has_redzones() && !red.holds_pattern())
+      out.push_back("redzone of the workspace was written");
   return out;
 }
 

@@ -1,7 +1,6 @@
 // Everything that a run touches, copied to a GPU with its redzones and its poison, and brought back
 // into the Inputs, whose checks then see what was done there.
 #pragma once
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,11 +9,14 @@
 
 namespace tea::kit {
 
+// What is around every tensor: redzones; nothing that is mapped, before or behind it; or whatever
+// the allocator puts there, for a sanitizer, which is shown a workspace that nobody has written.
+enum class Around { kRedzones, kUnmappedBefore, kUnmappedBehind, kAllocations };
+
 class Mirror {
  public:
-  // Without `flush` every tensor lies between redzones; with it, beside unmapped memory, where
-  // redzones would be in the way.
-  Mirror(Gpu& gpu, Inputs& inputs, std::optional<Flush> flush = {});
+  Mirror(Gpu& gpu, Inputs& inputs, Around around = Around::kRedzones);
+  ~Mirror();
 
   // The run of the Inputs with the pointers of the copies, which are made now. Valid until the next
   // call. The same sizes give the same pointers.
@@ -28,17 +30,17 @@ class Mirror {
   struct Piece {
     Storage* here;
     uint8_t* there;   // of the data
-    uint8_t* staged;  // its copy in pinned memory, redzones included; null beside unmapped memory
+    uint8_t* staged;  // its copy in pinned memory, redzones included; null where there are none
   };
-  void place();
+  bool has_redzones() const { return around_ == Around::kRedzones; }
   void place_between_redzones();
-  void place_beside_nothing();
+  uint8_t* place_alone(size_t slot, size_t bytes, size_t alignment);
   void fill_workspace(uint64_t bytes);
   void* moved(const Place& place) const;
 
   Gpu& gpu_;
   Inputs& inputs_;
-  std::optional<Flush> flush_;
+  Around around_;
   Storage status_, origin_;
   std::vector<Piece> pieces_;  // of the tensors, then of status_ and origin_
   Gpu::Block block_{};

@@ -1,0 +1,43 @@
+// Shapes of models, too large for the oracle of the host, against the oracle of the GPU.
+#include <gtest/gtest.h>
+
+#include "kit/check.h"
+#include "kit/oracle_gpu.h"
+
+namespace tea::kit {
+namespace {
+
+constexpr const char* kLarge[] = {
+    "dtype=bf16 training=1 causal=1 heads_q=8 heads_kv=2 dim_qk=128 batch=1 seqlen_q=4096 "
+    "seqlen_kv=4096 | seed=1",
+    "dtype=fp16 training=1 heads_q=4 heads_kv=4 dim_qk=64 batch=2 seqlen_q=3000 seqlen_kv=2999 "
+    "dropout=0.1 outputs=lse+max+sum_exp | seed=2",
+    "dtype=bf16 training=1 causal=1 bottom_right=1 window_left=1025 softmax=learnable heads_q=4 "
+    "heads_kv=1 dim_qk=256 batch=1 seqlen_q=2048 seqlen_kv=4096 | seed=3",
+    "dtype=fp32 training=1 causal=1 alibi=standard softcap=30 heads_q=4 heads_kv=2 dim_qk=64 "
+    "batch=1 seqlen_q=2048 seqlen_kv=2048 | seed=4",
+    "dtype=fp16 training=1 q_form=ragged kv_form=ragged causal=1 heads_q=4 heads_kv=4 dim_qk=192 "
+    "dim_v=128 | lens_q=4097,1,0,700,2048 lens_kv=4097,1,0,700,2048 seed=5",
+    "dtype=bf16 q_form=ragged kv_form=paged page_size=64 causal=1 bottom_right=1 heads_q=16 "
+    "heads_kv=2 dim_qk=128 outputs=lse | lens_q=1,1,4,1 lens_kv=20000,777,16384,64 seed=6",
+    "dtype=bf16 heads_q=8 heads_kv=8 dim_qk=128 batch=1 seqlen_q=1 seqlen_kv=60000 | seed=7",
+    "dtype=bf16 training=1 causal=1 heads_q=2 heads_kv=1 dim_qk=512 batch=1 seqlen_q=2048 "
+    "seqlen_kv=2048 | seed=8 values=outliers",
+};
+
+class Large : public testing::TestWithParam<const char*> {};
+
+TEST_P(Large, AgreesWithTheOracle) {
+  const Report report =
+      check(Case::parse(GetParam()), "", {.device = 0, .solve = oracle::solve_on_gpu});
+  for (const Closeness& c : report.tensors)
+    std::printf("  %-8s worst error %7.3f of 2 bounds over %lld elements\n", c.tensor.c_str(),
+                c.ratio, static_cast<long long>(c.elements));
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Large, testing::ValuesIn(kLarge),
+                         [](const auto& test) { return "Line" + std::to_string(test.index); });
+
+}  // namespace
+}  // namespace tea::kit

@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""Every test that needs a GPU, with one summary: `make test-gpu`.
+
+usage: test_gpu.py BUILD [--draws N] [--log FOLDER] [ROW...]
+
+BUILD is a build folder with device code. Rows are named in the summary; none means all of them.
+Exit code 0 only if every row passed; a machine without a GPU is a failure, not a pass.
+"""
+
+import argparse
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ALLOWED = ROOT / "tests/gpu/sanitizer_allowed.txt"
+ANY_PROBLEM = "dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 batch=1 seqlen_q=64 seqlen_kv=64"
+ENGINE_KERNEL = re.compile(r"8portable|6hopper")
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+
+
+class RowError(Exception):
+    """Why a row did not pass."""
+
+
+class Suite:
+    """The programs of one build, and a log for each row."""
+
+    def __init__(self, build: Path, log: Path, draws: int) -> None:
+        """`draws`: random cases of the row fuzz; other rows take a share of them."""
+        self.build, self.log, self.draws = build, log, draws
+        log.mkdir(parents=True, exist_ok=True)
+        self.row = ""
+
+    def program(self, path: str) -> Path:
+        """A program of the build."""
+        program = self.build / path
+        if not program.exists():
+            raise RowError(f"{program} was not built (needs nvcc: TE_ATTENTION_CUDA=ON)")
+        return program
+
+    def run(self, command: list, limit: int) -> str:
+        """The output of a command that must end with code 0."""
+        log = self.log / f"{self.row}.txt"
+        with log.open("a") as out:
+            out.write(f"$ {' '.join(map(str, command))}\n")
+            out.flush()
+            try:
+                done = subprocess.run(
+                    [str(c) for c in command],
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    timeout=limit,
+                    check=False,
+                    cwd=self.log,
+                )
+            except subprocess.TimeoutExpired:
+                raise RowError(f"not ready after {limit} s: {log}") from None
+        text = log.read_text(errors="replace")
+        if done.returncode:
+            raise RowError(f"exit code {done.returncode}: {log}")
+        return text
+
+    def tests(self, filter_: str, limit: int = 200) -> str:
+        """GoogleTests by name; a skipped one is no pass, and none at all is a failure."""
+        command = [self.program("tests/gpu/gpu_tests"), f"--gtest_filter={filter_}"]
+        text = self.run(command, limit)
+        passed = re.search(r"\[  PASSED  \] (\d+) test", text)
+        skipped = re.search(r"\[  SKIPPED \] (\d+) test", text)
+        if skipped or not passed or passed[1] == "0":
+            raise RowError(f"{skipped[1] if skipped else 'all'} tests did not run")
+        return f"{passed[1]} tests"
+
+    def fuzz(self) -> str:
+        """Random cases by the engine that the library chooses."""
+        command = [self.program("te-attn"), "fuzz", self.draws, "--device", 0]
+        return last(self.run(command, 300))
+
+    def fuzz_others(self) -> str:
+        """The same seeds on every engine of the GPU by its name, and on the CPU's."""
+        tool, count = self.program("te-attn"), self.draws // 4
+        explained = self.run([tool, "explain", ANY_PROBLEM, "--device", 0], 60)
+        engines = re.findall(r"^([\w-]+): accepts", explained, re.MULTILINE)
+        details = []
+        for engine in engines:
+            command = [tool, "fuzz", count, "--engine", engine, "--device", 0]
+            details.append(f"{engine}: {last(self.run(command, 200))}")
+        details.append(f"cpu: {last(self.run([tool, 'fuzz', count, '--engine', 'cpu'], 200))}")
+        return "; ".join(details)
+
+    def coverage(self) -> str:
+        """Whether that matrix runs every kernel of the engines, as ncu sees them."""
+        tests = self.program("tests/gpu/gpu_tests")
+        built = self.run([tool_path("cuobjdump"), "-res-usage", tests], 60)
+        every = {
+            name for name in re.findall(r"Function (\w+):", built) if ENGINE_KERNEL.search(name)
+        }
+        command = [tool_path("ncu"), "--metrics", "launch__block_size", "--csv", "--page", "raw"]
+        command += ["--print-kernel-base", "mangled", "--clock-control", "none"]
+        command += ["--log-file", self.log / "kernels.csv"]
+        self.run([*command, tests, "--gtest_filter=Sanitized.*"], 200)
+        seen = set(re.findall(r"\w+", (self.log / "kernels.csv").read_text(errors="replace")))
+        missed = sorted(every - seen)
+        if missed or not every:
+            raise RowError(f"{len(missed)} of {len(every)} kernels never ran, first: {missed[:3]}")
+        return f"all {len(every)} kernels ran"
+
+    def sanitize(self, tool: str) -> str:
+        """The fixed matrix of tests/gpu/sanitized.cpp under one tool of compute-sanitizer."""
+        report = self.log / f"{tool}.report"
+        command = [
+            tool_path("compute-sanitizer"),
+            "--tool",
+            tool,
+            "--log-file",
+            report,
+            "--error-exitcode",
+            9,
+        ]
+        tests = self.program("tests/gpu/gpu_tests")
+        try:
+            self.run([*command, tests, "--gtest_filter=Sanitized.*"], 240)
+        except RowError:
+            if not report.exists():
+                raise
+        findings = unexpected(report.read_text(errors="replace"))
+        if findings:
+            raise RowError(f"{len(findings)} findings, first: {findings[0]} ({report})")
+        return "0 findings outside the allow-list"
+
+
+def tool_path(name: str) -> str:
+    """A tool of CUDA."""
+    found = shutil.which(name) or shutil.which(name, path="/usr/local/cuda/bin")
+    if not found:
+        raise RowError(f"{name} is not installed")
+    return found
+
+
+def unexpected(report: str) -> list[str]:
+    """What a sanitizer reports, without the lines that the allow-list explains."""
+    lines = [line for line in ALLOWED.read_text().splitlines() if line and line[0] != "#"]
+    blocks = re.split(r"\n=+ *\n", report.replace("=========", "="))
+    bad = []
+    for block in blocks:
+        text = re.sub(r"^= ?", "", block, flags=re.MULTILINE).strip()
+        first = text.splitlines()[0] if text else ""
+        if not first or re.match(r"COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY", first):
+            continue  # a summary counts what the other blocks say
+        if "Target application returned an error" in first:
+            bad.append("the tests failed")
+        elif not any(re.search(pattern, text) for pattern in lines):
+            bad.append(first)
+    return bad
+
+
+def gpu_name() -> str:
+    """The first GPU, or why there is none."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else ""
+
+
+def last(text: str) -> str:
+    """The last line of an output."""
+    lines = text.strip().splitlines()
+    return lines[-1][:80] if lines else ""
+
+
+ROWS = {
+    "first-call": lambda s: s.tests("FirstCall.*", 60),
+    "device": lambda s: s.tests("Driver.*:Memory.*:Mirror*:OracleOfTheGpu.*", 100),
+    "problems": lambda s: s.tests("Problems.*", 200),
+    "graphs": lambda s: s.tests("*Graph.*"),
+    "reruns": lambda s: s.tests("Reruns.*"),
+    "large": lambda s: s.tests("*Large.*"),
+    "other": lambda s: s.tests(
+        "-FirstCall.*:Driver.*:Memory.*:Mirror*:OracleOfTheGpu.*:Problems.*:*Graph.*:Reruns.*:"
+        "*Large.*:Sanitized.*"
+    ),
+    "fuzz": Suite.fuzz,
+    "fuzz-others": Suite.fuzz_others,
+    "coverage": Suite.coverage,
+    **{tool: functools.partial(Suite.sanitize, tool=tool) for tool in TOOLS},
+    "hopper-words": lambda s: last(s.run([s.program("tests/hopper/hopper_words")], 60)),
+    "hopper-forward": lambda s: last(s.run([s.program("tests/hopper/hopper_check_forward")], 90)),
+}
+
+
+def main() -> None:
+    """Runs the rows that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("build", type=Path)
+    parser.add_argument("--draws", type=int, default=20000)
+    parser.add_argument("--log", type=Path)
+    parser.add_argument("rows", nargs="*")
+    options = parser.parse_args()
+    unknown = set(options.rows) - set(ROWS)
+    if unknown:
+        parser.error(f"rows {sorted(unknown)}: need some of {', '.join(ROWS)}")
+    gpu = gpu_name()
+    if not gpu:
+        sys.exit("test-gpu: FAILED: this machine has no GPU (nvidia-smi shows none)")
+    log = (options.log or options.build / "test-gpu").resolve()
+    shutil.rmtree(log, ignore_errors=True)
+    suite = Suite(options.build.resolve(), log, options.draws)
+    print(f"{gpu}, {os.cpu_count()} cores", flush=True)
+    failed, begin = [], time.perf_counter()
+    for row in options.rows or ROWS:
+        start = time.perf_counter()
+        suite.row = row
+        try:
+            verdict, detail = "ok", ROWS[row](suite)
+        except RowError as e:
+            verdict, detail = "FAILED", str(e)
+            failed.append(row)
+        took = time.perf_counter() - start
+        print(f"  {row:15} {verdict:7} {took:6.1f} s  {detail}", flush=True)
+    took = time.perf_counter() - begin
+    print(f"test-gpu: {'FAILED: ' + ', '.join(failed) if failed else 'all passed'}, {took:.0f} s")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
