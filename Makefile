@@ -20,7 +20,7 @@ demo: build/release/build.ninja ## Build, then train a small GPT, write text wit
 build: build/release/build.ninja ## Build the library, the tool, the examples and the tests
 	@cmake --build build/release -- $(ninja_flags)
 
-test: build ## Build, then run every test (TESTS=regex: only those that match)
+test: build/python.ok build ## Build, then run every test (TESTS=regex: only those that match)
 	@ctest --preset release --progress -R '$(TESTS)'
 
 test-gpu: build ## Build, then run every test that needs a GPU (fails where there is none)
@@ -44,6 +44,12 @@ clean: ## Remove everything that was built
 build/tools.ok: tools/bootstrap
 	@tools/bootstrap
 	@mkdir -p build && touch $@
+
+# The environment of the Python tests. Without a network there is none: then they do not run, and
+# `make test` says so each time.
+build/python.ok: tools/python_env tests/python/requirements.txt build/tools.ok
+	@if tools/python_env >/dev/null; then touch $@; rm -f build/release/build.ninja; \
+	else echo "NOT RUN: the Python tests, because their environment cannot be made"; fi
 
 build/%/build.ninja: CMakePresets.json build/tools.ok
 	@mkdir -p $(@D)

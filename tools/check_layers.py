@@ -17,6 +17,7 @@ ALLOWED = {
     **dict.fromkeys(ENGINES, ("core", "math", "te_attention.h")),
     "ops": ("core", "math", *OWN_API),
     "nvte": ("core", "ops", *OWN_API, NVTE_API),
+    "torch": OWN_API,  # a front end: the public API alone
 }
 EXCEPTIONS = {"core/registry.cpp": ENGINES}  # the one table of engines
 PUBLIC = (*OWN_API, NVTE_API)

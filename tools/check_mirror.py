@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that tests mirror the sources: src/x/y.cpp has tests/x/test_y.cpp, which uses it."""
+"""Checks that tests mirror the sources: src/x/y.cpp has tests/x/test_y.cpp, which uses it.
+
+What only Python can call has its test in Python: src/torch/y.cpp has tests/torch/test_y.py, and
+python/x/y.py has tests/python/x/test_y*.py.
+"""
 
 import re
 from pathlib import Path
@@ -28,10 +32,21 @@ def public_names(source: Path, root: Path) -> set[str]:
     return names(source) & {name for header in headers for name in names(header)}
 
 
+def check_python(source: Path, root: Path, folder: Path) -> list[str]:
+    """A source without a test in Python."""
+    if list(folder.glob(f"test_{source.stem}*.py")):
+        return []
+    needed = (folder / f"test_{source.stem}.py").relative_to(root)
+    return [f"{source.relative_to(root)}:1: has no test; needs {needed}"]
+
+
 def check(root: Path) -> list[str]:
     """Every source without a test of its own."""
     problems = []
     for source in sorted(root.glob("src/*/*.cpp")):
+        if source.parent.name == "torch":
+            problems += check_python(source, root, root / "tests" / "torch")
+            continue
         test = root / "tests" / source.parent.name / f"test_{source.name}"
         where = f"{source.relative_to(root)}:1:"
         if not test.exists():
@@ -42,6 +57,11 @@ def check(root: Path) -> list[str]:
         if not words & offered:
             some = ", ".join(sorted(offered)[:5])
             problems.append(f"{where} {test.relative_to(root)} uses none of its functions ({some})")
+    for source in sorted((root / "python").rglob("*.py")):
+        if source.name.startswith("_"):
+            continue  # used by the modules that users import, and tested through them
+        folder = root / "tests" / source.parent.relative_to(root)
+        problems += check_python(source, root, folder)
     return problems
 
 

@@ -1,0 +1,55 @@
+"""The core library, loaded once through ctypes: for what needs no framework."""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "lib"
+HOST = -1
+
+
+class Error(RuntimeError):
+    """The library refused or failed; the text says which argument, what it saw, what it needs."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """libte_attention.so of this package."""
+    out = ctypes.CDLL(str(FOLDER / "libte_attention.so"))
+    out.tea_error.restype = ctypes.c_char_p
+    out.tea_version.restype = ctypes.c_char_p
+    return out
+
+
+def version() -> str:
+    """Version of the core library, as "major.minor.patch"."""
+    return library().tea_version().decode()
+
+
+def require(status: int) -> None:
+    """Raises Error with the library's text unless `status` is TEA_OK."""
+    if status:
+        raise Error(library().tea_error().decode())
+
+
+def _text(write: Callable[[object, int, object], int]) -> str:
+    needed = ctypes.c_size_t()
+    require(write(None, 0, ctypes.byref(needed)))
+    buffer = ctypes.create_string_buffer(needed.value)
+    require(write(buffer, needed.value, None))
+    return buffer.value.decode()
+
+
+def explain(problem: str, device: int = HOST) -> str:
+    """What each engine says to a problem: a line of field=value words, as in bug reports.
+
+    `device` is the index of a GPU, or -1 for the CPU. Raises Error if the line is wrong.
+    """
+    parsed = ctypes.create_string_buffer(1024)  # more than sizeof(tea_problem)
+    require(library().tea_problem_parse(problem.encode(), parsed))
+    return _text(
+        lambda to, size, needed: library().tea_explain(
+            parsed, device, to, ctypes.c_size_t(size), needed
+        )
+    )

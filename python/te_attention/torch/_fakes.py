@@ -1,0 +1,181 @@
+"""What each operator returns, by shape, stride and dtype alone: for torch.compile and export."""
+
+import torch
+from torch import Tensor
+
+from te_attention.torch._arguments import FORMATS, Arguments, formats_of
+from te_attention.torch._library import LIBRARY
+
+
+def _fake(function):
+    name = function.__name__.lstrip("_")
+    torch.library.register_fake(f"te_attention::{name}", function, lib=LIBRARY)
+    return function
+
+
+def _nothing(like: Tensor) -> Tensor:
+    return like.new_empty((0,), dtype=torch.float32)
+
+
+def _per_row(q: Tensor, form: str) -> Tensor:
+    batch, row, head = FORMATS[form]
+    shape = (q.shape[row], q.shape[head])
+    if batch is not None:
+        shape = (q.shape[batch], q.shape[head], q.shape[row])
+    return q.new_empty(shape, dtype=torch.float32)
+
+
+def _forward(*arguments):
+    a = Arguments(*arguments)
+    form, _ = formats_of(a)
+    if form not in FORMATS:
+        raise RuntimeError(f"format is {a.format!r}; needs bhsd, bshd, sbhd, thd or two of them")
+    dim = a.v.shape[-1]
+    if form == "bhsd":  # the heads of a token lie side by side, whatever the order of dimensions
+        b, h, s, _ = a.q.shape
+        o = a.q.new_empty((b, s, h, dim)).transpose(1, 2)
+    else:
+        o = a.q.new_empty((*a.q.shape[:-1], dim))
+    return o, _per_row(a.q, form), _per_row(a.q, form) if a.max_logit else _nothing(a.q)
+
+
+for _name in ("attention", "forward"):
+    torch.library.register_fake(f"te_attention::{_name}", _forward, lib=LIBRARY)
+
+
+def _small_gradients(wants_dbias: bool, wants_dsink: bool, a: Arguments) -> tuple[Tensor, Tensor]:
+    bias, sink = a.bias if wants_dbias else None, a.sink if wants_dsink else None
+    dbias = _nothing(a.q) if bias is None else bias.new_empty(bias.shape)
+    dsink = _nothing(a.q) if sink is None else sink.new_empty(sink.shape)
+    return dbias, dsink
+
+
+@_fake
+def _backward(dout, dlse, o, lse, wants_dbias, wants_dsink, *arguments):  # noqa: ARG001
+    a = Arguments(*arguments)
+    gradients = [torch.empty_like(t) for t in (a.q, a.k, a.v)]
+    return (*gradients, *_small_gradients(wants_dbias, wants_dsink, a))
+
+
+@_fake
+def _backward_out(dq, dk, dv, dout, dlse, o, lse, dbias, dsink, *arguments):  # noqa: ARG001
+    return _small_gradients(dbias, dsink, Arguments(*arguments))
+
+
+@_fake
+def _thd_to_bshd(thd, cu_seqlens, offsets, max_seqlen):  # noqa: ARG001
+    return thd.new_empty((cu_seqlens.shape[0] - 1, max_seqlen, *thd.shape[1:]))
+
+
+@_fake
+def _bshd_to_thd(bshd, cu_seqlens, offsets, tokens):  # noqa: ARG001
+    return bshd.new_empty((tokens, *bshd.shape[2:]))
+
+
+@_fake
+def _cu_seqlens_from_lengths(lengths):
+    return lengths.new_empty((lengths.shape[0] + 1,))
+
+
+@_fake
+def _cu_seqlens_from_mask(mask, marks_tokens=True):  # noqa: ARG001
+    return mask.new_empty((mask.shape[0] + 1,), dtype=torch.int32)
+
+
+@_fake
+def _dropout_mask(rng_state, dropout, batch, heads, rows, cols, origin=None):  # noqa: ARG001
+    return rng_state.new_empty((batch, heads, rows, cols), dtype=torch.bool)
+
+
+@_fake
+def _merge(o, lse):
+    return o[0].new_empty(o[0].shape), lse[0].new_empty(lse[0].shape)
+
+
+@_fake
+def _cp_read_half(tensor, cu_seqlens, second, slabs=False):  # noqa: ARG001
+    shape = list(tensor.shape)
+    shape[int(slabs)] //= 2
+    return tensor.new_empty(shape)
+
+
+@_fake
+def _cp_lse_read(lse, cu_seqlens, packed, half_len):  # noqa: ARG001
+    return lse.new_empty((*lse.shape[:-1], half_len))
+
+
+@_fake
+def _cp_partition_indices(cu_seqlens, tokens, world_size, rank):  # noqa: ARG001
+    return cu_seqlens.new_empty((tokens // world_size,))
+
+
+@_fake
+def _cp_to_rank_order(tensor, cu_seqlens, world_size):  # noqa: ARG001
+    return tensor.new_empty(tensor.shape)
+
+
+@_fake
+def _cp_to_sequence_order(tensor, cu_seqlens, world_size):  # noqa: ARG001
+    return tensor.new_empty(tensor.shape)
+
+
+@_fake
+def _scaled_softmax_forward(tensor, mask, scale, kind):  # noqa: ARG001
+    return tensor.new_empty(tensor.shape)
+
+
+@_fake
+def _scaled_softmax_backward(dout, output, scale, kind):  # noqa: ARG001
+    return output.new_empty(output.shape)
+
+
+@_fake
+def _flash_prepare_forward(qkv):
+    s, b, h, d = qkv.shape
+    return qkv.new_empty((3, b, s, h, d // 3))
+
+
+@_fake
+def _flash_prepare_backward(dq, dk, dv):  # noqa: ARG001
+    b, s, h, d = dq.shape
+    return dq.new_empty((s, b, h, 3 * d))
+
+
+def _scalar(like: Tensor) -> Tensor:
+    return like.new_empty((1,), dtype=torch.float32)
+
+
+@_fake
+def _fp8_quantize(tensor, scale, amax, dtype):  # noqa: ARG001
+    return tensor.new_empty(tensor.shape, dtype=getattr(torch, dtype)), _scalar(tensor)
+
+
+@_fake
+def _fp8_quantize_current(tensor, dtype, power_of_two=False, amax_floor=0.0):  # noqa: ARG001
+    output = tensor.new_empty(tensor.shape, dtype=getattr(torch, dtype))
+    return output, _scalar(tensor), _scalar(tensor), _scalar(tensor)
+
+
+@_fake
+def _fp8_dequantize(tensor, scale_inv, dtype):  # noqa: ARG001
+    return tensor.new_empty(tensor.shape, dtype=getattr(torch, dtype))
+
+
+def _writes_in_place(*arguments, **options):  # noqa: ARG001
+    return None
+
+
+for _name in (
+    "kv_cache_append",
+    "rng_fill",
+    "rng_fill_captured",
+    "rng_advance",
+    "cp_lse_correct",
+    "cp_out_correct",
+    "cp_grad_correct",
+    "cp_copy_valid",
+    "amax",
+    "fill",
+    "fill_bytes",
+):
+    torch.library.register_fake(f"te_attention::{_name}", _writes_in_place, lib=LIBRARY)

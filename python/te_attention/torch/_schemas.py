@@ -1,0 +1,79 @@
+"""The operators: names, schemas and tags. src/torch/ops.h lists their kernels in C++."""
+
+import torch
+
+NAMESPACE = "te_attention"
+
+# What every operator of attention takes, in the order in which src/torch/describe.cpp reads it.
+# What is seldom given comes last: trailing defaults need not be passed, which is faster.
+ARGUMENTS = (
+    'Tensor q, Tensor k, Tensor v, str format="bhsd", str mask="none", bool training=False, '
+    "float? scale=None, SymInt window_left=-1, SymInt window_right=-1, float dropout=0.0, "
+    "Tensor? rng_state=None, Tensor? bias=None, Tensor? sink=None, "
+    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, SymInt max_seqlen_q=-1, "
+    "SymInt max_seqlen_kv=-1, Tensor? page_table=None, float softcap=0.0, "
+    "Tensor? slopes=None, bool alibi=False, Tensor? offsets_q=None, Tensor? offsets_kv=None, "
+    "Tensor? page_table_v=None, Tensor? origin=None, bool pre_scale_bias=False, "
+    'bool off_by_one=False, bool max_logit=False, bool deterministic=False, str engine=""'
+)
+# What backward takes before them.
+INCOMING = "Tensor dout, Tensor? dlse, Tensor o, Tensor lse, bool wants_dbias, bool wants_dsink"
+OUTGOING = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv"
+
+SCHEMAS = {
+    "attention": f"({ARGUMENTS}) -> (Tensor o, Tensor lse, Tensor max_logit)",  # differentiable
+    "forward": f"({ARGUMENTS}) -> (Tensor o, Tensor lse, Tensor max_logit)",
+    "backward": f"({INCOMING}, {ARGUMENTS}) -> "
+    "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
+    "backward_out": f"({OUTGOING}, {INCOMING}, {ARGUMENTS}) -> (Tensor dbias, Tensor dsink)",
+    "explain": f"({ARGUMENTS}) -> str",
+    # KV caches; ragged and padded batches
+    "kv_cache_append": "(Tensor new_k, Tensor new_v, Tensor(a!) k_cache, Tensor(b!) v_cache, "
+    "Tensor? page_table, Tensor cu_new, Tensor cu_cached, bool reindex=False) -> ()",
+    "thd_to_bshd": "(Tensor thd, Tensor cu_seqlens, Tensor? offsets, SymInt max_seqlen) -> Tensor",
+    "bshd_to_thd": "(Tensor bshd, Tensor cu_seqlens, Tensor? offsets, SymInt tokens) -> Tensor",
+    "cu_seqlens_from_lengths": "(Tensor lengths) -> Tensor",
+    "cu_seqlens_from_mask": "(Tensor mask, bool marks_tokens=True) -> Tensor",
+    # Random state
+    "rng_fill": "(Tensor(a!) rng_state, int seed, int offset) -> ()",
+    "rng_fill_captured": "(Tensor(a!) rng_state, Tensor seed, Tensor? offset, "
+    "int offset_in_graph) -> ()",
+    "rng_advance": "(Tensor(a!) rng_state, int increment) -> ()",
+    "dropout_mask": "(Tensor rng_state, float dropout, SymInt batch, SymInt heads, SymInt rows, "
+    "SymInt cols, Tensor? origin=None) -> Tensor",
+    # Merging of partial results; context parallelism
+    "merge": "(Tensor[] o, Tensor[] lse) -> (Tensor o, Tensor lse)",
+    "cp_read_half": "(Tensor tensor, Tensor cu_seqlens, bool second, bool slabs=False) -> Tensor",
+    "cp_lse_correct": "(Tensor(a!) lse, Tensor lse_per_step, Tensor cu_seqlens, bool packed) -> ()",
+    "cp_lse_read": "(Tensor lse, Tensor cu_seqlens, bool packed, SymInt half_len) -> Tensor",
+    "cp_out_correct": "(Tensor(a!) out, Tensor out_per_step, Tensor lse, Tensor lse_per_step, "
+    "Tensor cu_seqlens, bool only_second_half, bool packed) -> ()",
+    "cp_grad_correct": "(Tensor(a!) grad, Tensor grad_per_step, Tensor cu_seqlens, str first_half, "
+    "str second_half, bool slabs=False) -> ()",
+    "cp_partition_indices": "(Tensor cu_seqlens, SymInt tokens, int world_size, "
+    "int rank) -> Tensor",
+    "cp_to_rank_order": "(Tensor input, Tensor cu_seqlens, int world_size) -> Tensor",
+    "cp_to_sequence_order": "(Tensor input, Tensor cu_seqlens, int world_size) -> Tensor",
+    "cp_copy_valid": "(Tensor input, Tensor(a!) output, Tensor cu_seqlens_padded, "
+    "Tensor cu_seqlens) -> ()",
+    # Softmax over scores that are kept; interleaved QKV
+    "scaled_softmax_forward": "(Tensor input, Tensor? mask, float scale, str kind) -> Tensor",
+    "scaled_softmax_backward": "(Tensor dout, Tensor output, float scale, str kind) -> Tensor",
+    "flash_prepare_forward": "(Tensor qkv) -> Tensor",
+    "flash_prepare_backward": "(Tensor dq, Tensor dk, Tensor dv) -> Tensor",
+    # FP8 casts; fills
+    "fp8_quantize": "(Tensor input, Tensor? scale, Tensor(a!)? amax, str dtype) -> "
+    "(Tensor output, Tensor scale_inv)",
+    "fp8_quantize_current": "(Tensor input, str dtype, bool power_of_two=False, "
+    "float amax_floor=0.0) -> (Tensor output, Tensor scale, Tensor scale_inv, Tensor amax)",
+    "fp8_dequantize": "(Tensor input, Tensor? scale_inv, str dtype) -> Tensor",
+    "amax": "(Tensor input, Tensor(a!) amax) -> ()",
+    "fill": "(Tensor(a!) tensor, float value) -> ()",
+    "fill_bytes": "(Tensor(a!) tensor, int value) -> ()",
+}
+
+
+def define(library: torch.library.Library) -> None:
+    """Defines every operator. All of them work under torch.compile and export."""
+    for name, schema in SCHEMAS.items():
+        library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))

@@ -1,0 +1,254 @@
+"""attention() and what goes with it: functions of tensors, in the manner of torch.nn.functional."""
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from te_attention.torch import _autograd
+from te_attention.torch._arguments import Arguments, trimmed
+from te_attention.torch._library import OPS
+
+Mask: TypeAlias = Literal["causal", "causal_bottom_right", "bottom_right"]
+Window: TypeAlias = tuple[int | None, int | None]
+BiasType: TypeAlias = Literal["post_scale", "pre_scale"]
+Sink: TypeAlias = Tensor | Literal["off_by_one"]
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    window: Window | None = None,
+    bias: Tensor | None = None,
+    bias_type: BiasType = "post_scale",
+    alibi: bool | Tensor = False,
+    softcap: float = 0.0,
+    sink: Sink | None = None,
+    dropout: float = 0.0,
+    rng_state: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    scale: float | None = None,
+    format: str = "bhsd",
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_kv: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_kv: int | None = None,
+    offsets_q: Tensor | None = None,
+    offsets_kv: Tensor | None = None,
+    page_table: Tensor | None = None,
+    page_table_v: Tensor | None = None,
+    origin: Tensor | None = None,
+    return_lse: bool = False,
+    return_max_logit: bool = False,
+    deterministic: bool | None = None,
+    engine: str = "",
+) -> Tensor | tuple[Tensor, ...]:
+    """softmax(scale * q k^T + ...) v, with gradients for q, k, v, bias and a learnable sink.
+
+    Shapes by default as in ``scaled_dot_product_attention``: q ``[b, heads_q, s_q, d]``, k
+    ``[b, heads_kv, s_kv, d]``, v ``[b, heads_kv, s_kv, d_v]``, with heads_q a multiple of heads_kv
+    (grouped queries need no expansion). float16, bfloat16, float32, or on the CPU float64; head
+    dims are multiples of 8 up to 512. Any strides, if the last is 1. Nothing is copied and the
+    host never waits for the device. What each option computes is in docs/semantics.md.
+
+    Args:
+        q, k, v: queries, keys, values: one dtype, one device.
+        mask: None; "causal": column <= row; "causal_bottom_right": the last query sees the last
+            key, of the actual lengths, as decoding needs; "bottom_right": no mask of its own, but
+            window and ALiBi count from that diagonal.
+        window: (left, right): how many columns before and after the diagonal a row sees, both
+            inclusive. None in a place: no bound.
+        bias: added to the scores: ``[b, heads_q, s_q, s_kv]``, each dimension full or 1 (ragged:
+            of max_seqlen), dtype of q or float32.
+        bias_type: "post_scale": after scale and softcap; "pre_scale": before scale.
+        alibi: True: the published slopes; or float32 ``[heads_q]`` or ``[b, heads_q]`` of slopes.
+        softcap: c > 0: a score x becomes c * tanh(x / c). 0: none.
+        sink: one more logit in the softmax's denominator: float32 ``[heads_q]``, learnable; or
+            "off_by_one": a logit of 0.
+        dropout: probability in [0, 1) with which a probability is dropped, whenever it is above 0
+            (pass 0 in evaluation).
+        rng_state: int64 ``[2]`` {seed, offset} beside q that decides dropout. Default: drawn
+            from `generator`, or from the default one, by an operator that CUDA graphs and
+            activation checkpoints replay.
+        generator: where rng_state is drawn from.
+        scale: of q k^T. Default: 1 / sqrt(d).
+        format: order of dimensions: "bhsd", "bshd", "sbhd", "thd" (ragged: tokens of all
+            sequences one after the other), or one for q and one for k and v, as in "thd_bshd".
+        cu_seqlens_q, cu_seqlens_kv: int32 ``[b + 1]`` beside q: cumulative actual lengths. "thd"
+            needs them; the others treat rows past the length as padding: their output is 0.
+        max_seqlen_q, max_seqlen_kv: for "thd" and pages: upper bounds of the lengths, not
+            necessarily tight. Default: the tokens, or the slots of the page table.
+        offsets_q, offsets_kv: int32 ``[b + 1]``, "thd": where each sequence starts, if there are
+            gaps between them. Both or neither where both sides are "thd".
+        page_table: int32 ``[b, pages]``: k and v are pools ``[pages, page_size, heads_kv, d]``
+            (order as the format of k and v; "bshd" where q is "thd"). Inference only.
+        page_table_v: the same for v, if it differs.
+        origin: int64 ``[4]`` beside q: batch, head, row and column at which this shard of a larger
+            problem begins: shifts masks, ALiBi and dropout.
+        return_lse: also return LSE, the natural logarithm of the softmax's denominator: float32
+            ``[b, heads_q, s_q]``, "thd" ``[tokens, heads_q]``; -inf where a row sees nothing.
+        return_max_logit: also return each row's largest score, of the same shape.
+        deterministic: bitwise equal results from equal inputs. Default: as
+            ``torch.are_deterministic_algorithms_enabled()``.
+        engine: name of the engine; "": the first one that accepts. See :func:`explain`.
+
+    Returns:
+        O in the shape of q with v's head dim; with return_lse or return_max_logit a tuple of O
+        and these. For "bhsd", O is contiguous in the order b, s, h, d.
+
+    Raises:
+        RuntimeError: an argument is wrong (which, the value seen, the value needed), or no engine
+            accepts the problem (what each of them says). Nothing has been computed then.
+    """
+    # fmt: off
+    arguments = _describe(
+        q, k, v, mask, window, bias, bias_type, alibi, softcap, sink, dropout, rng_state,
+        generator, scale, format, cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv,
+        offsets_q, offsets_kv, page_table, page_table_v, origin, return_max_logit, deterministic,
+        engine,
+    )
+    # fmt: on
+    return _chosen(_autograd.run(arguments), return_lse, return_max_logit)
+
+
+def _describe(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None = None,
+    window: Window | None = None,
+    bias: Tensor | None = None,
+    bias_type: BiasType = "post_scale",
+    alibi: bool | Tensor = False,
+    softcap: float = 0.0,
+    sink: Sink | None = None,
+    dropout: float = 0.0,
+    rng_state: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    scale: float | None = None,
+    format: str = "bhsd",
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_kv: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_kv: int | None = None,
+    offsets_q: Tensor | None = None,
+    offsets_kv: Tensor | None = None,
+    page_table: Tensor | None = None,
+    page_table_v: Tensor | None = None,
+    origin: Tensor | None = None,
+    return_max_logit: bool = False,
+    deterministic: bool | None = None,
+    engine: str = "",
+) -> Arguments:
+    """The options of attention() as the operators take them."""
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = _autocast(q, k, v)
+    differentiable = torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (isinstance(sink, Tensor) and sink.requires_grad)
+    )
+    if dropout and rng_state is None:
+        rng_state = new_rng_state(q.device, generator)
+    return Arguments(
+        q,
+        k,
+        v,
+        format,
+        mask or "none",
+        differentiable or dropout > 0,
+        scale,
+        *_bounds(window),
+        dropout,
+        rng_state if dropout else None,
+        bias,
+        sink if isinstance(sink, Tensor) else None,
+        cu_seqlens_q,
+        cu_seqlens_kv,
+        -1 if max_seqlen_q is None else max_seqlen_q,
+        -1 if max_seqlen_kv is None else max_seqlen_kv,
+        page_table,
+        softcap,
+        alibi if isinstance(alibi, Tensor) else None,
+        alibi is True,
+        offsets_q,
+        offsets_kv,
+        page_table_v,
+        origin,
+        _named("bias_type", bias_type, "post_scale", "pre_scale"),
+        _named("sink", sink, None, "off_by_one"),
+        return_max_logit,
+        torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
+        engine,
+    )
+
+
+def _chosen(output: tuple, return_lse: bool, return_max_logit: bool) -> Tensor | tuple[Tensor, ...]:
+    o, lse, max_logit = output
+    if not (return_lse or return_max_logit):
+        return o
+    return (o, *([lse] if return_lse else []), *([max_logit] if return_max_logit else []))
+
+
+def _named(name: str, value: object, no: str | None, yes: str) -> bool:
+    if isinstance(value, Tensor) or value is no or value == no:
+        return False
+    if value == yes:
+        return True
+    raise ValueError(f'{name} is {value!r}; needs {no!r} or "{yes}"')
+
+
+def _bounds(window: Window | None) -> tuple[int, int]:
+    if window is None:
+        return -1, -1
+    left, right = (-1 if bound is None else bound for bound in window)
+    if left < -1 or right < -1:
+        raise ValueError(f"window is {window}; needs (left, right), each None or at least 0")
+    return left, right
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    device = tensors[0].device.type
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def new_rng_state(device: torch.device | str, generator: torch.Generator | None = None) -> Tensor:
+    """An int64 [2] {seed, offset} on `device`, drawn from `generator` or the default one.
+
+    Drawn by torch.randint, so that a CUDA graph draws anew at each replay and an activation
+    checkpoint draws the same again.
+    """
+    return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=device, generator=generator)
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, **options) -> str:
+    """Which engine would run attention(q, k, v, **options), and why the others would not.
+
+    The first line is the problem, as `te-attn check` and bug reports take it. Raises as attention()
+    does, where an argument is wrong.
+    """
+    return OPS.explain.default(*trimmed(_describe(q, k, v, **options)))
+
+
+def dropout_mask(
+    rng_state: Tensor,
+    dropout: float,
+    shape: tuple[int, int, int, int],
+    *,
+    origin: Tensor | None = None,
+) -> Tensor:
+    """Which probabilities attention() keeps for this rng_state: bool [batch, heads, rows, columns].
+
+    Args:
+        rng_state: int64 [2] {seed, offset}; the mask is made on its device.
+        dropout: the probability of dropping.
+        shape: batch, heads_q, rows and columns.
+        origin: as in attention().
+    """
+    return OPS.dropout_mask.default(rng_state, dropout, *shape, origin)

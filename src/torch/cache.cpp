@@ -1,0 +1,165 @@
+// KV caches, and ragged against padded batches.
+#include "torch/ops.h"
+#include "torch/tensor.h"
+
+namespace tea::torch_ops {
+namespace {
+
+// Strides of [batch, seq, heads, dim], or of [tokens, heads, dim].
+tea_strides strides_of(const char* name, const View& t) {
+  if (t.rank != 3 && t.rank != 4)
+    refuse(name, "of shape " + shape_text(t),
+           "[batch, seqlen, heads, dim] or [tokens, heads, dim]");
+  if (t.size[t.rank - 1] > 1 && t.stride[t.rank - 1] != 1)
+    refuse(name, "strided in its last dimension", "stride 1 there (call .contiguous())");
+  const int64_t *size = t.size + t.rank - 3, *stride = t.stride + t.rank - 3;
+  tea_strides out{t.rank == 4 ? t.stride[0] : 0, stride[0], stride[1]};
+  if (size[1] <= 1) out.head = size[2];
+  if (size[0] <= 1) out.seq = size[1] * size[2];
+  return out;
+}
+
+int64_t batch_of(const Tensor& cu_seqlens) { return cu_seqlens.numel() - 1; }
+
+}  // namespace
+
+void kv_cache_append(StableIValue* stack, uint64_t, uint64_t) {
+  Stack in(stack);
+  const Tensor new_k = in.tensor(), new_v = in.tensor(), k_cache = in.tensor(),
+               v_cache = in.tensor();
+  const std::optional<Tensor> page_table = in.maybe_tensor();
+  const Tensor cu_new = in.tensor(), cu_cached = in.tensor();
+  const bool reindex = in.flag();
+  const Place place(k_cache);
+  const View k(new_k), v(new_v), cache_k(k_cache), cache_v(v_cache);
+  if (cache_k.rank != 4 || cache_v.rank != 4)
+    refuse("k_cache", "of shape " + shape_text(cache_k), "[pages, page_size, heads, dim]");
+  tea_kv_append args{};
+  args.struct_size = sizeof args;
+  args.dtype = dtype_of(k_cache);
+  for (const Tensor& t : {new_k, new_v, v_cache})
+    if (dtype_of(t) != args.dtype || where_is(t) != place.where)
+      refuse("new_k, new_v or v_cache", "of another dtype or device", "those of k_cache");
+  const bool dense = k.rank == 4;
+  args.new_form = dense ? TEA_DENSE : TEA_RAGGED;
+  args.reindex = reindex;
+  args.new_k_stride = strides_of("new_k", k), args.new_v_stride = strides_of("new_v", v);
+  args.k_cache_stride = strides_of("k_cache", cache_k);
+  args.v_cache_stride = strides_of("v_cache", cache_v);
+  args.new_k = k.data, args.new_v = v.data, args.k_cache = cache_k.data,
+  args.v_cache = cache_v.data;
+  args.cu_new = place.int32("cu_new", cu_new);
+  args.cu_cached = place.int32("cu_cached", cu_cached);
+  args.batch = batch_of(cu_new);
+  if (batch_of(cu_cached) != args.batch)
+    refuse("cu_cached", "of shape " + shape_text(View(cu_cached)), "the shape of cu_new");
+  args.heads = cache_k.size[2], args.dim_k = cache_k.size[3], args.dim_v = cache_v.size[3];
+  const bool fits = k.rank == v.rank && k.size[k.rank - 2] == args.heads &&
+                    k.size[k.rank - 1] == args.dim_k && v.size[v.rank - 2] == args.heads &&
+                    v.size[v.rank - 1] == args.dim_v && k.size[0] == v.size[0] &&
+                    k.size[k.rank - 3] == v.size[v.rank - 3];
+  if (!fits)
+    refuse("new_k, new_v", shape_text(k) + ", " + shape_text(v),
+           "the heads and dims of the caches");
+  args.max_new = dense ? k.size[1] : 0, args.tokens_new = dense ? 0 : k.size[0];
+  args.batch_new = dense ? k.size[0] : 0;
+  args.pages = cache_k.size[0], args.page_size = cache_k.size[1];
+  if (cache_v.size[0] != args.pages || cache_v.size[1] != args.page_size ||
+      cache_v.size[2] != args.heads)
+    refuse("v_cache", "of shape " + shape_text(cache_v), "the pages, slots and heads of k_cache");
+  if (page_table) {
+    const View table(*page_table);
+    args.page_table = place.int32("page_table", *page_table);
+    args.pages_per_sequence = table.rank == 2 ? table.size[1] : 1;
+    if (table.rank < 1 || table.size[0] < args.batch)
+      refuse("page_table", "of shape " + shape_text(table),
+             "a row for each of " + std::to_string(args.batch) + " sequences");
+  }
+  require(tea_kv_cache_append(&args, place.where.device, place.where.stream));
+}
+
+namespace {
+
+// Both directions: `thd` and `bshd` are the two sides, one of them freshly made.
+void convert(tea_status (*verb)(const tea_thd_convert*, int, void*), const Tensor& input,
+             const Tensor& output, bool to_bshd, const Tensor& cu_seqlens,
+             const std::optional<Tensor>& offsets) {
+  const Place place(input);
+  const View from(input), to(output), &thd = to_bshd ? from : to, &bshd = to_bshd ? to : from;
+  tea_thd_convert args{};
+  args.struct_size = sizeof args;
+  args.dtype = dtype_of(input);
+  args.zero_fill = 1;
+  args.input = from.data, args.output = to.data;
+  args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
+  if (offsets) args.offsets = place.int32("offsets", *offsets);
+  args.batch = bshd.size[0], args.seqlen = bshd.size[1], args.tokens = thd.size[0];
+  args.heads = thd.size[1], args.dim = thd.size[2];
+  args.thd_stride = strides_of("thd", thd), args.bshd_stride = strides_of("bshd", bshd);
+  require(verb(&args, place.where.device, place.where.stream));
+}
+
+void require_rank(const char* name, const Tensor& t, int rank) {
+  if (t.dim() != rank)
+    refuse(name, "of shape " + shape_text(View(t)), std::to_string(rank) + " dimensions");
+}
+
+}  // namespace
+
+void thd_to_bshd(StableIValue* stack, uint64_t, uint64_t) {
+  Stack in(stack);
+  const Tensor thd = in.tensor(), cu_seqlens = in.tensor();
+  const std::optional<Tensor> offsets = in.maybe_tensor();
+  const int64_t max_seqlen = in.integer();
+  require_rank("thd", thd, 3);
+  const Tensor out = empty(thd, torch_dtype(dtype_of(thd)),
+                           {batch_of(cu_seqlens), max_seqlen, thd.size(1), thd.size(2)});
+  convert(tea_thd_to_bshd, thd, out, true, cu_seqlens, offsets);
+  give(stack, out);
+}
+
+void bshd_to_thd(StableIValue* stack, uint64_t, uint64_t) {
+  Stack in(stack);
+  const Tensor bshd = in.tensor(), cu_seqlens = in.tensor();
+  const std::optional<Tensor> offsets = in.maybe_tensor();
+  const int64_t tokens = in.integer();
+  require_rank("bshd", bshd, 4);
+  if (batch_of(cu_seqlens) != bshd.size(0))
+    refuse("cu_seqlens", "of shape " + shape_text(View(cu_seqlens)), "batch + 1 entries");
+  const Tensor out = empty(bshd, torch_dtype(dtype_of(bshd)), {tokens, bshd.size(2), bshd.size(3)});
+  convert(tea_bshd_to_thd, bshd, out, false, cu_seqlens, offsets);
+  give(stack, out);
+}
+
+void cu_seqlens_from_lengths(StableIValue* stack, uint64_t, uint64_t) {
+  Stack in(stack);
+  const Tensor lengths = in.tensor();
+  const Place place(lengths);
+  const Tensor out = empty(lengths, torch_int32(), {lengths.numel() + 1});
+  tea_cu_seqlens args{};
+  args.struct_size = sizeof args;
+  args.lengths = place.int32("lengths", lengths);
+  args.cu_seqlens = place.int32("cu_seqlens", out);
+  args.batch = lengths.numel();
+  require(tea_cu_seqlens_fill(&args, place.where.device, place.where.stream));
+  give(stack, out);
+}
+
+void cu_seqlens_from_mask(StableIValue* stack, uint64_t, uint64_t) {
+  Stack in(stack);
+  const Tensor mask = in.tensor();
+  const bool marks_tokens = in.flag();
+  const Place place(mask);
+  require_rank("mask", mask, 2);
+  const Tensor out = empty(mask, torch_int32(), {mask.size(0) + 1});
+  tea_cu_seqlens args{};
+  args.struct_size = sizeof args;
+  args.mask_marks_tokens = marks_tokens;
+  args.mask = place.as<const uint8_t>("mask", mask, torch_bool());
+  args.cu_seqlens = place.int32("cu_seqlens", out);
+  args.batch = mask.size(0), args.seqlen = mask.size(1);
+  require(tea_cu_seqlens_fill(&args, place.where.device, place.where.stream));
+  give(stack, out);
+}
+
+}  // namespace tea::torch_ops

@@ -1,0 +1,282 @@
+// Partial results and their merging: split keys, and context parallelism on ragged batches.
+#include <vector>
+
+#include "torch/ops.h"
+#include "torch/tensor.h"
+
+namespace tea::torch_ops {
+namespace {
+
+int64_t batch_of(const Tensor& cu_seqlens) { return cu_seqlens.numel() - 1; }
+
+// Elements of dimensions `from` and on.
+int64_t product(const View& t, int from) {
+  int64_t n = 1;
+  for (int i = from; i < t.rank; ++i) n *= t.size[i];
+  return n;
+}
+
+struct Slabs {
+  int64_t slabs, tokens, row;  // row: elements
+};
+// [tokens, ...], or with `slabs` [slabs, tokens, ...].
+Slabs slabs_of(const char* name, const View& t, bool slabs) {
+  const int tokens = slabs ? 1 : 0;
+  if (t.rank <= tokens)
+    refuse(name, "of shape " + shape_text(t), slabs ? "[slabs, tokens, ...]" : "[tokens, ...]");
+  return {slabs ? t.size[0] : 1, t.size[tokens], product(t, tokens + 1)};
+}
+
+struct Lse {
+  bool packed;
+  int64_t batch, heads, length;
+};
+// packed: [heads, length]; else [batch, heads, length].
+Lse lse_of(const char* name, const Tensor& lse, bool packed) {
+  const View t(lse);
+  if (t.rank != (packed ? 2 : 3))
+    refuse(name, "of shape " + shape_text(t),
+           packed ? "[heads, length]" : "[batch, heads, length]");
+  return {packed, packed ? 1 : t.size[0], t.size[t.rank - 2], t.size[t.rank - 1]};
+}
+
+}  // namespace
+
+void merge(StableIValue* stack, uint64_t, uint64_t) {
+  using Tensors = std::vector<Tensor>;
+  const auto parts = torch::stable::detail::to<Tensors>(stack[0]);
+  const auto lses = torch::stable::detail::to<Tensors>(stack[1]);
+  if (parts.empty() || parts.size() != lses.size())
+    refuse("o", std::to_string(parts.size()) + " parts and " + std::to_string(lses.size()) + " lse",
+           "one lse for each part, at least one");
+  const Place place(parts[0]);
+  const View first(parts[0]), first_lse(lses[0]);
+  if (first.rank != 4 || first_lse.rank != 3)
+    refuse("o, lse", shape_text(first) + ", " + shape_text(first_lse),
+           "[batch, rows, heads, dim] and [batch, heads, rows]");
+  std::vector<const void*> o;
+  std::vector<const float*> lse;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (shape_text(View(parts[i])) != shape_text(first) ||
+        shape_text(View(lses[i])) != shape_text(first_lse))
+      refuse("o, lse", "of different shapes", shape_text(first) + ", " + shape_text(first_lse));
+    o.push_back(place.memory("o", parts[i], torch_dtype(dtype_of(parts[0]))));
+    lse.push_back(place.fp32("lse", lses[i]));
+  }
+  const Tensor out = empty_contiguous_like(parts[0]), out_lse = empty_contiguous_like(lses[0]);
+  tea_merge args{};
+  args.struct_size = sizeof args;
+  args.part_dtype = dtype_of(parts[0]);
+  args.parts = static_cast<int32_t>(parts.size());
+  args.part_o = o.data(), args.part_lse = lse.data();
+  args.o = out.data_ptr(), args.lse = static_cast<float*>(out_lse.data_ptr());
+  args.batch = first.size[0], args.rows = first.size[1];
+  args.heads = first.size[2], args.dim = first.size[3];
+  if (first_lse.size[0] != args.batch || first_lse.size[1] != args.heads ||
+      first_lse.size[2] != args.rows)
+    refuse("lse", "of shape " + shape_text(first_lse),
+           "[batch, heads, rows] of o " + shape_text(first));
+  require(tea_merge_parts(&args, place.where.device, place.where.stream));
+  give(stack, out, out_lse);
+}
+
+void cp_read_half(StableIValue* stack, uint64_t, uint64_t) {
+  Stack in(stack);
+  const Tensor tensor = in.tensor(), cu_seqlens = in.tensor();
+  const bool second = in.flag(), has_slabs = in.flag();
+  const Place place(tensor);
+  const View view(tensor);
+  const Slabs s = slabs_of("tensor", view, has_slabs);
+  std::vector<int64_t> sizes(view.size, view.size + view.rank);
+  sizes[has_slabs] /= 2;
+  int32_t dtype;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  const Tensor half = empty(tensor, dtype, view.rank, sizes.data());
+  tea_cp_half args{};
+  args.struct_size = sizeof args;
+  args.second = second;
+  args.tensor = place.memory("tensor", tensor);
+  args.half = half.data_ptr();
+  args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
+  args.batch = batch_of(cu_seqlens), args.slabs = s.slabs, args.tokens = s.tokens;
+  args.row_bytes = s.row * static_cast<int64_t>(tensor.element_size());
+  require(tea_cp_read_half(&args, place.where.device, place.where.stream));
+  give(stack, half);
+}
+
+namespace {
+
+tea_cp_lse describe_lse(const Place& place, const Tensor& lse, const Tensor& half,
+                        const Tensor& cu_seqlens, bool packed) {
+  const Lse whole = lse_of("lse", lse, packed), part = lse_of("half_lse", half, packed);
+  tea_cp_lse args{};
+  args.struct_size = sizeof args;
+  args.packed = packed;
+  args.lse = place.fp32("lse", lse), args.half_lse = place.fp32("half_lse", half);
+  args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
+  args.batch = batch_of(cu_seqlens), args.heads = whole.heads;
+  args.lse_len = whole.length, args.half_len = part.length;
+  const bool fits = whole.heads == part.heads &&
+                    (packed || (whole.batch == args.batch && part.batch == args.batch));
+  if (!fits)
+    refuse("lse, half_lse", "of different batch or heads", "those of cu_seqlens and of each other");
+  return args;
+}
+
+}  // namespace
+
+void cp_lse_correct(StableIValue* stack, uint64_t, uint64_t) {
+  Stack in(stack);
+  const Tensor lse = in.tensor(), half = in.tensor(), cu_seqlens = in.tensor();
+  const bool packed = in.flag();
+  const Place place(lse);
+  const tea_cp_lse args = describe_lse(place, lse, half, cu_seqlens, packed);
+  require(tea_cp_lse_correct(&args, place.where.device, place.where.stream));
+}
+
+void cp_lse_read(StableIValue* stack, uint64_t, uint64_t) {
+  Stack in(stack);
+  const Tensor lse = in.tensor(), cu_seqlens = in.tensor();
+  const bool packed = in.flag();
+  const int64_t half_len = in.integer();
+  const Place place(lse);
+  const Lse shape = lse_of("lse", lse, packed);
+  const int32_t fp32 = torch_dtype(TEA_FP32);
+  const Tensor half = packed ? empty(lse, fp32, {shape.heads, half_len})
+                             : empty(lse, fp32, {shape.batch, shape.heads, half_len});
+  const tea_cp_lse args = describe_lse(place, lse, half, cu_seqlens, packed);
+  const auto bytes = static_cast<uint64_t>(half.numel()) * sizeof(float);
+  require(tea_fill_bytes(half.data_ptr(), 0, bytes, place.where.device, place.where.stream));
+  require(tea_cp_lse_read(&args, place.where.device, place.where.stream));
+  give(stack, half);
+}
+
+void cp_out_correct(StableIValue* stack, uint64_t, uint64_t) {
+  Stack in(stack);
+  const Tensor out = in.tensor(), step_out = in.tensor(), lse = in.tensor(), step_lse = in.tensor(),
+               cu_seqlens = in.tensor();
+  const bool only_second_half = in.flag(), packed = in.flag();
+  const Place place(out);
+  const View view(out), step(step_out);
+  if (view.rank != 3 || step.rank != 3 ||
+      step.size[0] != (only_second_half ? view.size[0] / 2 : view.size[0]))
+    refuse("out, out_per_step", shape_text(view) + ", " + shape_text(step),
+           "[tokens, heads, dim] and as many or half the tokens");
+  const Lse whole = lse_of("lse", lse, packed), part = lse_of("lse_per_step", step_lse, packed);
+  tea_cp_out args{};
+  args.struct_size = sizeof args;
+  args.dtype = dtype_of(out);
+  args.only_second_half = only_second_half;
+  args.packed = packed;
+  args.out = place.memory("out", out);
+  args.step_out = place.memory("out_per_step", step_out, torch_dtype(args.dtype));
+  args.lse = place.fp32("lse", lse), args.step_lse = place.fp32("lse_per_step", step_lse);
+  args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
+  args.batch = batch_of(cu_seqlens), args.tokens = view.size[0];
+  args.heads = view.size[1], args.dim = view.size[2];
+  args.lse_len = whole.length, args.step_lse_len = part.length;
+  if (whole.heads != args.heads || part.heads != args.heads ||
+      (!packed && (whole.batch != args.batch || part.batch != args.batch)))
+    refuse("lse, lse_per_step", "of other batch or heads", "those of out and cu_seqlens");
+  require(tea_cp_out_correct(&args, place.where.device, place.where.stream));
+}
+
+void cp_grad_correct(StableIValue* stack, uint64_t, uint64_t) {
+  Stack in(stack);
+  const Tensor grad = in.tensor(), step = in.tensor(), cu_seqlens = in.tensor();
+  const std::string first = in.text(), second = in.text();
+  const bool has_slabs = in.flag();
+  const auto action = [](const std::string& name) {
+    if (name == "none") return TEA_CP_NONE;
+    if (name == "add") return TEA_CP_ADD;
+    if (name == "copy") return TEA_CP_COPY;
+    refuse("first_half or second_half", "\"" + name + "\"", "none, add or copy");
+  };
+  const Place place(grad);
+  const Slabs s = slabs_of("grad", View(grad), has_slabs);
+  tea_cp_grad args{};
+  args.struct_size = sizeof args;
+  args.dtype = dtype_of(grad);
+  args.first = action(first), args.second = action(second);
+  const bool half = args.first == TEA_CP_NONE || args.second == TEA_CP_NONE;
+  const Slabs t = slabs_of("grad_per_step", View(step), has_slabs);
+  if (t.slabs != s.slabs || t.row != s.row || t.tokens != (half ? s.tokens / 2 : s.tokens))
+    refuse("grad_per_step", "of shape " + shape_text(View(step)),
+           half ? "half the tokens of grad" : "the shape of grad");
+  args.grad = place.memory("grad", grad);
+  args.step_grad = place.memory("grad_per_step", step, torch_dtype(args.dtype));
+  args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
+  args.batch = batch_of(cu_seqlens), args.slabs = s.slabs, args.tokens = s.tokens;
+  args.row_elements = s.row;
+  require(tea_cp_grad_correct(&args, place.where.device, place.where.stream));
+}
+
+void cp_partition_indices(StableIValue* stack, uint64_t, uint64_t) {
+  Stack in(stack);
+  const Tensor cu_seqlens = in.tensor();
+  const int64_t tokens = in.integer(), world = in.integer(), rank = in.integer();
+  if (world < 1) refuse("world_size", std::to_string(world), "at least 1");
+  const Place place(cu_seqlens);
+  const Tensor out = empty(cu_seqlens, torch_int32(), {tokens / world});
+  tea_cp_partition args{};
+  args.struct_size = sizeof args;
+  args.world = static_cast<int32_t>(world), args.rank = static_cast<int32_t>(rank);
+  args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
+  args.indices = static_cast<int32_t*>(out.data_ptr());
+  args.batch = batch_of(cu_seqlens), args.tokens = tokens;
+  require(tea_cp_partition_indices(&args, place.where.device, place.where.stream));
+  give(stack, out);
+}
+
+namespace {
+
+void reorder(StableIValue* stack, tea_status (*verb)(const tea_cp_order*, int, void*)) {
+  Stack in(stack);
+  const Tensor input = in.tensor(), cu_seqlens = in.tensor();
+  const int64_t world = in.integer();
+  const Place place(input);
+  const Slabs s = slabs_of("input", View(input), false);
+  const Tensor out = empty_contiguous_like(input);
+  tea_cp_order args{};
+  args.struct_size = sizeof args;
+  args.world = static_cast<int32_t>(world);
+  args.input = place.memory("input", input);
+  args.output = out.data_ptr();
+  args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
+  args.batch = batch_of(cu_seqlens), args.tokens = s.tokens;
+  args.row_bytes = s.row * static_cast<int64_t>(input.element_size());
+  require(verb(&args, place.where.device, place.where.stream));
+  give(stack, out);
+}
+
+}  // namespace
+
+void cp_to_rank_order(StableIValue* stack, uint64_t, uint64_t) {
+  reorder(stack, tea_cp_to_rank_order);
+}
+
+void cp_to_sequence_order(StableIValue* stack, uint64_t, uint64_t) {
+  reorder(stack, tea_cp_to_sequence_order);
+}
+
+void cp_copy_valid(StableIValue* stack, uint64_t, uint64_t) {
+  Stack in(stack);
+  const Tensor input = in.tensor(), output = in.tensor(), padded = in.tensor(),
+               cu_seqlens = in.tensor();
+  const Place place(input);
+  const Slabs s = slabs_of("input", View(input), false);
+  if (shape_text(View(input)) != shape_text(View(output)) ||
+      input.element_size() != output.element_size())
+    refuse("output", "of shape " + shape_text(View(output)), "the shape and dtype of input");
+  tea_cp_valid args{};
+  args.struct_size = sizeof args;
+  args.input = place.memory("input", input);
+  args.output = place.memory("output", output);
+  args.cu_seqlens_padded = place.int32("cu_seqlens_padded", padded);
+  args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
+  args.batch = batch_of(cu_seqlens), args.tokens = s.tokens;
+  args.row_bytes = s.row * static_cast<int64_t>(input.element_size());
+  require(tea_cp_copy_valid(&args, place.where.device, place.where.stream));
+}
+
+}  // namespace tea::torch_ops

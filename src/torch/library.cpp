@@ -1,0 +1,63 @@
+// The list of operators: one kernel each for CPU and CUDA.
+#include <torch/csrc/stable/library.h>
+
+#include "torch/ops.h"
+
+namespace tea::torch_ops {
+namespace {
+
+struct Row {
+  const char* name;
+  Kernel* kernel;
+};
+#define ROW(name) \
+  { #name, name }
+constexpr Row kOperators[] = {
+    {"attention", forward},  // the same; its gradient is registered in Python
+    ROW(forward),
+    ROW(backward),
+    ROW(backward_out),
+    ROW(explain),
+    ROW(kv_cache_append),
+    ROW(thd_to_bshd),
+    ROW(bshd_to_thd),
+    ROW(cu_seqlens_from_lengths),
+    ROW(cu_seqlens_from_mask),
+    ROW(rng_fill),
+    ROW(rng_fill_captured),
+    ROW(rng_advance),
+    ROW(dropout_mask),
+    ROW(merge),
+    ROW(cp_read_half),
+    ROW(cp_lse_correct),
+    ROW(cp_lse_read),
+    ROW(cp_out_correct),
+    ROW(cp_grad_correct),
+    ROW(cp_partition_indices),
+    ROW(cp_to_rank_order),
+    ROW(cp_to_sequence_order),
+    ROW(cp_copy_valid),
+    ROW(scaled_softmax_forward),
+    ROW(scaled_softmax_backward),
+    ROW(flash_prepare_forward),
+    ROW(flash_prepare_backward),
+    ROW(fp8_quantize),
+    ROW(fp8_quantize_current),
+    ROW(fp8_dequantize),
+    ROW(amax),
+    ROW(fill),
+    ROW(fill_bytes),
+};
+#undef ROW
+
+void implement(torch::stable::detail::StableLibrary& library) {
+  for (const Row& row : kOperators) library.impl(row.name, row.kernel);
+}
+
+}  // namespace
+
+// The device is asked of the tensors, so both keys have the same kernels.
+STABLE_TORCH_LIBRARY_IMPL(te_attention, CPU, library) { implement(library); }
+STABLE_TORCH_LIBRARY_IMPL(te_attention, CUDA, library) { implement(library); }
+
+}  // namespace tea::torch_ops

@@ -1,0 +1,27 @@
+// The operators of the namespace te_attention, as PyTorch calls them: the arguments are read from
+// the stack in the order of the schemas, which are in python/te_attention/torch/_schemas.py.
+#pragma once
+#include <torch/csrc/stable/stableivalue_conversions.h>
+
+#include <cstdint>
+
+namespace tea::torch_ops {
+
+using Kernel = void(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+
+// attention.cpp
+Kernel forward, backward, backward_out, explain;
+// cache.cpp
+Kernel kv_cache_append, thd_to_bshd, bshd_to_thd, cu_seqlens_from_lengths, cu_seqlens_from_mask;
+// random.cpp
+Kernel rng_fill, rng_fill_captured, rng_advance, dropout_mask;
+// context_parallel.cpp
+Kernel merge, cp_read_half, cp_lse_correct, cp_lse_read, cp_out_correct, cp_grad_correct,
+    cp_partition_indices, cp_to_rank_order, cp_to_sequence_order, cp_copy_valid;
+// softmax.cpp
+Kernel scaled_softmax_forward, scaled_softmax_backward, flash_prepare_forward,
+    flash_prepare_backward;
+// fp8.cpp
+Kernel fp8_quantize, fp8_quantize_current, fp8_dequantize, amax, fill, fill_bytes;
+
+}  // namespace tea::torch_ops

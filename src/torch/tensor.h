@@ -1,0 +1,77 @@
+// What the operators ask of PyTorch's tensors: sizes, strides, types, memory, and where they are.
+// The host and a GPU differ in where_is() and nowhere else.
+#pragma once
+#include <initializer_list>
+#include <string>
+
+#include "te_attention_ops.h"
+#include "torch/stack.h"
+
+namespace tea::torch_ops {
+
+// An argument is wrong: its name, what was seen, what is needed.
+[[noreturn]] void refuse(const std::string& name, const std::string& seen,
+                         const std::string& needed);
+// Throws what tea_error() says unless `status` is TEA_OK.
+void require(tea_status status);
+
+// Device and stream as the C API takes them.
+struct Where {
+  int device = -1;
+  void* stream = nullptr;
+  bool operator==(const Where&) const = default;
+};
+Where where_is(const Tensor& tensor);
+
+// A tensor's address and shape, asked once. An absent tensor is all zero.
+struct View {
+  void* data = nullptr;
+  int rank = 0;
+  const int64_t* size = nullptr;
+  const int64_t* stride = nullptr;  // in elements
+
+  View() = default;
+  explicit View(const Tensor& tensor);
+  int64_t elements() const;
+};
+
+std::string shape_text(const View& view);
+
+// A tea_dtype, or TEA_DTYPE_DEFAULT for what is none.
+int32_t dtype_of(const Tensor& tensor);
+int32_t torch_dtype(int32_t dtype);
+int32_t torch_int32();
+int32_t torch_int64();
+int32_t torch_byte();
+int32_t torch_bool();
+
+// Uninitialised memory beside `like`: contiguous, or with the given strides.
+Tensor empty(const Tensor& like, int32_t dtype, int rank, const int64_t* size,
+             const int64_t* stride = nullptr);
+Tensor empty(const Tensor& like, int32_t dtype, std::initializer_list<int64_t> size);
+Tensor empty_contiguous_like(const Tensor& like);
+
+// Gives out addresses of arguments of the C API: on that device, contiguous, of that type.
+struct Place {
+  Where where;
+  explicit Place(const Where& w) : where(w) {}
+  explicit Place(const Tensor& tensor) : where(where_is(tensor)) {}
+
+  void* memory(const char* name, const Tensor& tensor) const;
+  void* memory(const char* name, const Tensor& tensor, int32_t torch_dtype) const;
+  template <class T>
+  T* as(const char* name, const Tensor& tensor, int32_t torch_dtype) const {
+    return static_cast<T*>(memory(name, tensor, torch_dtype));
+  }
+  int32_t* int32(const char* name, const Tensor& t) const {
+    return as<int32_t>(name, t, torch_int32());
+  }
+  int64_t* int64(const char* name, const Tensor& t) const {
+    return as<int64_t>(name, t, torch_int64());
+  }
+  float* fp32(const char* name, const Tensor& t) const {
+    return as<float>(name, t, torch_dtype(TEA_FP32));
+  }
+};
+
+}  // namespace tea::torch_ops

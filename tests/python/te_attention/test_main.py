@@ -1,0 +1,38 @@
+"""python -m te_attention, as users run it."""
+
+import subprocess
+import sys
+
+import te_attention
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "te_attention", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_info_names_the_version_the_libraries_and_the_engines() -> None:
+    done = run("info")
+    assert done.returncode == 0, done.stderr
+    assert f"te-attention {te_attention.__version__}" in done.stdout
+    assert "libte_attention_torch.so" in done.stdout
+    assert "reference" in done.stdout
+
+
+def test_explain_prints_every_engine() -> None:
+    done = run("explain", "dtype=fp64 batch=1 heads_q=1 heads_kv=1 dim_qk=8 seqlen_q=1 seqlen_kv=1")
+    assert done.returncode == 0, done.stderr
+    assert "cpu: accepts" in done.stdout
+
+
+def test_a_wrong_problem_is_told_and_fails() -> None:
+    done = run("explain", "dtype=fp64 heads_q=3 heads_kv=2 dim_qk=8")
+    assert done.returncode == 1
+    assert "heads_q is 3; needs a multiple of heads_kv, which is 2" in done.stderr
+
+
+def test_collect_env_names_what_matters() -> None:
+    done = run("collect-env")
+    assert done.returncode == 0, done.stderr
+    for word in ("python ", "system ", "cpu ", "gpu ", "torch "):
+        assert f"\n{word}" in done.stdout

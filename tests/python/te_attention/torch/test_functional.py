@@ -1,0 +1,167 @@
+"""attention() inside PyTorch: compile, checkpoints, autocast, random state, FLOPs, DDP."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from te_attention import torch as tea
+
+
+def inputs(*shape: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(*shape, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+def gradients(o: torch.Tensor, of: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(o.square().sum(), of)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_it_is_sdpa(causal: bool, scale: float | None) -> None:
+    q, k, v = inputs(2, 4, 33, 16)
+    got = tea.attention(q, k, v, mask="causal" if causal else None, scale=scale)
+    want = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    torch.testing.assert_close(got, want)
+    for a, b in zip(gradients(got, [q, k, v]), gradients(want, [q, k, v]), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compile_without_a_graph_break(dynamic: bool | None) -> None:
+    def model(q, k, v, bias, sink):
+        options = {"bias": bias, "sink": sink, "window": (5, None)}
+        return tea.attention(q, k, v, mask="causal", **options, scale=q.shape[-1] ** -0.5) * 2
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for rows in (7, 12):
+        q, k, v = inputs(2, 4, rows, 16)
+        bias = torch.randn(1, 4, rows, rows, requires_grad=True)
+        sink = torch.randn(4, requires_grad=True)
+        every = [q, k, v, bias, sink]
+        got, want = compiled(*every), model(*every)
+        torch.testing.assert_close(got, want)
+        for a, b in zip(gradients(got, every), gradients(want, every), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_compile_of_ragged_work() -> None:
+    cu = torch.tensor([0, 4, 9], dtype=torch.int32)
+
+    def model(q, k, v, cu):
+        lengths = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu, "max_seqlen_q": 8, "max_seqlen_kv": 8}
+        return tea.attention(q, k, v, format="thd", mask="causal", **lengths)
+
+    q, k, v = inputs(9, 2, 16)
+    got = torch.compile(model, fullgraph=True, backend="aot_eager")(q, k, v, cu)
+    torch.testing.assert_close(got, model(q, k, v, cu))
+
+
+def test_export() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return tea.attention(q, k, v, mask="causal")
+
+    q, k, v = (t.detach() for t in inputs(2, 4, 9, 16))
+    program = torch.export.export(Model(), (q, k, v))
+    assert "te_attention.attention" in str(program.graph)
+    torch.testing.assert_close(program.module()(q, k, v), tea.attention(q, k, v, mask="causal"))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_draws_the_same_dropout_again(reentrant: bool) -> None:
+    q, k, v = inputs(1, 2, 32, 16)
+
+    def layer(q, k, v):
+        return tea.attention(q, k, v, dropout=0.5)
+
+    torch.manual_seed(3)
+    want = layer(q, k, v)
+    torch.manual_seed(3)
+    got = checkpoint(layer, q, k, v, use_reentrant=reentrant)
+    assert torch.equal(got, want)
+    got.square().sum().backward()
+    for leaf, expected in zip((q, k, v), gradients(want, [q, k, v]), strict=True):
+        assert torch.equal(leaf.grad, expected)
+
+
+def test_dropout_follows_the_generator_and_the_mask() -> None:
+    q, k, v = (t.detach() for t in inputs(2, 3, 24, 16))
+    first, second = (
+        tea.attention(q, k, v, dropout=0.5, generator=torch.Generator().manual_seed(5))
+        for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    rng_state = tea.new_rng_state("cpu")
+    keep = tea.dropout_mask(rng_state, 0.5, (2, 3, 24, 24))
+    want = ((q @ k.mT / 4).softmax(-1) * keep * 2) @ v
+    got = tea.attention(q, k, v, dropout=0.5, rng_state=rng_state)
+    torch.testing.assert_close(got, want)
+
+
+def test_autocast() -> None:
+    q, k, v = inputs(1, 2, 8, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        o = tea.attention(q, k, v)
+    assert o.dtype == torch.bfloat16
+    assert gradients(o, [q])[0].dtype == torch.float32
+
+
+def test_paged_keys_are_the_ragged_ones() -> None:
+    torch.manual_seed(0)
+    lengths, page = [5, 9], 4
+    cu = torch.tensor([0, 5, 14], dtype=torch.int32)
+    k, v = torch.randn(14, 2, 16), torch.randn(14, 2, 16)
+    q = torch.randn(2, 4, 16)
+    one = torch.tensor([0, 1, 2], dtype=torch.int32)
+    table = torch.tensor([[6, 1, 0], [3, 0, 5]], dtype=torch.int32)
+    pools = [torch.full((7, page, 2, 16), float("nan")) for _ in range(2)]
+    for pool, rows in zip(pools, (k, v), strict=True):
+        for b, n in enumerate(lengths):
+            for i in range(n):
+                pool[table[b, i // page], i % page] = rows[cu[b] + i]
+    ragged = {"format": "thd", "cu_seqlens_q": one, "cu_seqlens_kv": cu}
+    options = {"mask": "causal_bottom_right", **ragged}
+    got = tea.attention(q, *pools, page_table=table, **options)
+    torch.testing.assert_close(got, tea.attention(q, k, v, **options))
+
+
+def test_results_in_order() -> None:
+    q, k, v = inputs(1, 2, 8, 16)
+    o, lse, largest = tea.attention(q, k, v, return_lse=True, return_max_logit=True)
+    scores = q @ k.mT / 4
+    torch.testing.assert_close(lse, scores.logsumexp(-1))
+    torch.testing.assert_close(largest, scores.amax(-1))
+    assert not largest.requires_grad
+    assert torch.equal(o, tea.attention(q, k, v))
+
+
+def test_flops_are_those_of_visible_pairs() -> None:
+    q, k, v = inputs(2, 4, 9, 16)
+    with FlopCounterMode(display=False) as counter:
+        gradients(tea.attention(q, k, v, mask="causal", window=(3, None)), [q])
+    pairs = 2 * 4 * sum(min(4, i + 1) for i in range(9))
+    assert counter.get_total_flops() == 2 * pairs * (16 + 16) + 2 * pairs * (3 * 16 + 2 * 16)
+
+
+@pytest.mark.parametrize("name", ["bias_type", "sink"])
+def test_words_that_mean_nothing_are_refused(name: str) -> None:
+    q, k, v = inputs(1, 2, 8, 16)
+    with pytest.raises(ValueError, match=f"{name} is 'odd'; needs"):
+        tea.attention(q, k, v, **{name: "odd"})
+    with pytest.raises(ValueError, match="each None or at least 0"):
+        tea.attention(q, k, v, window=(-2, None))
+
+
+def test_ddp(tmp_path) -> None:
+    store = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(tea.Attention(sink_heads=2))
+        q, k, v = inputs(1, 2, 8, 16)
+        model(q, k, v).square().sum().backward()
+        assert model.module.sink.grad.isfinite().all()
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,123 @@
+"""The operators of attention as PyTorch sees them: opcheck, gradients, empty tensors, strides."""
+
+import pytest
+import torch
+
+from te_attention import torch as tea
+from te_attention.torch._arguments import Arguments
+from te_attention.torch._library import OPS
+
+CU = torch.tensor([0, 5, 9], dtype=torch.int32)
+CHECKS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
+
+
+def rows(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def plain() -> Arguments:
+    return Arguments(rows(2, 4, 9, 16), rows(2, 2, 7, 16), rows(2, 2, 7, 24), mask="causal")
+
+
+def permuted() -> Arguments:
+    q, k, v = (rows(2, 9, 4, 16).transpose(1, 2) for _ in range(3))
+    return Arguments(q, k, v, window_left=3)
+
+
+def packed() -> Arguments:
+    q, k, v = torch.randn(2, 9, 12, 16).split(4, dim=2)
+    return Arguments(q, k, v, format="bshd")
+
+
+def sbhd() -> Arguments:
+    return Arguments(rows(9, 2, 4, 16), rows(7, 2, 4, 16), rows(7, 2, 4, 16), format="sbhd")
+
+
+def ragged() -> Arguments:
+    q, k, v = (rows(9, 4, 16) for _ in range(3))
+    return Arguments(
+        q, k, v, format="thd", cu_seqlens_q=CU, cu_seqlens_kv=CU, max_seqlen_q=5, max_seqlen_kv=5
+    )
+
+
+def extras() -> Arguments:
+    return Arguments(
+        *(rows(2, 4, 8, 16) for _ in range(3)),
+        bias=rows(1, 4, 8, 8),
+        sink=rows(4),
+        softcap=5.0,
+        dropout=0.25,
+        rng_state=torch.tensor([1, 2]),
+        alibi=True,
+        max_logit=True,
+    )
+
+
+KINDS = [plain, permuted, packed, sbhd, ragged, extras]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_opcheck_of_the_differentiable_operator(kind) -> None:
+    arguments = kind()._replace(training=True)
+    torch.library.opcheck(OPS.attention.default, tuple(arguments), test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_opcheck_of_forward_and_backward(kind) -> None:
+    arguments = Arguments(
+        *(x.detach() if isinstance(x, torch.Tensor) else x for x in kind()._replace(training=True))
+    )
+    o, lse, _ = OPS.forward(*arguments)
+    torch.library.opcheck(OPS.forward.default, tuple(arguments), test_utils=CHECKS)
+    wanted = (arguments.bias is not None, arguments.sink is not None)
+    incoming = (torch.randn_like(o), None, o, lse, *wanted)
+    torch.library.opcheck(OPS.backward.default, (*incoming, *arguments), test_utils=CHECKS)
+    out = tuple(torch.empty_like(t) for t in arguments[:3])
+    given = (*out, *incoming, *arguments)
+    torch.library.opcheck(OPS.backward_out.default, given, test_utils=CHECKS)
+
+
+def test_gradcheck_in_double() -> None:
+    inputs = [torch.randn(1, 2, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    bias = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
+
+    def function(q, k, v, bias):
+        return tea.attention(q, k, v, bias=bias, mask="causal", softcap=3.0)
+
+    assert torch.autograd.gradcheck(function, (*inputs, bias))
+
+
+def test_the_gradient_that_arrives_at_lse() -> None:
+    q, k, v = (torch.randn(1, 2, 6, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    _, lse = tea.attention(q, k, v, return_lse=True)
+    want = torch.logsumexp(q @ k.mT / 8**0.5, -1)
+    got = torch.autograd.grad(lse.double().square().sum(), (q, k))
+    for a, b in zip(got, torch.autograd.grad(want.square().sum(), (q, k)), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_a_gradient_that_is_expanded() -> None:
+    q = rows(1, 2, 4, 8)
+    tea.attention(q, q, q).sum().backward()
+    expanded, q.grad = q.grad, None
+    tea.attention(q, q, q).backward(torch.ones(1, 2, 4, 8))
+    torch.testing.assert_close(expanded, q.grad)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 4, 8), (2, 2, 0, 8)])
+def test_empty_tensors(shape: tuple[int, ...]) -> None:
+    q = rows(*shape)
+    o = tea.attention(q, q, q)
+    o.sum().backward()
+    assert o.shape == q.grad.shape == shape
+
+
+def test_explain_says_what_every_engine_says() -> None:
+    text = tea.explain(*plain()[:3], mask="causal", engine="reference")
+    assert text.startswith("dtype=fp32 ")
+    assert "\ncpu: accepts" in text

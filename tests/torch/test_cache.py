@@ -1,0 +1,54 @@
+"""KV caches, and ragged against padded batches."""
+
+import pytest
+import torch
+
+from te_attention.torch._library import OPS
+
+LENGTHS = [3, 0, 5]
+CU = torch.tensor([0, 3, 3, 8], dtype=torch.int32)
+
+
+def test_thd_to_bshd_and_back() -> None:
+    thd = torch.randn(8, 2, 16)
+    bshd = OPS.thd_to_bshd(thd, CU, None, 6)
+    assert bshd.shape == (3, 6, 2, 16)
+    for i, n in enumerate(LENGTHS):
+        assert torch.equal(bshd[i, :n], thd[CU[i] : CU[i] + n])
+        assert not bshd[i, n:].any()
+    assert torch.equal(OPS.bshd_to_thd(bshd, CU, None, 8), thd)
+
+
+def test_thd_with_gaps_reads_from_the_offsets() -> None:
+    thd = torch.randn(12, 2, 8)
+    offsets = torch.tensor([1, 5, 7, 12], dtype=torch.int32)
+    bshd = OPS.thd_to_bshd(thd, CU, offsets, 5)
+    assert torch.equal(bshd[2, :5], thd[7:12])
+
+
+def test_cu_seqlens_from_lengths_and_from_a_mask() -> None:
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    assert torch.equal(OPS.cu_seqlens_from_lengths(lengths), CU)
+    tokens = torch.arange(6)[None] < lengths[:, None]
+    assert torch.equal(OPS.cu_seqlens_from_mask(tokens, True), CU)
+    assert torch.equal(OPS.cu_seqlens_from_mask(~tokens, False), CU)
+
+
+def test_append_writes_the_pages_of_the_table() -> None:
+    k_cache, v_cache = torch.zeros(4, 2, 1, 8), torch.zeros(4, 2, 1, 16)
+    table = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
+    new_k, new_v = torch.randn(2, 2, 1, 8), torch.randn(2, 2, 1, 16)
+    cu_new = torch.tensor([0, 2, 3], dtype=torch.int32)
+    cu_cached = torch.tensor([0, 3, 4], dtype=torch.int32)  # lengths 3 and 1, the new included
+    OPS.kv_cache_append(new_k, new_v, k_cache, v_cache, table, cu_new, cu_cached)
+    assert torch.equal(k_cache[3, 1], new_k[0, 0])  # position 1 of sequence 0
+    assert torch.equal(k_cache[1, 0], new_k[0, 1])  # position 2
+    assert torch.equal(v_cache[0, 0], new_v[1, 0])  # position 0 of sequence 1
+    assert int((k_cache != 0).any(-1).sum()) == 3
+
+
+def test_wrong_shapes_are_named() -> None:
+    with pytest.raises(RuntimeError, match=r"thd is of shape \[8, 2\]; needs 3 dimensions"):
+        OPS.thd_to_bshd(torch.zeros(8, 2), CU, None, 6)
+    with pytest.raises(RuntimeError, match=r"lengths.dtype is int64; needs int32"):
+        OPS.cu_seqlens_from_lengths(torch.tensor(LENGTHS))

@@ -1,0 +1,76 @@
+"""From tensors to a problem: what each refusal names, and how strides become fields."""
+
+import pytest
+import torch
+
+from te_attention import torch as tea
+
+Q = torch.zeros(2, 4, 6, 16)  # bhsd
+T = torch.zeros(12, 4, 16)  # thd
+CU = torch.tensor([0, 6, 12], dtype=torch.int32)
+RAGGED = {"format": "thd", "cu_seqlens_q": CU, "cu_seqlens_kv": CU}
+
+REFUSALS = {
+    "format": ((Q, Q, Q), {"format": "hbsd"}, r'format is "hbsd"; needs bhsd, bshd, sbhd or thd'),
+    "rank": ((T, Q, Q), {}, r"q is of shape \[12, 4, 16\]; needs 4 dimensions for format bhsd"),
+    "mask": ((Q, Q, Q), {"mask": "lower"}, 'mask is "lower"; needs none, causal'),
+    "dtype": ((Q, Q.half(), Q), {}, "k.dtype or v.dtype is not that of q"),
+    "heads": ((Q, Q[:, :3], Q[:, :3]), {}, "heads_q is 4; needs a multiple of heads_kv"),
+    "v": ((Q, Q, Q[:, :2]), {}, r"v is of shape \[2, 2, 6, 16\]; needs the heads and rows of k"),
+    "dim": ((Q, Q[..., :8], Q), {}, r"k is of shape .*; needs the head dim of q"),
+    "batch": ((Q, Q[:1], Q[:1]), {}, r"k is of shape .*; needs a batch of 2"),
+    "odd dim": ((Q[..., :9],) * 3, {}, r"dim_qk is 9; needs a multiple of 8.*pad to 16"),
+    "last stride": ((Q.mT, Q.mT, Q.mT), {}, r"q is a tensor with stride 16 in its last dimension"),
+    "expanded": ((Q, Q[:1, :1, :1].expand_as(Q), Q), {}, "k is expanded in every dimension"),
+    "no lengths": ((T, T, T), {"format": "thd"}, "cu_seqlens_q is None; needs int32"),
+    "lengths": ((T, T, T), {**RAGGED, "cu_seqlens_kv": CU[:2]}, r"cu_seqlens_kv is of shape \[2\]"),
+    "int64": ((T, T, T), {**RAGGED, "cu_seqlens_q": CU.long()}, "cu_seqlens_q.dtype is int64"),
+    "max_seqlen": ((Q, Q, Q), {"max_seqlen_q": 4}, "max_seqlen_q is 4; needs format thd"),
+    "bias": ((Q, Q, Q), {"bias": torch.zeros(6, 6)}, r"bias is of shape \[6, 6\]; needs \[2, 4, 6"),
+    "bias type": ((Q, Q, Q), {"bias_type": "pre_scale"}, 'bias_type is "pre_scale"; needs a bias'),
+    "sink": ((Q, Q, Q), {"sink": torch.zeros(3)}, r"sink is of shape \[3\]; needs float32 \[4\]"),
+    "alibi": ((Q, Q, Q), {"alibi": torch.zeros(3)}, r"alibi is of shape \[3\]; needs float32"),
+    "dropout": ((Q, Q, Q), {"dropout": 1.0}, "dropout is 1.000000; needs at least 0 and below 1"),
+    "softcap": ((Q, Q, Q), {"softcap": -1.0}, "softcap is -1.000000; needs 0 or more"),
+    "origin": ((Q, Q, Q), {"origin": torch.zeros(2).long()}, r"origin is of shape \[2\]"),
+    "engine": ((Q, Q, Q), {"engine": "fast"}, 'engine is "fast"; needs one of'),
+    "gaps": ((Q, Q, Q), {"offsets_q": torch.zeros(3).int()}, "gaps is 1; needs a ragged"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals_name_the_argument_what_was_seen_and_what_is_needed(name: str) -> None:
+    tensors, options, text = REFUSALS[name]
+    with pytest.raises(RuntimeError, match=text):
+        tea.attention(*tensors, **options)
+
+
+def test_paged_refusals() -> None:
+    pool = torch.zeros(3, 4, 4, 16)
+    table = torch.zeros(2, 2, dtype=torch.int32)
+    paged = {**RAGGED, "page_table": table}
+    with pytest.raises(RuntimeError, match="max_seqlen_kv is 9; needs at most the 8 slots"):
+        tea.attention(T, pool, pool, max_seqlen_kv=9, **paged)
+    with pytest.raises(RuntimeError, match="training is 1; needs 0: paged keys"):
+        tea.attention(T.clone().requires_grad_(), pool, pool, **paged)
+    with pytest.raises(RuntimeError, match=r"page_table is of shape \[1, 2\]; needs \[2, pages"):
+        tea.attention(T, pool, pool, **{**paged, "page_table": table[:1]})
+
+
+def test_strides_are_what_the_problem_says() -> None:
+    line = tea.explain(Q, Q, Q).splitlines()[0].split()
+    assert "q=384,16,96" in line  # batch, seq, head
+    packed = torch.zeros(2, 6, 12, 16)
+    q, k, v = packed.split(4, dim=2)
+    assert "k=1152,192,16" in tea.explain(q, k, v, format="bshd").split()
+
+
+def test_strides_of_dimensions_of_one_make_no_new_problem() -> None:
+    one = torch.zeros(8, 4, 6, 16)[::8]  # a batch of one with a large stride
+    assert tea.explain(one, one, one) == tea.explain(*(Q[:1],) * 3)
+
+
+def test_unaligned_memory_is_told_to_the_engine() -> None:
+    memory = torch.randn(1 + 2 * 4 * 6 * 16)
+    q = memory[1:].view(2, 4, 6, 16)
+    torch.testing.assert_close(tea.attention(q, q, q), tea.attention(*(q.clone(),) * 3))
