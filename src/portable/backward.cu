@@ -220,7 +220,6 @@ struct Kernel {
     Scores x = {}, dp = {};
     multiply_tiles<kDtype, kDim / 16, Summed::kAlongRows, Summed::kAlongRows>(
         x, q, spot.row, Operand{shared_address(k.s.k)}, spot.column);
-    if (!all) each_hidden(k, spot, at.first, x, [](float& hidden) { hidden = kMinusInfinity; });
 #pragma unroll
     for (int m = 0; m < OfScores::kRows16; ++m) {
       float lse2[2];
@@ -231,6 +230,7 @@ struct Kernel {
         for (int i = 0; i < 4; ++i)
           x[m][n][i] = probability(x[m][n][i], k.p.scale_log2, lse2[half_of(i)]);
     }
+    if (!all) each_hidden(k, spot, at.first, x, [](float& hidden) { hidden = 0; });
     put({shared_address(k.s.p)}, spot, x, [](float p) { return p; });
     multiply_tiles<kDtype, kDim / 16, Summed::kAlongRows, Summed::kAlongRows>(
         dp, dout, spot.row, Operand{shared_address(k.s.v)}, spot.column);
