@@ -35,6 +35,20 @@ TEA_HOST_DEVICE Sequence ragged_sequence(const int32_t* cu_seqlens, const int32_
   return s;
 }
 
+// The last of `count` sequences that starts at or before `row`: the one that holds the row, if one
+// does; -1 if all start later. Starts that do not ascend lead to some sequence, never outside.
+TEA_HOST_DEVICE int64_t find_sequence(const int32_t* starts, int64_t count, int64_t row) {
+  int64_t low = -1, high = count;  // starts[low] <= row < starts[high]
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    if (starts[middle] <= row)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 // A page index, clamped into the pool; *sane turns false where it had to be.
 TEA_HOST_DEVICE int64_t clamp_page(int32_t page, int64_t pages, bool* sane) {
   if (page >= 0 && page < pages) return page;

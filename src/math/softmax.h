@@ -6,12 +6,12 @@
 
 namespace tea {
 
-// log(exp(a) + exp(b)); -infinity stands for an empty sum.
-TEA_HOST_DEVICE double log_add(double a, double b) {
-  if (a == -INFINITY) return b;
-  if (b == -INFINITY) return a;
-  const double high = fmax(a, b);
-  return high + log(exp(a - high) + exp(b - high));
+// log(exp(a) + exp(b)) without overflow; -infinity stands for an empty sum, NaN stays NaN.
+template <class Real>
+TEA_HOST_DEVICE Real log_add(Real a, Real b) {
+  const Real high = a > b ? a : b, low = a > b ? b : a;
+  if (low == -INFINITY) return high;
+  return high + log1p(exp(low - high));
 }
 
 }  // namespace tea

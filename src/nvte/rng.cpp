@@ -63,10 +63,10 @@ void nvte_populate_rng_state_async(NVTETensor rng_state_dst, const NVTETensor se
 uint32_t nvte_get_runtime_num_segments(NVTETensor cu_seqlens, NVTETensor workspace, size_t len,
                                        cudaStream_t stream) {
   return TEA_NVTE_EXPORTED({
-    needed("workspace", static_cast<int32_t*>(workspace));
+    auto* const scratch = needed("workspace", static_cast<int32_t*>(workspace));
     if (len == 0) return uint32_t{0};
     const auto* const first = needed("cu_seqlens", static_cast<const int32_t*>(cu_seqlens));
     return static_cast<uint32_t>(
-        tea::count_positive(first, static_cast<int64_t>(len), place_of(first, stream)));
+        tea::count_positive(first, static_cast<int64_t>(len), scratch, place_of(first, stream)));
   });
 }

@@ -5,11 +5,7 @@
 
 namespace tea {
 
-void require_host(const Place& place) {
-  const Device device = device_at(place.device);
-  if (!device.is_host())
-    throw Error(TEA_UNSUPPORTED, "device is " + shown(place.device) + "; needs -1, the host");
-}
+bool is_host(const Place& place) { return device_at(place.device).is_host(); }
 
 int64_t require_sizes(std::initializer_list<NamedSize> sizes) {
   constexpr int64_t kMost = int64_t{1} << 56;

@@ -7,6 +7,7 @@
 
 #include "core/device.h"
 #include "core/error.h"
+#include "math/host_device.h"
 #include "te_attention_ops.h"
 
 namespace tea {
@@ -17,8 +18,13 @@ struct Place {
   void* stream = nullptr;
 };
 
-// Throws unless the place is the host.
-void require_host(const Place& place);
+// Throws unless this build can run at the place. Where kGpuCode is false, it is the host then.
+bool is_host(const Place& place);
+#if defined(TE_ATTENTION_CUDA)
+inline constexpr bool kGpuCode = true;
+#else
+inline constexpr bool kGpuCode = false;
+#endif
 
 // Applies the growth rules of te_attention.h. `name`: of the struct, for the message.
 template <class Args>
@@ -61,8 +67,13 @@ void require_dtype(const char* name, int32_t value, uint32_t allowed);
 tea_strides strides_or_contiguous(const char* name, const tea_strides& given, int64_t seq,
                                   int64_t heads, int64_t dim);
 
-inline void report(int32_t* status, int32_t bit) {
-  if (status) *status |= bit;
+TEA_HOST_DEVICE void report(int32_t* status, int32_t bit) {
+  if (!status) return;
+#if defined(__CUDA_ARCH__)
+  atomicOr(status, bit);
+#else
+  *status |= bit;
+#endif
 }
 
 }  // namespace tea

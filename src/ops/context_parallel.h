@@ -1,9 +1,15 @@
-// Context parallelism on ragged batches: halves of sequences, corrections of partial results,
-// and the order of tokens over the ranks.
+// Context parallelism on ragged batches: halves of sequences, corrections of partial results, and
+// the order of tokens over the ranks. The rules below serve host and GPU.
 #pragma once
-#include "ops/args.h"
+#include <cmath>
+
+#include "math/lengths.h"
+#include "math/softmax.h"
+#include "ops/elements.h"
+#include "ops/moves.h"
 
 namespace tea {
+
 void cp_read_half(const tea_cp_half& args, const Place& place);
 void cp_lse_correct(const tea_cp_lse& args, const Place& place);
 void cp_lse_read(const tea_cp_lse& args, const Place& place);
@@ -13,4 +19,229 @@ void cp_partition_indices(const tea_cp_partition& args, const Place& place);
 void cp_to_rank_order(const tea_cp_order& args, const Place& place);
 void cp_to_sequence_order(const tea_cp_order& args, const Place& place);
 void cp_copy_valid(const tea_cp_valid& args, const Place& place);
+
+// ---- Halves ----------------------------------------------------------------------------------
+
+// A sequence is rows start .. start + 2 * half; in half tensors, half rows from start / 2 on.
+struct Halves {
+  int64_t index = -1, start = 0, half = 0;  // index -1: none, or nonsense
+};
+
+TEA_HOST_DEVICE Halves halves_of(const int32_t* cu_seqlens, int64_t i, int64_t tokens) {
+  const int64_t start = cu_seqlens[i], end = cu_seqlens[i + 1];
+  if (start < 0 || end < start || end > tokens || start % 2 || end % 2) return {};
+  return {i, start, (end - start) / 2};
+}
+
+// Those of the sequence that holds `row` of a whole tensor.
+TEA_HOST_DEVICE Halves halves_around(const int32_t* cu_seqlens, int64_t batch, int64_t tokens,
+                                     int64_t row) {
+  const int64_t i = find_sequence(cu_seqlens, batch, row);
+  if (i < 0) return {};
+  const Halves s = halves_of(cu_seqlens, i, tokens);
+  return row - s.start < 2 * s.half ? s : Halves{};
+}
+
+struct ReadHalfMoves : Moves {
+  tea_cp_half a;
+
+  TEA_HOST_DEVICE void check(int64_t i) const {
+    if (halves_of(a.cu_seqlens, i, a.tokens).index < 0) report(a.status, TEA_STATUS_BAD_LENGTHS);
+  }
+  TEA_HOST_DEVICE Move at(int64_t i) const {
+    const int64_t slab = i / (a.tokens / 2), row = i - slab * (a.tokens / 2);
+    const Halves s = halves_around(a.cu_seqlens, a.batch, a.tokens, 2 * row);
+    if (s.index < 0) return {};
+    const int64_t from = slab * a.tokens + s.start / 2 + row + a.second * s.half;
+    return {static_cast<char*>(a.half) + i * bytes,
+            static_cast<const char*>(a.tensor) + from * bytes};
+  }
+};
+
+// ---- LSE -------------------------------------------------------------------------------------
+
+// Where the LSE of a sequence lies: in a line of the whole tensor, and of the step's.
+struct LseShape {
+  int32_t packed;  // a line for each head; else one for each head of each sequence
+  int32_t second;  // the step holds second halves only
+  int64_t heads, whole_len, step_len;
+
+  TEA_HOST_DEVICE int64_t whole_first(const Halves& s) const {
+    return (packed ? s.start : 0) + (second ? s.half : 0);
+  }
+  TEA_HOST_DEVICE int64_t step_first(const Halves& s) const {
+    return packed ? (second ? s.start / 2 : s.start) : 0;
+  }
+  TEA_HOST_DEVICE int64_t count(const Halves& s) const { return second ? s.half : 2 * s.half; }
+  TEA_HOST_DEVICE bool fits(const Halves& s) const {
+    return s.index >= 0 && whole_first(s) + count(s) <= whole_len &&
+           step_first(s) + count(s) <= step_len;
+  }
+};
+
+// Second halves' rows in every line of half_lse.
+struct LseElements : Elementwise {
+  tea_cp_lse a;
+  LseShape shape;
+  bool correct;  // else read
+
+  TEA_HOST_DEVICE int64_t tokens() const { return a.packed ? a.lse_len : INT64_MAX; }
+  TEA_HOST_DEVICE void check(int64_t i) const {
+    if (!shape.fits(halves_of(a.cu_seqlens, i, tokens()))) report(a.status, TEA_STATUS_BAD_LENGTHS);
+  }
+  using Cursor = Halves;
+  template <class Real>
+  TEA_HOST_DEVICE void apply(int64_t line, int64_t i, Cursor& s) const {
+    if (a.packed) {
+      if (s.index < 0 || i - s.start / 2 >= s.half)
+        s = halves_around(a.cu_seqlens, a.batch, tokens(), 2 * i);
+    } else if (s.index < 0) {
+      s = halves_of(a.cu_seqlens, line / a.heads, tokens());
+    }
+    const int64_t c = i - shape.step_first(s);
+    if (c >= shape.count(s) || !shape.fits(s)) return;
+    float& whole = a.lse[line * a.lse_len + shape.whole_first(s) + c];
+    float& half = a.half_lse[line * a.half_len + i];
+    if (correct)
+      whole = static_cast<float>(log_add(Real{whole}, Real{half}));
+    else
+      half = whole;
+  }
+};
+
+// ---- Sums into rows --------------------------------------------------------------------------
+
+struct OutUpdates : Updates {
+  tea_cp_out a;
+  LseShape shape;
+
+  TEA_HOST_DEVICE void check(int64_t i) const {
+    if (!shape.fits(halves_of(a.cu_seqlens, i, a.tokens))) report(a.status, TEA_STATUS_BAD_LENGTHS);
+  }
+  template <class Real>
+  TEA_HOST_DEVICE Update<Real> at(int64_t i) const {
+    const int64_t row = i / a.heads, h = i - row * a.heads;
+    const int64_t whole_row = shape.second ? 2 * row : row;
+    const Halves s = halves_around(a.cu_seqlens, a.batch, a.tokens, whole_row);
+    if (!shape.fits(s)) return {};
+    const int64_t c = row - (shape.second ? s.start / 2 : s.start);
+    const int64_t line = a.packed ? h : s.index * a.heads + h;
+    const Real step = a.step_lse[line * a.step_lse_len + shape.step_first(s) + c];
+    if (step == -INFINITY) return {};
+    const Real whole = a.lse[line * a.lse_len + shape.whole_first(s) + c];
+    const int64_t to = s.start + (shape.second ? s.half : 0) + c;
+    return {Change::kAddProduct, to * a.heads + h, i, static_cast<Real>(exp(step - whole))};
+  }
+};
+
+struct GradUpdates : Updates {
+  tea_cp_grad a;
+  int64_t step_tokens;  // half of the tokens, or all
+
+  TEA_HOST_DEVICE void check(int64_t i) const {
+    if (halves_of(a.cu_seqlens, i, a.tokens).index < 0) report(a.status, TEA_STATUS_BAD_LENGTHS);
+  }
+  TEA_HOST_DEVICE static Change change(int32_t action) {
+    return action == TEA_CP_ADD    ? Change::kAdd
+           : action == TEA_CP_COPY ? Change::kCopy
+                                   : Change::kNone;
+  }
+  template <class Real>
+  TEA_HOST_DEVICE Update<Real> at(int64_t i) const {
+    const bool half_step = a.first == TEA_CP_NONE || a.second == TEA_CP_NONE;
+    const int64_t slab = i / step_tokens, row = i - slab * step_tokens;
+    const Halves s = halves_around(a.cu_seqlens, a.batch, a.tokens, half_step ? 2 * row : row);
+    if (s.index < 0) return {};
+    const int64_t c = row - (half_step ? s.start / 2 : s.start);
+    const bool second = half_step ? a.first == TEA_CP_NONE : c >= s.half;
+    const int64_t to = slab * a.tokens + s.start + c + (half_step && second ? s.half : 0);
+    return {change(second ? a.second : a.first), to, i, Real{1}};
+  }
+};
+
+// ---- Order over the ranks --------------------------------------------------------------------
+
+// A sequence cut into 2 * world chunks; a rank has two of them, neighbours in its own order.
+struct Cut {
+  int64_t start = 0, chunk = -1;  // chunk -1: nonsense
+
+  TEA_HOST_DEVICE bool sane() const { return chunk >= 0; }
+};
+
+template <class Args>
+TEA_HOST_DEVICE Cut cut_of(const Args& a, int64_t i) {
+  const int64_t start = a.cu_seqlens[i], end = a.cu_seqlens[i + 1], cuts = int64_t{2} * a.world;
+  if (start < 0 || end < start || end > a.tokens || start % cuts || end % cuts) return {};
+  return {start, (end - start) / cuts};
+}
+
+// The place in the global order of token `local` of a rank, or -1. `cut` is that of the last call.
+template <class Args>
+TEA_HOST_DEVICE int64_t global_token(const Args& a, int64_t rank, int64_t local, Cut& cut) {
+  int64_t c = local - cut.start / a.world;
+  if (!cut.sane() || c < 0 || c >= 2 * cut.chunk) {
+    const int64_t i = find_sequence(a.cu_seqlens, a.batch, local * a.world);
+    cut = i < 0 ? Cut{} : cut_of(a, i);
+    c = local - cut.start / a.world;
+    if (!cut.sane() || c >= 2 * cut.chunk) return -1;
+  }
+  const int64_t after = (int64_t{2} * a.world - 1 - rank) * cut.chunk - cut.chunk;
+  return cut.start + c + (c < cut.chunk ? rank * cut.chunk : after);
+}
+
+struct PartitionElements : Elementwise {
+  tea_cp_partition a;
+
+  TEA_HOST_DEVICE void check(int64_t i) const {
+    if (!cut_of(a, i).sane()) report(a.status, TEA_STATUS_BAD_LENGTHS);
+  }
+  using Cursor = Cut;
+  template <class Real>
+  TEA_HOST_DEVICE void apply(int64_t, int64_t i, Cursor& cut) const {
+    const int64_t token = global_token(a, a.rank, i, cut);
+    if (token >= 0) a.indices[i] = static_cast<int32_t>(token);
+  }
+};
+
+struct OrderMoves : Moves {
+  tea_cp_order a;
+  bool to_rank_order;
+
+  TEA_HOST_DEVICE void check(int64_t i) const {
+    if (!cut_of(a, i).sane()) report(a.status, TEA_STATUS_BAD_LENGTHS);
+  }
+  TEA_HOST_DEVICE Move at(int64_t i) const {
+    const int64_t each = a.tokens / a.world, rank = i / each;
+    Cut cut;
+    const int64_t token = global_token(a, rank, i - rank * each, cut);
+    if (token < 0) return {};
+    return {static_cast<char*>(a.output) + (to_rank_order ? i : token) * bytes,
+            static_cast<const char*>(a.input) + (to_rank_order ? token : i) * bytes};
+  }
+};
+
+struct ValidMoves : Moves {
+  tea_cp_valid a;
+
+  // The rows [start, start + length) of sequence i.
+  TEA_HOST_DEVICE Sequence sequence(int64_t i) const {
+    const int64_t start = a.cu_seqlens_padded[i], space = a.cu_seqlens_padded[i + 1] - start;
+    const int64_t length = int64_t{a.cu_seqlens[i + 1]} - a.cu_seqlens[i];
+    const int64_t most = space < a.tokens - start ? space : a.tokens - start;
+    const bool sane = start >= 0 && length >= 0 && length <= most;
+    return {start, start < 0 ? 0 : length < most ? length : most, sane};
+  }
+  TEA_HOST_DEVICE void check(int64_t i) const {
+    if (!sequence(i).sane) report(a.status, TEA_STATUS_BAD_LENGTHS);
+  }
+  TEA_HOST_DEVICE Move at(int64_t i) const {
+    const int64_t n = find_sequence(a.cu_seqlens_padded, a.batch, i);
+    if (n < 0) return {};
+    const Sequence s = sequence(n);
+    if (i - s.start >= s.length) return {};
+    return {static_cast<char*>(a.output) + i * bytes,
+            static_cast<const char*>(a.input) + i * bytes};
+  }
+};
+
 }  // namespace tea

@@ -28,7 +28,10 @@ int64_t length(const tea_cu_seqlens& a, int64_t i) {
 
 void fill_cu_seqlens(const tea_cu_seqlens& args, const Place& place) {
   check(args);
-  require_host(place);
+  if (!is_host(place)) {
+    if constexpr (kGpuCode) fill_cu_seqlens_on_gpu(args, place);
+    return;
+  }
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   int64_t sum = 0;
   args.cu_seqlens[0] = 0;
@@ -40,9 +43,12 @@ void fill_cu_seqlens(const tea_cu_seqlens& args, const Place& place) {
   }
 }
 
-int64_t count_positive(const int32_t* values, int64_t count, const Place& place) {
+int64_t count_positive(const int32_t* values, int64_t count, int32_t* scratch, const Place& place) {
   if (require_sizes({{"count", count}})) require_pointers({{"values", values}});
-  require_host(place);
+  if (!is_host(place)) {
+    require_pointers({{"scratch", scratch}});
+    if constexpr (kGpuCode) return count_positive_on_gpu(values, count, scratch, place);
+  }
   return std::count_if(values, values + count, [](int32_t value) { return value > 0; });
 }
 

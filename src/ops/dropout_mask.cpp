@@ -10,7 +10,7 @@ void check(const tea_dropout_mask& a) {
   TEA_REQUIRE(a.dropout >= 0 && a.dropout < 1, "dropout", a.dropout, "at least 0 and below 1");
   const char* const kNames[4] = {"origin[0]", "origin[1]", "origin[2]", "origin[3]"};
   for (int i = 0; i < 4; ++i) {
-    TEA_REQUIRE(a.origin[i] >= 0, kNames[i], a.origin[i], "0 or more");
+    TEA_REQUIRE(a.origin[i] >= 0 && a.origin[i] <= kMaxOrigin, kNames[i], a.origin[i], "0 .. 2^40");
     TEA_REQUIRE(!a.origin_device || !a.origin[i], kNames[i], a.origin[i], "0 with origin_device");
   }
   if (require_sizes({{"batch", a.batch}, {"heads", a.heads}, {"rows", a.rows}, {"cols", a.cols}}))
@@ -21,9 +21,14 @@ void check(const tea_dropout_mask& a) {
 
 void dropout_keep(const tea_dropout_mask& args, const Place& place) {
   check(args);
-  require_host(place);
+  const bool host = is_host(place);
   if (!args.batch || !args.heads || !args.rows || !args.cols) return;
-  const int64_t* origin = args.origin_device ? args.origin_device : args.origin;
+  if (!host) {
+    if constexpr (kGpuCode) dropout_keep_on_gpu(args, place);
+    return;
+  }
+  const int64_t origin[] = {origin_of(args, 0), origin_of(args, 1), origin_of(args, 2),
+                            origin_of(args, 3)};
   const RngState rng = {static_cast<uint64_t>(args.rng_state[0]),
                         static_cast<uint64_t>(args.rng_state[1])};
   const uint32_t threshold = dropout_threshold(args.dropout);

@@ -3,6 +3,7 @@
 #include "ops/args.h"
 
 namespace tea {
+
 void fill_bytes(void* data, int value, uint64_t bytes, const Place& place);
 
 struct Elements {
@@ -11,4 +12,12 @@ struct Elements {
   int64_t count;
 };
 void fill_elements(const Elements& to, double value, const Place& place);
+
+// One element as bytes, over and over.
+struct Pattern {
+  unsigned char byte[8];
+  int size;
+};
+void fill_pattern_on_gpu(void* data, const Pattern& pattern, int64_t bytes, const Place& place);
+
 }  // namespace tea

@@ -1,10 +1,8 @@
 // Casts to and from fp8. Products with a scale are taken in fp32, as device code takes them.
 #include "ops/fp8_cast.h"
 
-#include <cmath>
-#include <limits>
-
 #include "math/load_store.h"
+#include "ops/fill.h"
 
 namespace tea {
 namespace {
@@ -42,13 +40,12 @@ void cast(const tea_fp8_cast& a, float factor) {
     store_real(a.output, a.output_dtype, i, double{load_float(a.input, a.input_dtype, i) * factor});
 }
 
-// The scale that takes amax to the largest value of the format.
-float scale_for(float amax, const tea_fp8_cast& a) {
-  amax = std::fmax(amax, a.amax_floor);
-  if (!(amax > 0) || std::isinf(amax)) return 1;
-  const float largest = a.output_dtype == TEA_E4M3 ? kE4M3.largest : kE5M2.largest;
-  const float scale = std::fmin(largest / amax, std::numeric_limits<float>::max());
-  return a.power_of_two ? std::ldexp(1.0f, std::ilogb(scale)) : scale;
+// On a GPU: the maximum, then the cast with the scale that follows from it.
+void quantize_current_there(const tea_fp8_cast& a, const Place& place) {
+  TEA_REQUIRE(a.amax, "amax", a.amax, "memory: a GPU keeps the maximum there between two kernels");
+  fill_elements({a.amax, TEA_FP32, 1}, 0, place);
+  update_amax({a.input, a.input_dtype, a.count}, a.amax, place);
+  if constexpr (kGpuCode) quantize_on_gpu(a, true, place);
 }
 
 }  // namespace
@@ -56,7 +53,10 @@ float scale_for(float amax, const tea_fp8_cast& a) {
 void fp8_quantize(const tea_fp8_cast& args, const Place& place) {
   check_to_fp8(args);
   refuse_current_options(args);
-  require_host(place);
+  if (!is_host(place)) {
+    if constexpr (kGpuCode) quantize_on_gpu(args, false, place);
+    return;
+  }
   const float scale = args.scale ? *args.scale : 1;
   cast(args, scale);
   if (args.amax)
@@ -69,7 +69,10 @@ void fp8_quantize_current(const tea_fp8_cast& args, const Place& place) {
   require_flag("power_of_two", args.power_of_two);
   TEA_REQUIRE(args.amax_floor >= 0 && std::isfinite(args.amax_floor), "amax_floor", args.amax_floor,
               "finite, 0 or more");
-  require_host(place);
+  if (!is_host(place)) {
+    quantize_current_there(args, place);
+    return;
+  }
   const float amax = largest_magnitude({args.input, args.input_dtype, args.count}, 0);
   const float scale = scale_for(amax, args);
   cast(args, scale);
@@ -85,16 +88,20 @@ void fp8_dequantize(const tea_fp8_cast& args, const Place& place) {
   refuse_current_options(args);
   TEA_REQUIRE(!args.scale, "scale", args.scale, "NULL: dequantising reads scale_inv");
   TEA_REQUIRE(!args.amax, "amax", args.amax, "NULL: dequantising records none");
-  require_host(place);
-  cast(args, args.scale_inv ? *args.scale_inv : 1);
+  if (is_host(place))
+    cast(args, args.scale_inv ? *args.scale_inv : 1);
+  else if constexpr (kGpuCode)
+    dequantize_on_gpu(args, place);
 }
 
 void update_amax(const ConstElements& of, float* amax, const Place& place) {
   require_dtype("dtype", of.dtype, kAnyDtype);
   if (require_sizes({{"count", of.count}})) require_pointers({{"data", of.data}});
   require_pointers({{"amax", amax}});
-  require_host(place);
-  *amax = largest_magnitude(of, *amax);
+  if (is_host(place))
+    *amax = largest_magnitude(of, *amax);
+  else if constexpr (kGpuCode)
+    update_amax_on_gpu(of, amax, place);
 }
 
 }  // namespace tea

@@ -1,5 +1,8 @@
 // Casts to and from fp8 with one scale per tensor, and the largest magnitude of a tensor.
 #pragma once
+#include <cmath>
+
+#include "math/formats.h"
 #include "ops/args.h"
 
 namespace tea {
@@ -15,5 +18,21 @@ struct ConstElements {
 };
 // *amax = maximum of *amax and |element|, NaN not counted.
 void update_amax(const ConstElements& of, float* amax, const Place& place);
+
+// The scale of current scaling: it takes amax to the largest value of the format.
+TEA_HOST_DEVICE float scale_for(float amax, const tea_fp8_cast& a) {
+  amax = fmaxf(amax, a.amax_floor);
+  if (!(amax > 0) || amax == INFINITY) return 1;
+  const float largest = a.output_dtype == TEA_E4M3 ? kE4M3.largest : kE5M2.largest;
+  constexpr float kMost = 3.402823466e38f;  // finite even where amax is subnormal
+  const float scale = fminf(largest / amax, kMost);
+  return a.power_of_two ? ldexpf(1, ilogbf(scale)) : scale;
+}
+
+// Each is one kernel: the whole of delayed scaling; the second half of current scaling, when
+// *a.amax is known; dequantising; the amax.
+void quantize_on_gpu(const tea_fp8_cast& args, bool current, const Place& place);
+void dequantize_on_gpu(const tea_fp8_cast& args, const Place& place);
+void update_amax_on_gpu(const ConstElements& of, float* amax, const Place& place);
 
 }  // namespace tea

@@ -1,20 +1,10 @@
-// Appending to a KV cache: rows move as bytes, positions come from unchecked metadata.
+// Appending to a KV cache: the checks, the two sides, and the moving of rows.
 #include "ops/kv_cache.h"
 
 #include "core/problem.h"
-#include "math/lengths.h"
-#include "ops/rows.h"
 
 namespace tea {
 namespace {
-
-struct Side {
-  Rows from, cache;
-};
-
-int64_t table_width(const tea_kv_append& a) {
-  return a.pages_per_sequence ? a.pages_per_sequence : 1;
-}
 
 // Returns whether there is anything to do.
 bool check(const tea_kv_append& a) {
@@ -51,6 +41,10 @@ bool check(const tea_kv_append& a) {
   return true;
 }
 
+struct Side {
+  Rows fresh, cache;
+};
+
 Side side_k(const tea_kv_append& a) {
   const int bytes = dtype_bytes(a.dtype);
   const tea_strides from =
@@ -71,61 +65,37 @@ Side side_v(const tea_kv_append& a) {
           rows_of(a.v_cache, to, a.heads, a.dim_v, bytes)};
 }
 
-// Tokens of sequence n that are in the cache already; negative where the metadata is nonsense.
-int64_t tokens_before(const tea_kv_append& a, int64_t n) {
-  return (int64_t{a.cu_cached[n + 1]} - a.cu_cached[n]) - (int64_t{a.cu_new[n + 1]} - a.cu_new[n]);
-}
-
-// Only the entries up to the last descent are live: what follows are rows of finished sequences.
-int64_t live_rows(const tea_kv_append& a) {
-  int64_t live = a.batch;
-  for (int64_t n = 0; n + 1 < a.batch; ++n)
-    if (a.page_table[n + 1] < a.page_table[n]) live = n + 1;
-  return live;
-}
-
-void move_rows(const tea_kv_append& a, const Side (&sides)[2]) {
-  const int32_t* row = a.page_table;
-  for (int64_t n = 0, live = live_rows(a); n < live; ++n) {
-    if (row[0] == 0 && row[n] == n) continue;
-    int64_t tokens = tokens_before(a, n);
-    if (tokens < 0 || tokens > a.page_size) report(a.status, TEA_STATUS_BAD_LENGTHS);
-    tokens = std::clamp<int64_t>(tokens, 0, a.page_size);
-    if (row[n] < 0 || row[n] >= a.pages) {
-      report(a.status, TEA_STATUS_BAD_PAGE);
-      continue;
-    }
-    if (row[n] == n) continue;
-    for (const Side& side : sides)
-      for (int64_t t = 0; t < tokens; ++t)
-        copy_row(side.cache, side.cache.row(n, t), side.cache, side.cache.row(row[n], t));
+void reindex_on_host(const Reindex& r) {
+  int64_t live = r.a.batch;
+  for (int64_t n = 0; n < r.a.batch; ++n)
+    if (r.descends_after(n)) live = n + 1;
+  for (int64_t n = 0; n < live; ++n) {
+    const Reindex::Source from = r.source(n);
+    for (int64_t t = 0; t < from.tokens; ++t)
+      for (int64_t run = 0; run < r.runs.moves; ++run)
+        std::memcpy(r.cache.at(n, t, run), r.cache.at(from.row, t, run),
+                    static_cast<size_t>(r.runs.bytes));
   }
 }
 
-// The page of position p, or -1.
-int64_t page_of(const tea_kv_append& a, int64_t n, int64_t p) {
-  if (a.reindex || !a.page_table) return n;
-  const int64_t page = a.page_table[n * table_width(a) + p / a.page_size];
-  if (page >= 0 && page < a.pages) return page;
-  report(a.status, TEA_STATUS_BAD_PAGE);
-  return -1;
+void reindex(const tea_kv_append& a, const Rows& cache, const Place& place) {
+  Reindex r{a, cache, {}};
+  set_runs(r.runs, cache, cache);
+  if (is_host(place))
+    reindex_on_host(r);
+  else if constexpr (kGpuCode)
+    reindex_on_gpu(r, place);
 }
 
-void append_sequence(const tea_kv_append& a, const Side (&sides)[2], int64_t n) {
-  const bool ragged = a.new_form == TEA_RAGGED;
-  const int64_t rows = a.batch_new && n >= a.batch_new ? 0 : a.max_new;
-  const Sequence added = ragged ? ragged_sequence(a.cu_new, nullptr, n, a.tokens_new, a.tokens_new)
-                                : padded_sequence(a.cu_new, n, rows);
-  const int64_t capacity = table_width(a) * a.page_size, first = tokens_before(a, n);
-  const int64_t room = first < 0 ? 0 : std::max<int64_t>(capacity - first, 0);
-  if (!added.sane || first < 0 || added.length > room) report(a.status, TEA_STATUS_BAD_LENGTHS);
-  for (int64_t i = 0; i < std::min(added.length, room); ++i) {
-    const int64_t page = page_of(a, n, first + i);
-    if (page < 0) continue;
-    for (const Side& side : sides)
-      copy_row(side.cache, side.cache.row(page, (first + i) % a.page_size), side.from,
-               ragged ? side.from.row(0, added.start + i) : side.from.row(n, i));
-  }
+AppendMoves moves(const tea_kv_append& a, const Side& side) {
+  AppendMoves m{};
+  m.a = a, m.fresh = side.fresh, m.cache = side.cache;
+  set_runs(m, m.fresh, m.cache);
+  m.runs = m.moves;
+  const int64_t dense = (a.batch_new ? a.batch_new : a.batch) * a.max_new;
+  m.moves = (a.new_form == TEA_RAGGED ? a.tokens_new : dense) * m.runs;
+  m.checks = a.batch;
+  return m;
 }
 
 }  // namespace
@@ -133,10 +103,12 @@ void append_sequence(const tea_kv_append& a, const Side (&sides)[2], int64_t n) 
 void append_kv(const tea_kv_append& args, const Place& place) {
   const bool work = check(args);
   const Side sides[2] = {side_k(args), side_v(args)};
-  require_host(place);
-  if (!work) return;
-  if (args.reindex) move_rows(args, sides);
-  for (int64_t n = 0; n < args.batch; ++n) append_sequence(args, sides, n);
+  is_host(place);
+  for (const Side& side : sides) {
+    if (!work || !side.cache.head_bytes) continue;
+    if (args.reindex) reindex(args, side.cache, place);
+    run(moves(args, side), place);
+  }
 }
 
 }  // namespace tea

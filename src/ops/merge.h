@@ -1,10 +1,40 @@
 // Merging partial attention results by their log-sum-exp.
 #pragma once
+#include <cmath>
+
+#include "math/softmax.h"
 #include "ops/args.h"
 
 namespace tea {
+
 void merge_parts(const tea_merge& args, const Place& place);
 
-// log(exp(a) + exp(b)) without overflow; two -inf give -inf.
-double log_add_exp(double a, double b);
+// The strides of a merge, filled in.
+struct MergeStrides {
+  tea_strides part_o, o, part_lse, lse;
+};
+
+struct MergeRow {
+  int64_t batch, row, head;
+  TEA_HOST_DEVICE int64_t in(const tea_strides& s) const {
+    return batch * s.batch + row * s.seq + head * s.head;
+  }
+};
+
+// The LSE over all parts, whose pointers `lse_of(i)` gives, at element `at`.
+template <class Real, class Parts>
+TEA_HOST_DEVICE Real merged_lse(int32_t parts, const Parts& lse_of, int64_t at) {
+  Real lse = -INFINITY;
+  for (int32_t i = 0; i < parts; ++i) lse = log_add(lse, Real{lse_of(i)[at]});
+  return lse;
+}
+
+// What a part counts for; 0 if its O is not to be looked at.
+template <class Real>
+TEA_HOST_DEVICE Real merge_weight(Real part_lse, Real lse) {
+  return part_lse == -INFINITY ? 0 : static_cast<Real>(exp(part_lse - lse));
+}
+
+void merge_on_gpu(const tea_merge& args, const MergeStrides& at, const Place& place);
+
 }  // namespace tea

@@ -17,4 +17,17 @@ void fill_rng_captured(int64_t* rng_state, const CapturedRng& source, const Plac
 
 void advance_rng(int64_t* rng_state, uint64_t increment, const Place& place);
 
+// All three: each word is a number plus what lies at an address, if there is one.
+struct RngUpdate {
+  int64_t* state;
+  const int64_t *seed_at, *offset_at;
+  uint64_t seed, offset;
+
+  TEA_HOST_DEVICE void operator()() const {
+    state[0] = static_cast<int64_t>(seed + (seed_at ? static_cast<uint64_t>(*seed_at) : 0));
+    state[1] = static_cast<int64_t>(offset + (offset_at ? static_cast<uint64_t>(*offset_at) : 0));
+  }
+};
+void update_rng_on_gpu(const RngUpdate& update, const Place& place);
+
 }  // namespace tea

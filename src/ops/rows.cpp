@@ -41,19 +41,17 @@ Rows rows_of(const void* data, const tea_strides& elements, int64_t heads, int64
       dim * element_bytes};
 }
 
-void copy_row(const Rows& to, char* to_row, const Rows& from, const char* from_row) {
-  if (to.stride.head == to.head_bytes && from.stride.head == from.head_bytes) {
-    std::memcpy(to_row, from_row, static_cast<size_t>(to.heads * to.head_bytes));
-    return;
+void set_runs(Moves& moves, const Rows& a, const Rows& b) {
+  const bool whole = a.stride.head == a.head_bytes && b.stride.head == b.head_bytes;
+  moves.moves = whole ? 1 : a.heads;
+  moves.bytes = whole ? a.heads * a.head_bytes : a.head_bytes;
+  moves.align(moves.bytes);
+  for (const Rows* rows : {&a, &b}) {
+    moves.align(rows->data);
+    moves.align(rows->stride.batch);
+    moves.align(rows->stride.seq);
+    if (!whole) moves.align(rows->stride.head);
   }
-  for (int64_t h = 0; h < to.heads; ++h)
-    std::memcpy(to_row + h * to.stride.head, from_row + h * from.stride.head,
-                static_cast<size_t>(to.head_bytes));
-}
-
-void zero_row(const Rows& rows, char* row) {
-  for (int64_t h = 0; h < rows.heads; ++h)
-    std::memset(row + h * rows.stride.head, 0, static_cast<size_t>(rows.head_bytes));
 }
 
 void load_row(const void* data, int32_t dtype, int64_t first, int64_t count, double* out) {

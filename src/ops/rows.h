@@ -1,8 +1,9 @@
-// Rows of a tensor: copied and zeroed as bytes for any element type, or as doubles for arithmetic.
+// Rows of a tensor: moved as bytes for any element type, or as doubles for arithmetic.
 #pragma once
 #include <cstdint>
-#include <cstring>
 
+#include "math/host_device.h"
+#include "ops/moves.h"
 #include "te_attention_ops.h"
 
 namespace tea {
@@ -13,16 +14,17 @@ struct Rows {
   tea_strides stride;
   int64_t heads, head_bytes;
 
-  char* row(int64_t batch, int64_t seq) const {
-    return data + batch * stride.batch + seq * stride.seq;
+  TEA_HOST_DEVICE char* at(int64_t batch, int64_t seq, int64_t head) const {
+    return data + batch * stride.batch + seq * stride.seq + head * stride.head;
   }
 };
 
 Rows rows_of(const void* data, const tea_strides& elements, int64_t heads, int64_t dim,
              int element_bytes);
-// The tensors are of equal heads and head_bytes.
-void copy_row(const Rows& to, char* to_row, const Rows& from, const char* from_row);
-void zero_row(const Rows& rows, char* row);
+
+// How rows of two tensors of equal heads and head_bytes move: in one run of bytes where the heads
+// lie side by side, else head by head. Sets bytes and alignment, and moves to the runs of a row.
+void set_runs(Moves& moves, const Rows& a, const Rows& b);
 
 // `count` elements from index `first` on; the dtype is looked at once.
 void load_row(const void* data, int32_t dtype, int64_t first, int64_t count, double* out);

@@ -1,5 +1,5 @@
-// Scaled softmax: rows are worked on in double and rounded once. The two causal kinds are one
-// thing, a number of leading columns that a row may see.
+// Scaled softmax on the host: rows are worked on in double and rounded once. The two causal kinds
+// are one thing, a number of leading columns that a row may see.
 #include "ops/softmax.h"
 
 #include <cmath>
@@ -10,8 +10,6 @@
 
 namespace tea {
 namespace {
-
-constexpr double kMasked = -10000;  // what a masked score becomes, by the interface's definition
 
 // Returns whether there is anything to do.
 bool check(const tea_scaled_softmax& a, bool forward) {
@@ -31,22 +29,6 @@ bool check(const tea_scaled_softmax& a, bool forward) {
   return true;
 }
 
-// The columns [0, n) that the row may see.
-int64_t visible_count(const tea_scaled_softmax& a, int64_t row) {
-  if (a.kind == TEA_SCORE_MASK_CAUSAL) return std::min(row + 1, a.cols);
-  if (a.kind == TEA_SCORE_MASK_CAUSAL_BOTTOM_RIGHT)
-    return std::clamp<int64_t>(row + 1 + a.cols - a.rows, 0, a.cols);
-  return a.cols;
-}
-
-// The bytes of the mask that belong to row `row` of matrix `matrix` (over batch and heads), or
-// NULL.
-const uint8_t* mask_row(const tea_scaled_softmax& a, int64_t matrix, int64_t row) {
-  if (!a.mask) return nullptr;
-  const int64_t b = a.mask_batch == 1 ? 0 : matrix / a.heads;
-  return a.mask + (b * a.rows + row) * a.cols;
-}
-
 // Softmax of the first n scores in place; zeros behind them.
 void softmax_row(std::vector<double>& x, int64_t n, bool masked) {
   const auto end = x.begin() + n;
@@ -54,7 +36,7 @@ void softmax_row(std::vector<double>& x, int64_t n, bool masked) {
   double largest = -std::numeric_limits<double>::infinity();
   for (auto i = x.begin(); i != end; ++i)
     if (!(*i <= largest)) largest = std::isnan(largest) ? largest : *i;
-  const bool empty = n == 0 || (masked && largest == kMasked);
+  const bool empty = n == 0 || (masked && largest == kMaskedScore);
   std::fill(empty ? x.begin() : end, x.end(), 0.0);
   if (empty) return;
   double sum = 0;
@@ -65,10 +47,13 @@ void softmax_row(std::vector<double>& x, int64_t n, bool masked) {
 }  // namespace
 
 void scaled_softmax_forward(const tea_scaled_softmax& args, const Place& place) {
-  const bool work = check(args, true);
-  require_host(place);
+  const bool work = check(args, true), host = is_host(place);
   if (!work) return;
   const double scale = rounded_to(args.dtype, double{args.scale});
+  if (!host) {
+    if constexpr (kGpuCode) softmax_forward_on_gpu(args, scale, place);
+    return;
+  }
   std::vector<double> x(static_cast<size_t>(args.cols));
   for (int64_t matrix = 0; matrix < args.batch * args.heads; ++matrix)
     for (int64_t row = 0; row < args.rows; ++row) {
@@ -77,7 +62,7 @@ void scaled_softmax_forward(const tea_scaled_softmax& args, const Place& place) 
       load_row(args.input, args.dtype, first, n, x.data());
       for (int64_t c = 0; c < n; ++c) {
         double& score = x[static_cast<size_t>(c)];
-        score = mask && mask[c] == 1 ? kMasked : score * scale;
+        score = mask && mask[c] == 1 ? kMaskedScore : score * scale;
       }
       softmax_row(x, n, mask);
       store_row(args.output, args.dtype, first, args.cols, x.data());
@@ -85,9 +70,12 @@ void scaled_softmax_forward(const tea_scaled_softmax& args, const Place& place) 
 }
 
 void scaled_softmax_backward(const tea_scaled_softmax& args, const Place& place) {
-  const bool work = check(args, false);
-  require_host(place);
+  const bool work = check(args, false), host = is_host(place);
   if (!work) return;
+  if (!host) {
+    if constexpr (kGpuCode) softmax_backward_on_gpu(args, place);
+    return;
+  }
   const auto cols = static_cast<size_t>(args.cols);
   std::vector<double> y(cols), dy(cols);
   for (int64_t matrix = 0; matrix < args.batch * args.heads; ++matrix)

@@ -1,18 +1,12 @@
-// thd <-> bshd: one walk over the sequences serves both directions.
+// thd <-> bshd: the checks, and gaps.
 #include "ops/thd.h"
 
 #include "core/problem.h"
-#include "math/lengths.h"
-#include "ops/rows.h"
 
 namespace tea {
 namespace {
 
-struct Views {
-  Rows thd, bshd;
-};
-
-Views checked(const tea_thd_convert& a, bool to_bshd, const Place& place) {
+ThdMoves checked(const tea_thd_convert& a, bool to_bshd) {
   require_dtype("dtype", a.dtype, kAnyDtype);
   require_flag("zero_fill", a.zero_fill);
   require_reserved("reserved", a.reserved);
@@ -26,42 +20,41 @@ Views checked(const tea_thd_convert& a, bool to_bshd, const Place& place) {
       strides_or_contiguous("bshd_stride", a.bshd_stride, a.seqlen, a.heads, a.dim);
   const tea_strides thd =
       strides_or_contiguous("thd_stride", a.thd_stride, a.tokens, a.heads, a.dim);
-  require_host(place);
   const int bytes = dtype_bytes(a.dtype);
-  return {rows_of(to_bshd ? a.input : a.output, thd, a.heads, a.dim, bytes),
-          rows_of(to_bshd ? a.output : a.input, bshd, a.heads, a.dim, bytes)};
+  ThdMoves m{};
+  m.a = a;
+  m.to_bshd = to_bshd;
+  m.thd = rows_of(to_bshd ? a.input : a.output, thd, a.heads, a.dim, bytes);
+  m.bshd = rows_of(to_bshd ? a.output : a.input, bshd, a.heads, a.dim, bytes);
+  set_runs(m, m.thd, m.bshd);
+  m.runs = m.moves;
+  m.moves = a.batch * a.seqlen * m.runs;
+  m.checks = m.bytes ? a.batch : 0;
+  return m;
 }
 
-Sequence sequence(const tea_thd_convert& a, int64_t i) {
-  const Sequence s = ragged_sequence(a.cu_seqlens, a.offsets, i, a.seqlen, a.tokens);
-  if (!s.sane) report(a.status, TEA_STATUS_BAD_LENGTHS);
-  return s;
+// Offsets need not be ascending, so which rows are gaps is only known at the end.
+void zero_all(const ThdMoves& m) {
+  for (int64_t t = 0; t < m.a.tokens; ++t)
+    for (int64_t run = 0; run < m.runs; ++run)
+      std::memset(m.thd.at(0, t, run), 0, static_cast<size_t>(m.bytes));
 }
 
 }  // namespace
 
 void thd_to_bshd(const tea_thd_convert& args, const Place& place) {
-  const auto [thd, bshd] = checked(args, true, place);
-  if (!args.heads || !args.dim) return;
-  for (int64_t i = 0; i < args.batch; ++i) {
-    const Sequence s = sequence(args, i);
-    for (int64_t t = 0; t < s.length; ++t)
-      copy_row(bshd, bshd.row(i, t), thd, thd.row(0, s.start + t));
-    for (int64_t t = s.length; args.zero_fill && t < args.seqlen; ++t)
-      zero_row(bshd, bshd.row(i, t));
-  }
+  run(checked(args, true), place);
 }
 
 void bshd_to_thd(const tea_thd_convert& args, const Place& place) {
-  const auto [thd, bshd] = checked(args, false, place);
-  if (!args.heads || !args.dim) return;
-  // Offsets need not be ascending, so which rows are gaps is only known at the end.
-  for (int64_t t = 0; args.zero_fill && t < args.tokens; ++t) zero_row(thd, thd.row(0, t));
-  for (int64_t i = 0; i < args.batch; ++i) {
-    const Sequence s = sequence(args, i);
-    for (int64_t t = 0; t < s.length; ++t)
-      copy_row(thd, thd.row(0, s.start + t), bshd, bshd.row(i, t));
+  const ThdMoves moves = checked(args, false);
+  if (args.zero_fill && moves.bytes) {
+    if (is_host(place))
+      zero_all(moves);
+    else if constexpr (kGpuCode)
+      zero_gaps_on_gpu(moves, place);
   }
+  run(moves, place);
 }
 
 }  // namespace tea

@@ -72,10 +72,11 @@ TEST(CuSeqlens, NamesWhatIsWrong) {
 
 TEST(CuSeqlens, CountsPositiveEntries) {
   const int32_t values[] = {0, 5, -1, 7, 0, 1};
-  EXPECT_EQ(count_positive(values, 6, {}), 3);
-  EXPECT_EQ(count_positive(values, 3, {}), 1);
-  EXPECT_EQ(count_positive(nullptr, 0, {}), 0);
-  EXPECT_EQ(error_of([] { count_positive(nullptr, 1, {}); }), "values is NULL; needs memory");
+  EXPECT_EQ(count_positive(values, 6, nullptr, {}), 3);
+  EXPECT_EQ(count_positive(values, 3, nullptr, {}), 1);
+  EXPECT_EQ(count_positive(nullptr, 0, nullptr, {}), 0);
+  EXPECT_EQ(error_of([] { count_positive(nullptr, 1, nullptr, {}); }),
+            "values is NULL; needs memory");
 }
 
 }  // namespace

@@ -159,17 +159,6 @@ TEST(Merge, Strides) {
       }
 }
 
-TEST(Merge, LogAddExpAtTheEnds) {
-  EXPECT_DOUBLE_EQ(log_add_exp(1, 2), std::log(std::exp(1) + std::exp(2)));
-  EXPECT_DOUBLE_EQ(log_add_exp(1000, 1000), 1000 + std::log(2));
-  EXPECT_EQ(log_add_exp(kMinusInfinity, kMinusInfinity), kMinusInfinity);
-  EXPECT_EQ(log_add_exp(kMinusInfinity, -3), -3);
-  EXPECT_EQ(log_add_exp(-3, kMinusInfinity), -3);
-  EXPECT_TRUE(std::isnan(log_add_exp(NAN, 1)) && std::isnan(log_add_exp(1, NAN)));
-  EXPECT_TRUE(std::isnan(log_add_exp(NAN, kMinusInfinity)));
-  EXPECT_TRUE(std::isnan(log_add_exp(kMinusInfinity, NAN)));
-}
-
 TEST(Merge, NamesWhatIsWrong) {
   std::vector<Part> parts;
   parts.emplace_back(TEA_FP16);

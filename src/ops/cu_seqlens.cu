@@ -1,0 +1,156 @@
+// Cumulative lengths: one block sums; masks are counted by all before, into the place of the sums.
+#include "ops/cu_seqlens.h"
+#include "ops/fill.h"
+#include "ops/launch.cuh"
+
+namespace tea {
+namespace {
+
+constexpr int kScan = 1024, kWarp = 32;
+constexpr int64_t kMost = INT32_MAX;
+
+// The sum over this thread and those before it; *total: over all.
+__device__ int64_t scanned(int64_t value, int64_t* total) {
+  __shared__ int64_t of_warp[kScan / kWarp];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const int64_t before = __shfl_up_sync(~0u, value, offset);
+    if (lane >= offset) value += before;
+  }
+  if (lane == kWarp - 1) of_warp[warp] = value;
+  __syncthreads();
+  int64_t sum = 0;
+  for (int w = 0; w < kScan / kWarp; ++w) {
+    if (w == warp) value += sum;
+    sum += of_warp[w];
+  }
+  __syncthreads();
+  *total = sum;
+  return value;
+}
+
+// `lengths` may be the sums' own place.
+__global__ void __launch_bounds__(kScan)
+    sum_lengths(const int32_t* lengths, int32_t* cu_seqlens, int64_t batch, int32_t* status) {
+  if (threadIdx.x == 0) cu_seqlens[0] = 0;
+  int64_t before = 0;
+  for (int64_t first = 0; first < batch; first += kScan) {
+    const int64_t i = first + threadIdx.x;
+    const int64_t length = i < batch ? lengths[i] : 0;
+    int64_t total = 0;
+    const int64_t sum = before + scanned(length > 0 ? length : 0, &total);
+    if (length < 0 || sum > kMost) report(status, TEA_STATUS_BAD_LENGTHS);
+    if (i < batch) cu_seqlens[i + 1] = static_cast<int32_t>(sum < kMost ? sum : kMost);
+    before += total;
+  }
+}
+
+__device__ int marked(const uint4& bytes) {
+  return __popc(__vsetne4(bytes.x, 0)) + __popc(__vsetne4(bytes.y, 0)) +
+         __popc(__vsetne4(bytes.z, 0)) + __popc(__vsetne4(bytes.w, 0));
+}
+
+// The bytes of [begin, end) that are not zero and fall to this lane.
+__device__ int64_t marked_between(const uint8_t* begin, const uint8_t* end, int lane, int lanes) {
+  const auto align = [](const uint8_t* p) {
+    return reinterpret_cast<uintptr_t>(p) & ~uintptr_t{15};
+  };
+  int64_t count = 0;
+  for (uintptr_t word = align(begin) + 16 * lane; word < reinterpret_cast<uintptr_t>(end);
+       word += 16 * lanes) {
+    const auto* const p = reinterpret_cast<const uint8_t*>(word);
+    if (p >= begin && p + 16 <= end)
+      count += marked(__ldg(reinterpret_cast<const uint4*>(p)));
+    else
+      for (const uint8_t* b = p < begin ? begin : p; b < p + 16 && b < end; ++b) count += *b != 0;
+  }
+  return count;
+}
+
+__device__ void add_saturating(int32_t* to, int64_t value) {
+  for (int32_t seen = *static_cast<volatile int32_t*>(to);;) {
+    const int64_t sum = seen + value;
+    const int32_t before = atomicCAS(to, seen, static_cast<int32_t>(sum < kMost ? sum : kMost));
+    if (before == seen) return;
+    seen = before;
+  }
+}
+
+// What one group of threads counts: a row, or a piece of it.
+struct Pieces {
+  int64_t bytes, of_row;
+  int lanes;  // threads of a group, a power of two, at most a warp
+};
+
+__global__ void __launch_bounds__(kBlock)
+    count_marks(const tea_cu_seqlens a, int32_t* counts, const Pieces pieces) {
+  const int lane = threadIdx.x & (pieces.lanes - 1);
+  const int64_t count = a.batch * pieces.of_row, groups = thread_count() / pieces.lanes;
+  // Whole warps stay together, for the sums over their threads.
+  for (int64_t first = thread_index() / kWarp * kWarp / pieces.lanes; first < count;
+       first += groups) {
+    const int64_t i = first + threadIdx.x % kWarp / pieces.lanes;
+    const int64_t row = i / pieces.of_row, begin = (i - row * pieces.of_row) * pieces.bytes;
+    const int64_t end = begin + pieces.bytes < a.seqlen ? begin + pieces.bytes : a.seqlen;
+    const uint8_t* const mask = a.mask + row * a.seqlen;
+    int64_t tokens = i < count ? marked_between(mask + begin, mask + end, lane, pieces.lanes) : 0;
+    for (int offset = pieces.lanes / 2; offset; offset /= 2)
+      tokens += __shfl_xor_sync(~0u, tokens, offset);
+    if (i >= count || lane) continue;
+    if (!a.mask_marks_tokens) tokens = end - begin - tokens;
+    if (a.seqlen <= kMost)
+      atomicAdd(counts + row, static_cast<int32_t>(tokens));
+    else
+      add_saturating(counts + row, tokens);
+  }
+}
+
+__global__ void __launch_bounds__(kBlock)
+    count_above_zero(const int32_t* values, int64_t count, int32_t* result) {
+  int32_t above = 0;
+  for (int64_t i = thread_index(); i < count; i += thread_count()) above += values[i] > 0;
+  for (int offset = kWarp / 2; offset; offset /= 2) above += __shfl_xor_sync(~0u, above, offset);
+  if (threadIdx.x % kWarp == 0 && above) atomicAdd(result, above);
+}
+
+void zero(int32_t* data, int64_t count, const Place& place) {
+  fill_elements({data, TEA_FP32, count}, 0, place);
+}
+
+void count(const tea_cu_seqlens& a, const Place& place) {
+  constexpr int64_t kAccesses = 16, kOfLane = 16 * kAccesses;
+  int32_t* const counts = a.cu_seqlens + 1;
+  zero(counts, a.batch, place);
+  if (!a.seqlen) return;
+  Pieces pieces{0, 0, 1};
+  while (pieces.lanes < kWarp && pieces.lanes * kOfLane < a.seqlen) pieces.lanes *= 2;
+  pieces.bytes = pieces.lanes * kOfLane;
+  pieces.of_row = (a.seqlen + pieces.bytes - 1) / pieces.bytes;
+  launch({"count_marks", blocks_for(a.batch * pieces.of_row * pieces.lanes)}, count_marks, place, a,
+         counts, pieces);
+}
+
+}  // namespace
+
+void fill_cu_seqlens_on_gpu(const tea_cu_seqlens& args, const Place& place) {
+  if (args.mask && args.batch) count(args, place);
+  const int32_t* const lengths = args.mask ? args.cu_seqlens + 1 : args.lengths;
+  launch({"sum_lengths", dim3(1), dim3(kScan)}, sum_lengths, place, lengths, args.cu_seqlens,
+         args.batch, args.status);
+}
+
+int64_t count_positive_on_gpu(const int32_t* values, int64_t count, int32_t* scratch,
+                              const Place& place) {
+  zero(scratch, 1, place);
+  launch({"count_above_zero", blocks_for(count)}, count_above_zero, place, values, count, scratch);
+  const driver::OnDevice here(place.device);
+  const auto stream = static_cast<cudaStream_t>(place.stream);
+  int32_t result = 0;
+  cudaError_t error =
+      cudaMemcpyAsync(&result, scratch, sizeof result, cudaMemcpyDeviceToHost, stream);
+  if (!error) error = cudaStreamSynchronize(stream);
+  if (error) throw Error(TEA_FAILED, std::string("copy to the host: ") + cudaGetErrorString(error));
+  return result;
+}
+
+}  // namespace tea

@@ -1,0 +1,119 @@
+// Elements one at a time, updates of rows, and the random state.
+#include "ops/context_parallel.h"
+#include "ops/elements.h"
+#include "ops/launch.cuh"
+#include "ops/rng.h"
+#include "ops/vectors.cuh"
+
+namespace tea {
+namespace {
+
+// ---- One at a time -----------------------------------------------------------------------------
+
+constexpr int kPerThread = 8;
+
+// A thread takes elements that lie kBlock apart in a tile of a line: what it knows from one serves
+// the next.
+template <class Rule>
+__global__ void __launch_bounds__(kBlock) each_element(const Rule rule) {
+  run_checks(rule);
+  constexpr int64_t kTile = kBlock * kPerThread;
+  const int64_t tiles = (rule.length + kTile - 1) / kTile;
+  for (int64_t tile = blockIdx.x; tile < rule.lines * tiles; tile += gridDim.x) {
+    const int64_t line = tile / tiles, first = (tile - line * tiles) * kTile + threadIdx.x;
+    typename Rule::Cursor cursor{};
+#pragma unroll
+    for (int k = 0; k < kPerThread; ++k)
+      if (const int64_t i = first + k * kBlock; i < rule.length)
+        rule.template apply<float>(line, i, cursor);
+  }
+}
+
+// ---- Row by row --------------------------------------------------------------------------------
+
+constexpr int kUnderWay = 2;  // vectors that a thread has loaded at a time
+
+// How a group of threads shares a row.
+struct Share {
+  int64_t vectors;  // of a row
+  int access;       // bytes
+  int lanes;        // threads of a group, a power of two
+};
+
+template <int32_t dtype, class Rule>
+__global__ void __launch_bounds__(kBlock) update_rows(const Rule rule, const Share share) {
+  using Format = Element<dtype>;
+  using Real = typename Format::Real;
+  using Vector = VectorOf<dtype>;
+  run_checks(rule);
+  const auto round = [](Real x) { return Format::decode(Format::encode(x)); };
+  const int lane = threadIdx.x & (share.lanes - 1);
+  const int64_t groups = thread_count() / share.lanes;
+  for (int64_t i = thread_index() / share.lanes; i < rule.rows; i += groups) {
+    const Update<Real> update = rule.template at<Real>(i);
+    if (update.change == Change::kNone) continue;
+    auto* const to = static_cast<typename Format::Bits*>(rule.to) + update.to * rule.width;
+    const auto* const from =
+        static_cast<const typename Format::Bits*>(rule.from) + update.from * rule.width;
+    for (int64_t v = lane; v < share.vectors; v += kUnderWay * share.lanes) {
+      Vector step[kUnderWay], old[kUnderWay];
+#pragma unroll
+      for (int k = 0; k < kUnderWay; ++k) {
+        const int64_t at = (v + k * share.lanes) * Vector::kSize;
+        step[k].load(from + at, rule.width - at, share.access);
+        if (update.change != Change::kCopy) old[k].load(to + at, rule.width - at, share.access);
+      }
+#pragma unroll
+      for (int k = 0; k < kUnderWay; ++k) {
+        const int64_t at = (v + k * share.lanes) * Vector::kSize;
+#pragma unroll
+        for (int c = 0; c < Vector::kSize; ++c)
+          step[k].x[c] = update(old[k].x[c], step[k].x[c], round);
+        step[k].store(to + at, rule.width - at, share.access);
+      }
+    }
+  }
+}
+
+__global__ void update_rng(const RngUpdate update) { update(); }
+
+}  // namespace
+
+template <class Rule>
+void run_elements_on_gpu(const Rule& rule, const Place& place) {
+  constexpr int64_t kTile = kBlock * kPerThread;
+  const int64_t tiles = rule.lines * ((rule.length + kTile - 1) / kTile);
+  if (!tiles && !rule.checks) return;
+  launch({"each_element", blocks_for(std::max(tiles * kBlock, rule.checks))}, each_element<Rule>,
+         place, rule);
+}
+
+template void run_elements_on_gpu(const LseElements&, const Place&);
+template void run_elements_on_gpu(const PartitionElements&, const Place&);
+
+template <class Rule>
+void run_updates_on_gpu(const Rule& rule, const Place& place) {
+  if (!(rule.rows && rule.width) && !rule.checks) return;
+  with_real(rule.dtype, [&](auto dtype) {
+    constexpr int kSize = VectorOf<dtype()>::kSize,
+                  kBytes = sizeof(typename Element<dtype()>::Bits);
+    Rule work = rule;
+    if (!rule.width) work.rows = 0;
+    Share share{(rule.width + kSize - 1) / kSize, 0, 1};
+    share.access =
+        access_bytes(reinterpret_cast<uintptr_t>(rule.to) | reinterpret_cast<uintptr_t>(rule.from) |
+                     static_cast<uint64_t>(rule.width * kBytes));
+    while (share.lanes < kBlock && share.lanes * kUnderWay < share.vectors) share.lanes *= 2;
+    launch({"update_rows", blocks_for(std::max(work.rows * share.lanes, work.checks))},
+           update_rows<dtype(), Rule>, place, work, share);
+  });
+}
+
+template void run_updates_on_gpu(const OutUpdates&, const Place&);
+template void run_updates_on_gpu(const GradUpdates&, const Place&);
+
+void update_rng_on_gpu(const RngUpdate& update, const Place& place) {
+  launch({"update_rng", dim3(1), dim3(1)}, update_rng, place, update);
+}
+
+}  // namespace tea

@@ -1,0 +1,93 @@
+// Operations on elements, one at a time or row by row: rules that serve the loop of the host, which
+// works in double, and the kernel of a GPU, which works in float (in double on fp64 tensors).
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "ops/args.h"
+#include "ops/rows.h"
+
+namespace tea {
+
+// ---- One at a time ---------------------------------------------------------------------------
+
+// What a rule derives from. It adds
+//   struct Cursor                              what is known from the element before, at first {}
+//   void apply<Real>(line, i, Cursor&) const   does element i < length of a line; in any order
+//   void check(int64_t i) const                for i < checks: reports nonsense, once each
+struct Elementwise {
+  int64_t lines = 0, length = 0, checks = 0;
+};
+
+// Instantiated in elements.cu for each rule.
+template <class Rule>
+void run_elements_on_gpu(const Rule& rule, const Place& place);
+
+template <class Rule>
+void run_elements(const Rule& rule, const Place& place) {
+  if (!is_host(place)) {
+    if constexpr (kGpuCode) run_elements_on_gpu(rule, place);
+    return;
+  }
+  for (int64_t i = 0; i < rule.checks; ++i) rule.check(i);
+  for (int64_t line = 0; line < rule.lines; ++line) {
+    typename Rule::Cursor cursor{};
+    for (int64_t i = 0; i < rule.length; ++i) rule.template apply<double>(line, i, cursor);
+  }
+}
+
+// ---- Row by row ------------------------------------------------------------------------------
+
+enum class Change { kNone, kAdd, kCopy, kAddProduct };
+
+// Row `to` changes by row `from`.
+template <class Real>
+struct Update {
+  Change change = Change::kNone;
+  int64_t to = 0, from = 0;
+  Real weight = 1;
+
+  // `round`: to the tensor's type and back.
+  template <class Round>
+  TEA_HOST_DEVICE Real operator()(Real old, Real step, const Round& round) const {
+    if (change == Change::kCopy) return step;
+    if (change == Change::kAdd) return old + step;
+    return step == 0 ? old : old + round(step * weight);
+  }
+};
+
+// What a rule derives from. It adds
+//   Update<Real> at<Real>(int64_t i) const   for i < rows; no two change the same row
+//   void check(int64_t i) const              as above
+struct Updates {
+  int64_t rows = 0, width = 0, checks = 0;  // width: elements of a row
+  int32_t dtype = 0;
+  void* to = nullptr;
+  const void* from = nullptr;
+};
+
+// Instantiated in elements.cu for each rule.
+template <class Rule>
+void run_updates_on_gpu(const Rule& rule, const Place& place);
+
+template <class Rule>
+void run_updates(const Rule& rule, const Place& place) {
+  if (!is_host(place)) {
+    if constexpr (kGpuCode) run_updates_on_gpu(rule, place);
+    return;
+  }
+  for (int64_t i = 0; i < rule.checks; ++i) rule.check(i);
+  const int64_t n = rule.width;
+  std::vector<double> old(static_cast<size_t>(n)), step(static_cast<size_t>(n));
+  const auto round = [&](double x) { return rounded_to(rule.dtype, x); };
+  for (int64_t i = 0; i < rule.rows; ++i) {
+    const Update<double> update = rule.template at<double>(i);
+    if (update.change == Change::kNone) continue;
+    load_row(rule.from, rule.dtype, update.from * n, n, step.data());
+    if (update.change != Change::kCopy) load_row(rule.to, rule.dtype, update.to * n, n, old.data());
+    for (size_t c = 0; c < step.size(); ++c) step[c] = update(old[c], step[c], round);
+    store_row(rule.to, rule.dtype, update.to * n, n, step.data());
+  }
+}
+
+}  // namespace tea

@@ -1,0 +1,127 @@
+// Casts to and from fp8, and the largest magnitude: one pass over the elements each.
+#include "ops/fp8_cast.h"
+#include "ops/launch.cuh"
+#include "ops/vectors.cuh"
+
+namespace tea {
+namespace {
+
+constexpr int kElements = 16;  // of a thread at a time: one access of fp8
+
+// NaN is not counted; any number wins over a NaN that is there already.
+__device__ void raise(float* amax, float value) {
+  auto* const word = reinterpret_cast<int*>(amax);
+  int seen = *static_cast<volatile int*>(word);
+  while (!(__int_as_float(seen) >= value)) {
+    const int before = atomicCAS(word, seen, __float_as_int(value));
+    if (before == seen) return;
+    seen = before;
+  }
+}
+
+__device__ void raise_by_block(float* amax, float value) {
+  __shared__ float of_warp[kBlock / 32];
+  for (int offset = 16; offset; offset /= 2)
+    value = fmaxf(value, __shfl_xor_sync(~0u, value, offset));
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  if (threadIdx.x) return;
+  for (const float other : of_warp) value = fmaxf(value, other);
+  raise(amax, value);
+}
+
+template <int32_t from, int32_t to>
+__device__ float cast(const tea_fp8_cast& a, float factor, const int2& access) {
+  const auto* const in = static_cast<const typename Element<from>::Bits*>(a.input);
+  auto* const out = static_cast<typename Element<to>::Bits*>(a.output);
+  float amax = 0;
+  for (int64_t i = thread_index() * kElements; i < a.count; i += thread_count() * kElements) {
+    VectorOf<from, kElements> x;
+    VectorOf<to, kElements> y;
+    x.load(in + i, a.count - i, access.x);
+#pragma unroll
+    for (int k = 0; k < kElements; ++k) {
+      const float value = static_cast<float>(x.x[k]);
+      amax = fmaxf(amax, fabsf(value));
+      y.x[k] = value * factor;
+    }
+    y.store(out + i, a.count - i, access.y);
+  }
+  return amax;
+}
+
+// `current`: the scale follows from *a.amax; else it is known, and amax is recorded.
+template <int32_t from, int32_t to>
+__global__ void __launch_bounds__(kBlock)
+    quantize(const tea_fp8_cast a, int32_t current, const int2 access) {
+  const float scale = current ? scale_for(*a.amax, a) : a.scale ? *a.scale : 1;
+  const float amax = cast<from, to>(a, scale, access);
+  if (!current && a.amax && a.count) raise_by_block(a.amax, amax);
+  if (thread_index() != 0) return;
+  if (a.scale_inv) *a.scale_inv = 1 / scale;
+  if (current && a.scale) *a.scale = scale;
+}
+
+template <int32_t from, int32_t to>
+__global__ void __launch_bounds__(kBlock) dequantize(const tea_fp8_cast a, const int2 access) {
+  cast<from, to>(a, a.scale_inv ? *a.scale_inv : 1, access);
+}
+
+template <int32_t dtype>
+__global__ void __launch_bounds__(kBlock)
+    largest_magnitude(const ConstElements of, float* result, int access) {
+  const auto* const in = static_cast<const typename Element<dtype>::Bits*>(of.data);
+  float amax = 0;
+  for (int64_t i = thread_index() * kElements; i < of.count; i += thread_count() * kElements) {
+    VectorOf<dtype, kElements> x;
+    x.load(in + i, of.count - i, access);
+#pragma unroll
+    for (int k = 0; k < kElements; ++k) amax = fmaxf(amax, fabsf(static_cast<float>(x.x[k])));
+  }
+  raise_by_block(result, amax);
+}
+
+int access_of(const void* data) { return access_bytes(reinterpret_cast<uintptr_t>(data)); }
+int2 access_of(const tea_fp8_cast& a) { return {access_of(a.input), access_of(a.output)}; }
+
+// Few blocks where all of them raise one word.
+dim3 grid_for(int64_t count, bool raising) {
+  constexpr unsigned kRaising = 1 << 14;
+  const unsigned blocks = blocks_for((count + kElements - 1) / kElements);
+  return dim3(raising ? std::min(blocks, kRaising) : blocks);
+}
+
+}  // namespace
+
+void quantize_on_gpu(const tea_fp8_cast& args, bool current, const Place& place) {
+  with_real(args.input_dtype, [&](auto from) {
+    with_fp8(args.output_dtype, [&](auto to) {
+      launch({"quantize", grid_for(args.count, !current && args.amax)}, quantize<from(), to()>,
+             place, args, int32_t{current}, access_of(args));
+    });
+  });
+}
+
+void dequantize_on_gpu(const tea_fp8_cast& args, const Place& place) {
+  if (!args.count) return;
+  with_fp8(args.input_dtype, [&](auto from) {
+    with_real(args.output_dtype, [&](auto to) {
+      launch({"dequantize", grid_for(args.count, false)}, dequantize<from(), to()>, place, args,
+             access_of(args));
+    });
+  });
+}
+
+void update_amax_on_gpu(const ConstElements& of, float* amax, const Place& place) {
+  if (!of.count) return;
+  const auto run = [&](auto dtype) {
+    launch({"largest_magnitude", grid_for(of.count, true)}, largest_magnitude<dtype()>, place, of,
+           amax, access_of(of.data));
+  };
+  if (of.dtype == TEA_E4M3 || of.dtype == TEA_E5M2)
+    with_fp8(of.dtype, run);
+  else
+    with_real(of.dtype, run);
+}
+
+}  // namespace tea

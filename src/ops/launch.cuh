@@ -1,0 +1,56 @@
+// How kernels of this folder are launched: on the caller's stream, without a synchronisation, with
+// errors under the kernel's name.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "core/driver.h"
+#include "ops/args.h"
+
+namespace tea {
+
+inline constexpr int kBlock = 256;
+
+// Blocks for so many threads of work. A kernel strides over its work, so that less is right too:
+// the bound keeps the strides of the largest tensors in range, the smaller ones run in one go.
+inline unsigned blocks_for(int64_t threads, int64_t block = kBlock) {
+  constexpr int64_t kMost = int64_t{1} << 22;
+  return static_cast<unsigned>(std::clamp<int64_t>((threads + block - 1) / block, 1, kMost));
+}
+
+struct Launch {
+  const char* name;  // of the kernel
+  dim3 grid;
+  dim3 block = dim3(kBlock);
+};
+
+template <class... Parameters>
+void launch(const Launch& how, void (*kernel)(Parameters...), const Place& place,
+            Parameters... arguments) {
+  const driver::OnDevice here(place.device);
+  void* addresses[] = {static_cast<void*>(&arguments)...};
+  const cudaError_t error = cudaLaunchKernel(kernel, how.grid, how.block, addresses, 0,
+                                             static_cast<cudaStream_t>(place.stream));
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // or the next launch in this thread, whose ever it is, reports it again
+  throw Error(TEA_FAILED, std::string("kernel ") + how.name + ": " + cudaGetErrorString(error));
+}
+
+// This thread among all, and how many there are.
+__device__ __forceinline__ int64_t thread_index() {
+  return int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+}
+__device__ __forceinline__ int64_t thread_count() { return int64_t{gridDim.x} * blockDim.x; }
+
+// The metadata of a rule, once each, before its work.
+template <class Rule>
+__device__ __forceinline__ void run_checks(const Rule& rule) {
+  for (int64_t i = thread_index(); i < rule.checks; i += thread_count()) rule.check(i);
+}
+
+// The bytes of one access: what addresses and distances, OR-ed, have in common; 16 at most.
+inline int access_bytes(uint64_t alignment) {
+  const uint64_t bits = alignment | 16;
+  return static_cast<int>(bits & (~bits + 1));
+}
+
+}  // namespace tea

@@ -1,0 +1,104 @@
+// Merging by LSE. Threads of one warp share a row of a head: each works out the weights and then
+// sums its own elements over all parts before it writes them, so that the result may be a part.
+#include "ops/launch.cuh"
+#include "ops/merge.h"
+#include "ops/vectors.cuh"
+
+namespace tea {
+namespace {
+
+constexpr int kMostParts = 120;  // whose pointers fit into the kernel's parameters
+constexpr int kUnderWay = 2;     // vectors that a thread sums at a time
+
+struct Merge {
+  tea_merge a;
+  MergeStrides at;
+  int32_t access_part, access_o;  // bytes of one access
+  int32_t lanes;                  // threads of a group, a power of two, at most a warp
+  const void* o[kMostParts];
+  const float* lse[kMostParts];
+};
+
+template <int32_t part, int32_t result>
+__global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m) {
+  using Real = std::conditional_t<part == TEA_FP64 || result == TEA_FP64, double, float>;
+  using Part = VectorOf<part>;
+  using Result = VectorOf<result, Part::kSize>;
+  const tea_merge& a = m.a;
+  const int lane = threadIdx.x & (m.lanes - 1);
+  const int64_t rows = a.batch * a.rows * a.heads, groups = thread_count() / m.lanes;
+  const auto lse_of = [&](int32_t i) { return m.lse[i]; };
+  // Whole warps stay together, for the LSE is written when all threads have read it.
+  for (int64_t first = thread_index() / 32 * 32 / m.lanes; first < rows; first += groups) {
+    const int64_t i = first + threadIdx.x % 32 / m.lanes, line = i / a.heads, b = line / a.rows;
+    const MergeRow p = {b, line - b * a.rows, i - line * a.heads};
+    const bool active = i < rows;
+    const int64_t lse_at = active ? p.in(m.at.part_lse) : 0;
+    const Real lse = merged_lse<Real>(active ? a.parts : 0, lse_of, lse_at);
+    for (int64_t v = lane * Part::kSize; active && v < a.dim;
+         v += kUnderWay * m.lanes * Part::kSize) {
+      Real sum[kUnderWay][Part::kSize] = {};
+      for (int32_t n = 0; n < a.parts; ++n) {
+        const Real weight = merge_weight<Real>(m.lse[n][lse_at], lse);
+        if (weight == 0) continue;
+        const auto* const from =
+            static_cast<const typename Part::Bits*>(m.o[n]) + p.in(m.at.part_o);
+        Part x[kUnderWay];
+#pragma unroll
+        for (int k = 0; k < kUnderWay; ++k) {
+          const int64_t c = v + k * m.lanes * Part::kSize;
+          x[k].load(from + c, a.dim - c, m.access_part);
+        }
+#pragma unroll
+        for (int k = 0; k < kUnderWay; ++k)
+#pragma unroll
+          for (int c = 0; c < Part::kSize; ++c) sum[k][c] += weight * Real(x[k].x[c]);
+      }
+      auto* const to = static_cast<typename Result::Bits*>(a.o) + p.in(m.at.o);
+#pragma unroll
+      for (int k = 0; k < kUnderWay; ++k) {
+        const int64_t at = v + k * m.lanes * Part::kSize;
+        Result y;
+#pragma unroll
+        for (int c = 0; c < Part::kSize; ++c)
+          y.x[c] = static_cast<typename Result::Format::Real>(sum[k][c]);
+        y.store(to + at, a.dim - at, m.access_o);
+      }
+    }
+    __syncwarp();
+    if (active && lane == 0 && a.lse) a.lse[p.in(m.at.lse)] = static_cast<float>(lse);
+  }
+}
+
+int access_of(uint64_t addresses, const tea_strides& stride, int bytes) {
+  const auto distance = [&](int64_t elements) { return static_cast<uint64_t>(elements * bytes); };
+  return access_bytes(addresses | distance(stride.batch) | distance(stride.seq) |
+                      distance(stride.head));
+}
+
+}  // namespace
+
+void merge_on_gpu(const tea_merge& args, const MergeStrides& at, const Place& place) {
+  TEA_REQUIRE(args.parts <= kMostParts, "parts", args.parts,
+              "at most " + shown(kMostParts) + " on a GPU");
+  Merge m{args, at, 0, 0, 1, {}, {}};
+  m.a.o_dtype = args.o_dtype ? args.o_dtype : args.part_dtype;
+  uint64_t addresses = 0;
+  for (int32_t i = 0; i < args.parts; ++i) {
+    m.o[i] = args.dim ? args.part_o[i] : nullptr, m.lse[i] = args.part_lse[i];
+    addresses |= reinterpret_cast<uintptr_t>(m.o[i]);
+  }
+  with_real(m.a.part_dtype, [&](auto part) {
+    with_real(m.a.o_dtype, [&](auto result) {
+      constexpr int kPart = sizeof(typename Element<part()>::Bits);
+      constexpr int kResult = sizeof(typename Element<result()>::Bits);
+      m.access_part = access_of(addresses, at.part_o, kPart);
+      m.access_o = access_of(reinterpret_cast<uintptr_t>(args.o), at.o, kResult);
+      while (m.lanes < 32 && m.lanes * kUnderWay * VectorOf<part()>::kSize < args.dim) m.lanes *= 2;
+      const int64_t rows = args.batch * args.rows * args.heads;
+      launch({"merge", blocks_for(rows * m.lanes)}, merge<part(), result()>, place, m);
+    });
+  });
+}
+
+}  // namespace tea

@@ -1,0 +1,168 @@
+// Moves of bytes. Some neighbouring threads, a group, make one move together: each has four
+// accesses of 16 bytes under way, or of fewer where the addresses ask for it.
+#include "ops/context_parallel.h"
+#include "ops/flash_prepare.h"
+#include "ops/kv_cache.h"
+#include "ops/launch.cuh"
+#include "ops/thd.h"
+
+namespace tea {
+namespace {
+
+constexpr int kUnderWay = 4;
+
+struct Group {
+  int64_t units;  // accesses of a move
+  int access;     // bytes
+  int lanes;      // threads of a group, a power of two
+};
+
+Group group_of(const Moves& moves) {
+  Group g{};
+  g.access = access_bytes(moves.alignment);
+  g.units = moves.bytes / g.access;
+  g.lanes = 1;
+  while (g.lanes < kBlock && g.lanes * kUnderWay < g.units) g.lanes *= 2;
+  return g;
+}
+
+template <class Unit>
+__device__ __forceinline__ void copy(const Move& move, const Group& g, int lane) {
+  Unit* const to = reinterpret_cast<Unit*>(move.to);
+  const Unit* const from = reinterpret_cast<const Unit*>(move.from);
+  for (int64_t first = lane; first < g.units; first += kUnderWay * g.lanes) {
+    Unit unit[kUnderWay] = {};
+#pragma unroll
+    for (int k = 0; k < kUnderWay; ++k)
+      if (from && first + k * g.lanes < g.units) unit[k] = __ldg(from + first + k * g.lanes);
+#pragma unroll
+    for (int k = 0; k < kUnderWay; ++k)
+      if (first + k * g.lanes < g.units) to[first + k * g.lanes] = unit[k];
+  }
+}
+
+__device__ __forceinline__ void copy(const Move& move, const Group& g, int lane) {
+  switch (g.access) {
+    case 16:
+      return copy<uint4>(move, g, lane);
+    case 8:
+      return copy<uint2>(move, g, lane);
+    case 4:
+      return copy<uint32_t>(move, g, lane);
+    case 2:
+      return copy<uint16_t>(move, g, lane);
+    default:
+      return copy<uint8_t>(move, g, lane);
+  }
+}
+
+template <class Rule>
+__global__ void __launch_bounds__(kBlock) move_bytes(const Rule rule, const Group g) {
+  run_checks(rule);
+  const int lane = threadIdx.x & (g.lanes - 1);
+  const int64_t groups = thread_count() / g.lanes;
+  for (int64_t i = thread_index() / g.lanes; i < rule.moves; i += groups) {
+    const Move move = rule.at(i);
+    if (move.to) copy(move, g, lane);
+  }
+}
+
+// ---- Rows of a cache that change places --------------------------------------------------------
+
+// One access of every row at one slot: a thread makes the moves of its access in their order.
+template <class Unit>
+__device__ __forceinline__ void reindex(const Reindex& r, int64_t live) {
+  const int64_t units = r.runs.bytes / sizeof(Unit), of_slot = r.runs.moves * units;
+  for (int64_t i = thread_index(); i < r.a.page_size * of_slot; i += thread_count()) {
+    const int64_t t = i / of_slot, in_slot = i - t * of_slot;
+    const int64_t run = in_slot / units, unit = in_slot - run * units;
+    for (int64_t n = 0; n < live; ++n) {
+      const Reindex::Source from = r.source(n);
+      if (t >= from.tokens) continue;
+      reinterpret_cast<Unit*>(r.cache.at(n, t, run))[unit] =
+          reinterpret_cast<const Unit*>(r.cache.at(from.row, t, run))[unit];
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kBlock) reindex_cache(const Reindex r, int access) {
+  __shared__ unsigned long long last;  // live entries, if the list descends
+  if (threadIdx.x == 0) last = 0;
+  __syncthreads();
+  for (int64_t n = threadIdx.x; n < r.a.batch; n += blockDim.x)
+    if (r.descends_after(n)) atomicMax(&last, static_cast<unsigned long long>(n + 1));
+  __syncthreads();
+  const int64_t live = last ? static_cast<int64_t>(last) : r.a.batch;
+  switch (access) {
+    case 16:
+      return reindex<uint4>(r, live);
+    case 8:
+      return reindex<uint2>(r, live);
+    case 4:
+      return reindex<uint32_t>(r, live);
+    case 2:
+      return reindex<uint16_t>(r, live);
+    default:
+      return reindex<uint8_t>(r, live);
+  }
+}
+
+// ---- Gaps of a ragged batch ---------------------------------------------------------------------
+
+// A block owns kBlock rows: it marks those that some sequence reaches, then zeroes the others. One
+// thread looks at every kBlock-th sequence, for offsets need not ascend.
+__global__ void __launch_bounds__(kBlock) zero_gaps(const ThdMoves m, const Group g) {
+  __shared__ bool reached[kBlock];
+  for (int64_t first = int64_t{blockIdx.x} * kBlock; first < m.a.tokens;
+       first += int64_t{gridDim.x} * kBlock) {
+    const int64_t end = first + kBlock < m.a.tokens ? first + kBlock : m.a.tokens;
+    reached[threadIdx.x] = false;
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < m.a.batch; i += kBlock) {
+      const Sequence s = m.sequence(i);
+      const int64_t from = s.start > first ? s.start : first;
+      const int64_t to = s.start + s.length < end ? s.start + s.length : end;
+      for (int64_t t = from; t < to; ++t) reached[t - first] = true;
+    }
+    __syncthreads();
+    const int lane = threadIdx.x & (g.lanes - 1);
+    const int64_t runs = (end - first) * m.runs;
+    for (int64_t i = threadIdx.x / g.lanes; i < runs; i += kBlock / g.lanes) {
+      const int64_t row = i / m.runs;
+      if (!reached[row]) copy({m.thd.at(0, first + row, i - row * m.runs), nullptr}, g, lane);
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+template <class Rule>
+void run_on_gpu(const Rule& rule, const Place& place) {
+  const bool moves = rule.moves && rule.bytes;
+  if (!moves && !rule.checks) return;
+  const Group group = group_of(rule);
+  Rule work = rule;
+  if (!moves) work.moves = 0;
+  const Launch how = {"move_bytes", blocks_for(std::max(work.moves * group.lanes, work.checks))};
+  launch(how, move_bytes<Rule>, place, work, group);
+}
+
+template void run_on_gpu(const ThdMoves&, const Place&);
+template void run_on_gpu(const AppendMoves&, const Place&);
+template void run_on_gpu(const FlashPrepareMoves&, const Place&);
+template void run_on_gpu(const ReadHalfMoves&, const Place&);
+template void run_on_gpu(const OrderMoves&, const Place&);
+template void run_on_gpu(const ValidMoves&, const Place&);
+
+void reindex_on_gpu(const Reindex& rows, const Place& place) {
+  const int access = access_bytes(rows.runs.alignment);
+  const int64_t units = rows.a.page_size * rows.runs.moves * (rows.runs.bytes / access);
+  launch({"reindex_cache", blocks_for(units)}, reindex_cache, place, rows, access);
+}
+
+void zero_gaps_on_gpu(const ThdMoves& moves, const Place& place) {
+  launch({"zero_gaps", blocks_for(moves.a.tokens)}, zero_gaps, place, moves, group_of(moves));
+}
+
+}  // namespace tea

@@ -1,0 +1,165 @@
+// Vectors of elements in registers: loaded and stored in the widest accesses that their addresses
+// allow, and converted with the GPU's own instructions. The values are those of math/formats.h,
+// except that the sign of a NaN may be lost.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "te_attention.h"
+
+namespace tea {
+
+// Real: what arithmetic is done in.
+template <int32_t dtype>
+struct Element;
+
+template <>
+struct Element<TEA_FP16> {
+  using Bits = uint16_t;
+  using Real = float;
+  __device__ static float decode(Bits x) { return __half2float(__ushort_as_half(x)); }
+  __device__ static Bits encode(float x) { return __half_as_ushort(__float2half_rn(x)); }
+};
+
+template <>
+struct Element<TEA_BF16> {
+  using Bits = uint16_t;
+  using Real = float;
+  __device__ static float decode(Bits x) { return __uint_as_float(uint32_t{x} << 16); }
+  __device__ static Bits encode(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
+};
+
+template <>
+struct Element<TEA_FP32> {
+  using Bits = float;
+  using Real = float;
+  __device__ static float decode(Bits x) { return x; }
+  __device__ static Bits encode(float x) { return x; }
+};
+
+template <>
+struct Element<TEA_FP64> {
+  using Bits = double;
+  using Real = double;
+  __device__ static double decode(Bits x) { return x; }
+  __device__ static Bits encode(double x) { return x; }
+};
+
+template <__nv_fp8_interpretation_t kind>
+struct Fp8Element {
+  using Bits = uint8_t;
+  using Real = float;
+  __device__ static float decode(Bits x) {
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(x, kind)));
+  }
+  __device__ static Bits encode(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kind); }
+  // Two for the price of one.
+  __device__ static uint16_t encode(float low, float high) {
+    return __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, kind);
+  }
+};
+template <>
+struct Element<TEA_E4M3> : Fp8Element<__NV_E4M3> {};
+template <>
+struct Element<TEA_E5M2> : Fp8Element<__NV_E5M2> {};
+
+// Calls body with a value of the widest type whose size divides `bytes` and is at most `access`.
+template <int bytes, class Body>
+__device__ __forceinline__ void with_unit(int access, const Body& body) {
+  if (bytes % 16 == 0 && access >= 16) return body(uint4{});
+  if (bytes % 8 == 0 && access >= 8) return body(uint2{});
+  if (bytes % 4 == 0 && access >= 4) return body(uint32_t{});
+  if (bytes % 2 == 0 && access >= 2) return body(uint16_t{});
+  body(uint8_t{});
+}
+
+// kSize elements in registers from memory that has `left`, the others 0; and the way back.
+// `access`: bytes of one access at most.
+template <class Bits, int kSize>
+__device__ __forceinline__ void load_bits(Bits (&to)[kSize], const Bits* from, int64_t left,
+                                          int access) {
+  if (left >= kSize)
+    with_unit<kSize * sizeof(Bits)>(access, [&](auto unit) {
+      using Unit = decltype(unit);
+#pragma unroll
+      for (int i = 0; i < int(kSize * sizeof(Bits) / sizeof(Unit)); ++i)
+        reinterpret_cast<Unit*>(to)[i] = reinterpret_cast<const Unit*>(from)[i];
+    });
+  else
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) to[i] = i < left ? from[i] : Bits{};
+}
+template <class Bits, int kSize>
+__device__ __forceinline__ void store_bits(Bits* to, const Bits (&from)[kSize], int64_t left,
+                                           int access) {
+  if (left >= kSize)
+    with_unit<kSize * sizeof(Bits)>(access, [&](auto unit) {
+      using Unit = decltype(unit);
+#pragma unroll
+      for (int i = 0; i < int(kSize * sizeof(Bits) / sizeof(Unit)); ++i)
+        reinterpret_cast<Unit*>(to)[i] = reinterpret_cast<const Unit*>(from)[i];
+    });
+  else
+#pragma unroll
+    for (int i = 0; i < kSize; ++i)
+      if (i < left) to[i] = from[i];
+}
+
+// `count` elements, by default those of one access of 16 bytes.
+template <int32_t dtype, int count = 16 / sizeof(typename Element<dtype>::Bits)>
+struct VectorOf {
+  using Format = Element<dtype>;
+  using Bits = typename Format::Bits;
+  static constexpr int kSize = count;
+  typename Format::Real x[kSize];
+
+  __device__ void load(const Bits* from, int64_t left, int access) {
+    alignas(16) Bits bits[kSize];
+    load_bits(bits, from, left, access);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) x[i] = Format::decode(bits[i]);
+  }
+
+  __device__ void store(Bits* to, int64_t left, int access) const {
+    alignas(16) Bits bits[kSize];
+    if constexpr (sizeof(Bits) == 1) {
+#pragma unroll
+      for (int i = 0; i < kSize; i += 2) {
+        const uint16_t pair = Format::encode(x[i], x[i + 1]);
+        bits[i] = static_cast<Bits>(pair), bits[i + 1] = static_cast<Bits>(pair >> 8);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) bits[i] = Format::encode(x[i]);
+    }
+    store_bits(to, bits, left, access);
+  }
+};
+
+// Calls body with the dtype as a constant: fp16, bf16, fp32 or fp64.
+template <class Body>
+void with_real(int32_t dtype, const Body& body) {
+  switch (dtype) {
+    case TEA_FP16:
+      return body(std::integral_constant<int32_t, TEA_FP16>());
+    case TEA_BF16:
+      return body(std::integral_constant<int32_t, TEA_BF16>());
+    case TEA_FP32:
+      return body(std::integral_constant<int32_t, TEA_FP32>());
+    default:
+      return body(std::integral_constant<int32_t, TEA_FP64>());
+  }
+}
+template <class Body>
+void with_fp8(int32_t dtype, const Body& body) {
+  if (dtype == TEA_E4M3)
+    body(std::integral_constant<int32_t, TEA_E4M3>());
+  else
+    body(std::integral_constant<int32_t, TEA_E5M2>());
+}
+
+}  // namespace tea
