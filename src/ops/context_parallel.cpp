@@ -90,7 +90,7 @@ void cp_out_correct(const tea_cp_out& args, const Place& place) {
   u.shape = {args.packed, args.only_second_half, args.heads, args.lse_len, args.step_lse_len};
   u.rows = (args.only_second_half ? args.tokens / 2 : args.tokens) * args.heads;
   u.width = args.dim, u.checks = args.batch;
-  u.dtype = args.dtype, u.to = args.out, u.from = args.step_out;
+  u.dtype = args.dtype, u.target = args.out, u.source = args.step_out;
   run_updates(u, place);
 }
 
@@ -102,7 +102,7 @@ void cp_grad_correct(const tea_cp_grad& args, const Place& place) {
   u.step_tokens = half_step ? args.tokens / 2 : args.tokens;
   u.rows = slabs_of(args.slabs) * u.step_tokens;
   u.width = args.row_elements, u.checks = args.batch;
-  u.dtype = args.dtype, u.to = args.grad, u.from = args.step_grad;
+  u.dtype = args.dtype, u.target = args.grad, u.source = args.step_grad;
   run_updates(u, place);
 }
 

@@ -52,9 +52,9 @@ __global__ void __launch_bounds__(kBlock) update_rows(const Rule rule, const Sha
   for (int64_t i = thread_index() / share.lanes; i < rule.rows; i += groups) {
     const Update<Real> update = rule.template at<Real>(i);
     if (update.change == Change::kNone) continue;
-    auto* const to = static_cast<typename Format::Bits*>(rule.to) + update.to * rule.width;
+    auto* const to = static_cast<typename Format::Bits*>(rule.target) + update.to * rule.width;
     const auto* const from =
-        static_cast<const typename Format::Bits*>(rule.from) + update.from * rule.width;
+        static_cast<const typename Format::Bits*>(rule.source) + update.from * rule.width;
     for (int64_t v = lane; v < share.vectors; v += kUnderWay * share.lanes) {
       Vector step[kUnderWay], old[kUnderWay];
 #pragma unroll
@@ -101,7 +101,7 @@ void run_updates_on_gpu(const Rule& rule, const Place& place) {
     if (!rule.width) work.rows = 0;
     Share share{(rule.width + kSize - 1) / kSize, 0, 1};
     share.access =
-        access_bytes(reinterpret_cast<uintptr_t>(rule.to) | reinterpret_cast<uintptr_t>(rule.from) |
+        access_bytes(reinterpret_cast<uintptr_t>(rule.target) | reinterpret_cast<uintptr_t>(rule.source) |
                      static_cast<uint64_t>(rule.width * kBytes));
     while (share.lanes < kBlock && share.lanes * kUnderWay < share.vectors) share.lanes *= 2;
     launch({"update_rows", blocks_for(std::max(work.rows * share.lanes, work.checks))},

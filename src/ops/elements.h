@@ -62,8 +62,8 @@ struct Update {
 struct Updates {
   int64_t rows = 0, width = 0, checks = 0;  // width: elements of a row
   int32_t dtype = 0;
-  void* to = nullptr;
-  const void* from = nullptr;
+  void* target = nullptr;
+  const void* source = nullptr;
 };
 
 // Instantiated in elements.cu for each rule.
@@ -83,10 +83,10 @@ void run_updates(const Rule& rule, const Place& place) {
   for (int64_t i = 0; i < rule.rows; ++i) {
     const Update<double> update = rule.template at<double>(i);
     if (update.change == Change::kNone) continue;
-    load_row(rule.from, rule.dtype, update.from * n, n, step.data());
-    if (update.change != Change::kCopy) load_row(rule.to, rule.dtype, update.to * n, n, old.data());
+    load_row(rule.source, rule.dtype, update.from * n, n, step.data());
+    if (update.change != Change::kCopy) load_row(rule.target, rule.dtype, update.to * n, n, old.data());
     for (size_t c = 0; c < step.size(); ++c) step[c] = update(old[c], step[c], round);
-    store_row(rule.to, rule.dtype, update.to * n, n, step.data());
+    store_row(rule.target, rule.dtype, update.to * n, n, step.data());
   }
 }
 
