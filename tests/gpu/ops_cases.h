@@ -1,0 +1,9 @@
+// Every operation of te_attention_ops.h as cases that run on both sides.
+#pragma once
+#include <vector>
+
+#include "both.h"
+
+namespace tea::kit {
+extern const std::vector<OpCase> kOpCases;
+}
