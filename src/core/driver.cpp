@@ -124,6 +124,12 @@ const Gpus& gpus() {
   return found;
 }
 
+int current_device() {
+  if (gpus().list.empty()) return kHost;
+  int device = 0;
+  return entries().current_device(&device) ? 0 : device;
+}
+
 int device_of(const void* pointer) {
   if (!pointer || !loaded()) return kHost;
   unsigned type = 0, managed = 0;

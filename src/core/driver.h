@@ -17,6 +17,10 @@ struct Gpus {
 // Loads and initialises the driver once per process.
 const Gpus& gpus();
 
+// The device of this thread's context; the first one, as for CUDA's runtime, where there is no
+// context yet; kHost without a GPU.
+int current_device();
+
 // The index of the device whose memory `pointer` is in, managed memory included; kHost for any
 // other pointer. Asks nothing where this process has not used the driver yet: it has no such memory
 // then.

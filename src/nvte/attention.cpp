@@ -96,11 +96,17 @@ int common_alignment(const Tensors& t) {
   return static_cast<int>(bits & (~bits + 1));
 }
 
+// Where the call's memory is. Tensors without elements may have none, Q as well.
+int place_of(const Tensors& t) {
+  const auto found = std::find_if(t.begin(), t.end(), [](const void* data) { return data; });
+  return found == t.end() ? kHost : device_of(*found);
+}
+
 // Plans and runs. `run` has the sizes, the workspace and the stream; `t` all tensors of the call.
 void execute(Problem problem, tea_run run, Tensors& t, Direction direction) {
   take_out_unused(t, problem, direction);
   problem.alignment = common_alignment(t);
-  const PlanRef plan = planner().plan(problem, device_of(t[TEA_Q]));
+  const PlanRef plan = planner().plan(problem, place_of(t));
   run.tensors = t.data();
   run.tensor_count = static_cast<uint32_t>(t.size());
   if (direction == Direction::kForward)

@@ -11,11 +11,11 @@
 namespace tea::nvte {
 namespace {
 
-// Runs an operation and throws if it found nonsense in cu_seqlens.
+// Runs an operation and throws if it found nonsense in cu_seqlens of the host.
 template <class Args>
 void run(void (*operation)(const Args&, const Place&), Args args, const Place& place) {
   int32_t status = 0;
-  args.status = &status;
+  args.status = status_at(place, &status);
   operation(args, place);
   require_sane(status, "cu_seqlens");
 }

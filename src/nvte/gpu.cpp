@@ -1,21 +1,29 @@
-// The questions about the GPU and cuDNN. This build has host engines only.
+// The questions about the GPU and cuDNN.
 #include "nvte/gpu.h"
 
+#include "core/driver.h"
 #include "nvte/error.h"
 #include "transformer_engine/cudnn.h"
 #include "transformer_engine/util/cuda_runtime.h"
 
 namespace {
 
-[[noreturn]] void fail_without_gpu(const char* question, int device_id) {
-  TEA_NVTE_ERROR(question, " of device ", device_id, ": no GPU; this build runs on the host only.");
+// The GPU of that index, or the current one for -1.
+const tea::Device& gpu(const char* question, int device_id) {
+  const tea::driver::Gpus& gpus = tea::driver::gpus();
+  const int index = device_id == -1 ? tea::driver::current_device() : device_id;
+  if (index < 0 || index >= static_cast<int>(gpus.list.size()))
+    TEA_NVTE_ERROR(question, " of device ", device_id, ": no GPU; there are ", gpus.list.size(),
+                   ". ", gpus.why_none);
+  return gpus.list[static_cast<size_t>(index)];
 }
 
 }  // namespace
 
 int nvte_is_non_tn_fp8_gemm_supported() {
+  const tea::driver::Gpus& gpus = tea::driver::gpus();
   constexpr int kNoGpu = 0;
-  return tea::nvte::has_non_tn_fp8_gemm(kNoGpu);
+  return tea::nvte::has_non_tn_fp8_gemm(gpus.list.empty() ? kNoGpu : gpu("kind", -1).sm);
 }
 
 namespace transformer_engine {
@@ -24,9 +32,11 @@ void nvte_cudnn_handle_init() {}
 
 namespace cuda {
 
-int current_device() { fail_without_gpu("index", -1); }
-int sm_arch(int device_id) { fail_without_gpu("compute capability", device_id); }
-int sm_count(int device_id) { fail_without_gpu("number of multiprocessors", device_id); }
+int current_device() { return gpu("index", -1).index; }
+int sm_arch(int device_id) { return gpu("compute capability", device_id).sm; }
+int sm_count(int device_id) {
+  return gpu("number of multiprocessors", device_id).multiprocessors;
+}
 
 }  // namespace cuda
 }  // namespace transformer_engine

@@ -93,11 +93,12 @@ void copy_to_kv_cache(const CacheOperands& o, NVTE_QKV_Format format, const Cach
   a.cu_new = int32_data(o.cu_new_lens, s.batch + 1);
   a.cu_cached = int32_data(o.cu_cached_lens, s.batch + 1);
   if (s.batch) require_pointers({{"page_table", a.page_table}});
+  const Place place = place_of(
+      {o.new_k, o.new_v, o.k_cache, o.v_cache, o.page_table, o.cu_new_lens, o.cu_cached_lens},
+      stream);
   int32_t status = 0;
-  a.status = &status;
-  append_kv(a, place_of({o.new_k, o.new_v, o.k_cache, o.v_cache, o.page_table, o.cu_new_lens,
-                         o.cu_cached_lens},
-                        stream));
+  a.status = status_at(place, &status);
+  append_kv(a, place);
   require_sane(status, "cu_new_lens, cu_cached_lens or page_table");
 }
 
@@ -163,9 +164,10 @@ void nvte_convert_thd_to_bshd(NVTETensor tensor, NVTETensor cu_seqlens, NVTETens
     require_rank(o.thd, 3, 3);
     tea_thd_convert a = conversion(o, b, max_seq_len, o.thd);
     a.input = o.thd.data(), a.output = o.bshd.data();
+    const auto place = place_of({o.thd, o.cu_seqlens, o.bshd}, stream);
     int32_t status = 0;
-    a.status = &status;
-    tea::thd_to_bshd(a, place_of({o.thd, o.cu_seqlens, o.bshd}, stream));
+    a.status = tea::nvte::status_at(place, &status);
+    tea::thd_to_bshd(a, place);
     tea::nvte::require_sane(status, "cu_seqlens");
   });
 }
@@ -178,9 +180,10 @@ void nvte_convert_bshd_to_thd(NVTETensor tensor, NVTETensor cu_seqlens, NVTETens
     require_rank(o.bshd, 4, 4);
     tea_thd_convert a = conversion(o, o.bshd.size(0), o.bshd.size(1), o.bshd);
     a.input = o.bshd.data(), a.output = o.thd.data();
+    const auto place = place_of({o.thd, o.cu_seqlens, o.bshd}, stream);
     int32_t status = 0;
-    a.status = &status;
-    tea::bshd_to_thd(a, place_of({o.thd, o.cu_seqlens, o.bshd}, stream));
+    a.status = tea::nvte::status_at(place, &status);
+    tea::bshd_to_thd(a, place);
     tea::nvte::require_sane(status, "cu_seqlens");
   });
 }

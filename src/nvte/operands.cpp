@@ -62,14 +62,19 @@ int64_t batch_of(const Operand& cu_seqlens) {
 
 Place place_of(std::initializer_list<Operand> operands, cudaStream_t stream) {
   const Operand* first = nullptr;
+  Place place{kHost, stream};
   for (const Operand& operand : operands) {
     if (!operand.data()) continue;
-    if (!first) first = &operand;
-    TEA_REQUIRE(device_of(operand.data()) == device_of(first->data()),
-                std::string(operand.name) + " on device", device_of(operand.data()),
-                std::string("the device of ") + first->name);
+    const int device = device_of(operand.data());
+    if (!first) first = &operand, place.device = device;
+    TEA_REQUIRE(device == place.device, std::string(operand.name) + " on device", device,
+                std::string("the device of ") + first->name + ", " + shown(place.device));
   }
-  return {first ? device_of(first->data()) : kHost, stream};
+  return place;
+}
+
+int32_t* status_at(const Place& place, int32_t* status) {
+  return place.device == kHost ? status : nullptr;
 }
 
 void require_sane(int32_t status, const char* arrays) {

@@ -38,6 +38,8 @@ int64_t batch_of(const Operand& cu_seqlens);
 // Where the operands lie: all on one side.
 Place place_of(std::initializer_list<Operand> operands, cudaStream_t stream);
 
+// Where an operation reports nonsense in arrays: nowhere on a GPU, for asking would mean waiting.
+int32_t* status_at(const Place& place, int32_t* status);
 // Throws if an operation reported nonsense in `arrays`. It has skipped what was out of range.
 void require_sane(int32_t status, const char* arrays);
 

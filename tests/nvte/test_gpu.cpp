@@ -1,4 +1,5 @@
-// What the C API says of a GPU that is not there.
+// What the C API says of the GPU, or of there being none.
+#include "core/driver.h"
 #include "expect_error.h"
 #include "nvte/gpu.h"
 #include "transformer_engine/cudnn.h"
@@ -15,11 +16,19 @@ TEST(Gpu, TheRuleOfNonTnFp8Gemm) {
     EXPECT_TRUE(tea::nvte::has_non_tn_fp8_gemm(sm)) << sm;
 }
 
-TEST(Gpu, NoneIsThere) {
-  EXPECT_EQ(nvte_is_non_tn_fp8_gemm_supported(), 0);
-  EXPECT_NVTE_ERROR(cuda::current_device(), "no GPU");
-  EXPECT_NVTE_ERROR(cuda::sm_arch(), "compute capability of device -1: no GPU");
-  EXPECT_NVTE_ERROR(cuda::sm_count(2), "number of multiprocessors of device 2: no GPU");
+TEST(Gpu, AnswersFromTheDriver) {
+  const std::vector<tea::Device>& gpus = tea::driver::gpus().list;
+  EXPECT_NVTE_ERROR(cuda::sm_count(1000), "number of multiprocessors of device 1000: no GPU");
+  if (gpus.empty()) {
+    EXPECT_EQ(nvte_is_non_tn_fp8_gemm_supported(), 0);
+    EXPECT_NVTE_ERROR(cuda::current_device(), "index of device -1: no GPU; there are 0");
+    EXPECT_NVTE_ERROR(cuda::sm_arch(), "compute capability of device -1: no GPU");
+  } else {
+    const tea::Device& current = gpus[static_cast<size_t>(cuda::current_device())];
+    EXPECT_EQ(cuda::sm_arch(), current.sm);
+    EXPECT_EQ(cuda::sm_count(0), gpus[0].multiprocessors);
+    EXPECT_EQ(nvte_is_non_tn_fp8_gemm_supported(), tea::nvte::has_non_tn_fp8_gemm(current.sm));
+  }
 }
 
 TEST(Gpu, CudnnNeedsNoHandle) { EXPECT_NO_THROW(transformer_engine::nvte_cudnn_handle_init()); }
