@@ -7,6 +7,7 @@
 
 #include "core/device.h"
 #include "core/error.h"
+#include "math/divide.h"
 #include "math/host_device.h"
 #include "te_attention_ops.h"
 

@@ -49,7 +49,7 @@ struct ReadHalfMoves : Moves {
     if (halves_of(a.cu_seqlens, i, a.tokens).index < 0) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
   TEA_HOST_DEVICE Move at(int64_t i) const {
-    const int64_t slab = i / (a.tokens / 2), row = i - slab * (a.tokens / 2);
+    const int64_t slab = quotient(i, a.tokens / 2), row = i - slab * (a.tokens / 2);
     const Halves s = halves_around(a.cu_seqlens, a.batch, a.tokens, 2 * row);
     if (s.index < 0) return {};
     const int64_t from = slab * a.tokens + s.start / 2 + row + a.second * s.half;
@@ -89,23 +89,40 @@ struct LseElements : Elementwise {
   TEA_HOST_DEVICE void check(int64_t i) const {
     if (!shape.fits(halves_of(a.cu_seqlens, i, tokens()))) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
-  using Cursor = Halves;
+
+  // Elements [begin, end) of a line of half_lse belong to those `shift` later in the whole line.
+  struct Cursor {
+    int64_t begin = 0, end = 0, shift = 0;
+  };
+  struct Slot {
+    float *whole, *half;
+  };
+  struct Value {
+    float whole, half;
+  };
+  TEA_HOST_DEVICE bool find(int64_t line, int64_t i, Cursor& c, Slot& slot) const {
+    if (i < c.begin || i >= c.end) c = cursor(line, i);
+    slot = {a.lse + line * a.lse_len + i + c.shift, a.half_lse + line * a.half_len + i};
+    return i >= c.begin && i < c.end;
+  }
+  TEA_HOST_DEVICE Value load(const Slot& slot) const {
+    return {*slot.whole, correct ? *slot.half : 0};
+  }
   template <class Real>
-  TEA_HOST_DEVICE void apply(int64_t line, int64_t i, Cursor& s) const {
-    if (a.packed) {
-      if (s.index < 0 || i - s.start / 2 >= s.half)
-        s = halves_around(a.cu_seqlens, a.batch, tokens(), 2 * i);
-    } else if (s.index < 0) {
-      s = halves_of(a.cu_seqlens, line / a.heads, tokens());
-    }
-    const int64_t c = i - shape.step_first(s);
-    if (c >= shape.count(s) || !shape.fits(s)) return;
-    float& whole = a.lse[line * a.lse_len + shape.whole_first(s) + c];
-    float& half = a.half_lse[line * a.half_len + i];
+  TEA_HOST_DEVICE void store(const Slot& slot, const Value& value) const {
     if (correct)
-      whole = static_cast<float>(log_add(Real{whole}, Real{half}));
+      *slot.whole = static_cast<float>(log_add(Real{value.whole}, Real{value.half}));
     else
-      half = whole;
+      *slot.half = value.whole;
+  }
+
+ private:
+  TEA_HOST_DEVICE Cursor cursor(int64_t line, int64_t i) const {
+    const Halves s = a.packed ? halves_around(a.cu_seqlens, a.batch, tokens(), 2 * i)
+                              : halves_of(a.cu_seqlens, quotient(line, a.heads), tokens());
+    if (!shape.fits(s)) return {};
+    const int64_t begin = shape.step_first(s);
+    return {begin, begin + shape.count(s), shape.whole_first(s) - begin};
   }
 };
 
@@ -120,7 +137,7 @@ struct OutUpdates : Updates {
   }
   template <class Real>
   TEA_HOST_DEVICE Update<Real> at(int64_t i) const {
-    const int64_t row = i / a.heads, h = i - row * a.heads;
+    const int64_t row = quotient(i, a.heads), h = i - row * a.heads;
     const int64_t whole_row = shape.second ? 2 * row : row;
     const Halves s = halves_around(a.cu_seqlens, a.batch, a.tokens, whole_row);
     if (!shape.fits(s)) return {};
@@ -149,7 +166,7 @@ struct GradUpdates : Updates {
   template <class Real>
   TEA_HOST_DEVICE Update<Real> at(int64_t i) const {
     const bool half_step = a.first == TEA_CP_NONE || a.second == TEA_CP_NONE;
-    const int64_t slab = i / step_tokens, row = i - slab * step_tokens;
+    const int64_t slab = quotient(i, step_tokens), row = i - slab * step_tokens;
     const Halves s = halves_around(a.cu_seqlens, a.batch, a.tokens, half_step ? 2 * row : row);
     if (s.index < 0) return {};
     const int64_t c = row - (half_step ? s.start / 2 : s.start);
@@ -161,45 +178,57 @@ struct GradUpdates : Updates {
 
 // ---- Order over the ranks --------------------------------------------------------------------
 
-// A sequence cut into 2 * world chunks; a rank has two of them, neighbours in its own order.
+// A sequence cut into 2 * world chunks, of which a rank has two, neighbours in its own order: its
+// tokens begin + c, c < 2 * chunk, are the global ones first + c and, from c = chunk on, second +
+// c.
 struct Cut {
-  int64_t start = 0, chunk = -1;  // chunk -1: nonsense
+  int64_t begin = 0, chunk = -1, first = 0, second = 0;  // chunk -1: nonsense
 
   TEA_HOST_DEVICE bool sane() const { return chunk >= 0; }
 };
 
 template <class Args>
-TEA_HOST_DEVICE Cut cut_of(const Args& a, int64_t i) {
+TEA_HOST_DEVICE Cut cut_of(const Args& a, int64_t rank, int64_t i) {
   const int64_t start = a.cu_seqlens[i], end = a.cu_seqlens[i + 1], cuts = int64_t{2} * a.world;
-  if (start < 0 || end < start || end > a.tokens || start % cuts || end % cuts) return {};
-  return {start, (end - start) / cuts};
+  if (start < 0 || end < start || end > a.tokens) return {};
+  const int64_t from = quotient(start, cuts), to = quotient(end, cuts), chunk = to - from;
+  if (from * cuts != start || to * cuts != end) return {};
+  return {2 * from, chunk, start + rank * chunk, start + (cuts - 2 - rank) * chunk};
 }
 
 // The place in the global order of token `local` of a rank, or -1. `cut` is that of the last call.
 template <class Args>
 TEA_HOST_DEVICE int64_t global_token(const Args& a, int64_t rank, int64_t local, Cut& cut) {
-  int64_t c = local - cut.start / a.world;
-  if (!cut.sane() || c < 0 || c >= 2 * cut.chunk) {
+  if (local < cut.begin || local - cut.begin >= 2 * cut.chunk) {
     const int64_t i = find_sequence(a.cu_seqlens, a.batch, local * a.world);
-    cut = i < 0 ? Cut{} : cut_of(a, i);
-    c = local - cut.start / a.world;
-    if (!cut.sane() || c >= 2 * cut.chunk) return -1;
+    cut = i < 0 ? Cut{} : cut_of(a, rank, i);
+    if (local - cut.begin >= 2 * cut.chunk) return -1;
   }
-  const int64_t after = (int64_t{2} * a.world - 1 - rank) * cut.chunk - cut.chunk;
-  return cut.start + c + (c < cut.chunk ? rank * cut.chunk : after);
+  const int64_t c = local - cut.begin;
+  return c + (c < cut.chunk ? cut.first : cut.second);
 }
 
 struct PartitionElements : Elementwise {
   tea_cp_partition a;
 
   TEA_HOST_DEVICE void check(int64_t i) const {
-    if (!cut_of(a, i).sane()) report(a.status, TEA_STATUS_BAD_LENGTHS);
+    if (!cut_of(a, a.rank, i).sane()) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
   using Cursor = Cut;
-  template <class Real>
-  TEA_HOST_DEVICE void apply(int64_t, int64_t i, Cursor& cut) const {
+  struct Slot {
+    int32_t* to;
+    int32_t token;
+  };
+  using Value = int32_t;
+  TEA_HOST_DEVICE bool find(int64_t, int64_t i, Cursor& cut, Slot& slot) const {
     const int64_t token = global_token(a, a.rank, i, cut);
-    if (token >= 0) a.indices[i] = static_cast<int32_t>(token);
+    slot = {a.indices + i, static_cast<int32_t>(token)};
+    return token >= 0;
+  }
+  TEA_HOST_DEVICE Value load(const Slot& slot) const { return slot.token; }
+  template <class Real>
+  TEA_HOST_DEVICE void store(const Slot& slot, Value token) const {
+    *slot.to = token;
   }
 };
 
@@ -208,10 +237,10 @@ struct OrderMoves : Moves {
   bool to_rank_order;
 
   TEA_HOST_DEVICE void check(int64_t i) const {
-    if (!cut_of(a, i).sane()) report(a.status, TEA_STATUS_BAD_LENGTHS);
+    if (!cut_of(a, 0, i).sane()) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
   TEA_HOST_DEVICE Move at(int64_t i) const {
-    const int64_t each = a.tokens / a.world, rank = i / each;
+    const int64_t each = quotient(a.tokens, a.world), rank = quotient(i, each);
     Cut cut;
     const int64_t token = global_token(a, rank, i - rank * each, cut);
     if (token < 0) return {};

@@ -7,6 +7,8 @@ namespace tea {
 namespace {
 
 constexpr int kScan = 1024, kWarp = 32;
+constexpr int kEach = 8;      // lengths that a thread sums
+constexpr int kUnderWay = 4;  // accesses
 constexpr int64_t kMost = INT32_MAX;
 
 // The sum over this thread and those before it; *total: over all.
@@ -34,13 +36,23 @@ __global__ void __launch_bounds__(kScan)
     sum_lengths(const int32_t* lengths, int32_t* cu_seqlens, int64_t batch, int32_t* status) {
   if (threadIdx.x == 0) cu_seqlens[0] = 0;
   int64_t before = 0;
-  for (int64_t first = 0; first < batch; first += kScan) {
-    const int64_t i = first + threadIdx.x;
-    const int64_t length = i < batch ? lengths[i] : 0;
-    int64_t total = 0;
-    const int64_t sum = before + scanned(length > 0 ? length : 0, &total);
-    if (length < 0 || sum > kMost) report(status, TEA_STATUS_BAD_LENGTHS);
-    if (i < batch) cu_seqlens[i + 1] = static_cast<int32_t>(sum < kMost ? sum : kMost);
+  for (int64_t tile = 0; tile < batch; tile += kScan * kEach) {
+    const int64_t first = tile + int64_t{threadIdx.x} * kEach;
+    int64_t sum[kEach], total = 0;
+    bool sane = true;
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const int64_t length = first + k < batch ? lengths[first + k] : 0;
+      sane &= length >= 0;
+      sum[k] = (k ? sum[k - 1] : 0) + (length > 0 ? length : 0);
+    }
+    const int64_t own = sum[kEach - 1], base = before + scanned(own, &total) - own;
+#pragma unroll
+    for (int k = 0; k < kEach; ++k)
+      if (first + k < batch)
+        cu_seqlens[first + k + 1] =
+            static_cast<int32_t>(base + sum[k] < kMost ? base + sum[k] : kMost);
+    if (!sane || base + own > kMost) report(status, TEA_STATUS_BAD_LENGTHS);
     before += total;
   }
 }
@@ -52,17 +64,22 @@ __device__ int marked(const uint4& bytes) {
 
 // The bytes of [begin, end) that are not zero and fall to this lane.
 __device__ int64_t marked_between(const uint8_t* begin, const uint8_t* end, int lane, int lanes) {
-  const auto align = [](const uint8_t* p) {
-    return reinterpret_cast<uintptr_t>(p) & ~uintptr_t{15};
-  };
+  const auto align = [](const uint8_t* at) { return at - reinterpret_cast<uintptr_t>(at) % 16; };
+  const uint8_t* p = align(begin) + 16 * lane;
+  const int64_t step = 16 * lanes;
   int64_t count = 0;
-  for (uintptr_t word = align(begin) + 16 * lane; word < reinterpret_cast<uintptr_t>(end);
-       word += 16 * lanes) {
-    const auto* const p = reinterpret_cast<const uint8_t*>(word);
-    if (p >= begin && p + 16 <= end)
-      count += marked(__ldg(reinterpret_cast<const uint4*>(p)));
-    else
-      for (const uint8_t* b = p < begin ? begin : p; b < p + 16 && b < end; ++b) count += *b != 0;
+  for (; p < end; p += kUnderWay * step) {
+    if (p >= begin && p + (kUnderWay - 1) * step + 16 <= end) {
+      uint4 word[kUnderWay];
+#pragma unroll
+      for (int k = 0; k < kUnderWay; ++k)
+        word[k] = __ldg(reinterpret_cast<const uint4*>(p + k * step));
+#pragma unroll
+      for (int k = 0; k < kUnderWay; ++k) count += marked(word[k]);
+    } else {
+      for (const uint8_t* q = p; q < end && q < p + kUnderWay * step; q += step)
+        for (const uint8_t* b = q < begin ? begin : q; b < q + 16 && b < end; ++b) count += *b != 0;
+    }
   }
   return count;
 }
@@ -90,7 +107,8 @@ __global__ void __launch_bounds__(kBlock)
   for (int64_t first = thread_index() / kWarp * kWarp / pieces.lanes; first < count;
        first += groups) {
     const int64_t i = first + threadIdx.x % kWarp / pieces.lanes;
-    const int64_t row = i / pieces.of_row, begin = (i - row * pieces.of_row) * pieces.bytes;
+    const int64_t row = quotient(i, pieces.of_row),
+                  begin = (i - row * pieces.of_row) * pieces.bytes;
     const int64_t end = begin + pieces.bytes < a.seqlen ? begin + pieces.bytes : a.seqlen;
     const uint8_t* const mask = a.mask + row * a.seqlen;
     int64_t tokens = i < count ? marked_between(mask + begin, mask + end, lane, pieces.lanes) : 0;

@@ -14,11 +14,18 @@ TEA_HOST_DEVICE int64_t squares(int64_t origin, int64_t length) {
   return (origin % kSide + length + kSide - 1) / kSide;
 }
 
-// Sixteen decisions of one row.
+// Sixteen decisions of one row, a byte each.
 struct Line {
-  uint32_t word[kSide / 4] = {};
-  __device__ void set(int col, bool keep) { word[col / 4] |= uint32_t{keep} << (col % 4 * 8); }
+  uint32_t word[kSide / 4];
 };
+
+// Two decisions as two bytes: is each half of the word at least `threshold`? The sum's third byte
+// says so.
+__device__ __forceinline__ uint32_t decisions(uint32_t uniforms, uint32_t threshold) {
+  const uint32_t low = (uniforms & 0xFFFF) + (0x10000 - threshold);
+  const uint32_t high = (uniforms >> 16) + (0x10000 - threshold);
+  return __byte_perm(low, high, 0x4462);
+}
 
 // Columns [begin, end) of the line go to row[begin ...].
 __device__ void store(uint8_t* row, const Line& line, int64_t begin, int64_t end) {
@@ -41,22 +48,24 @@ __global__ void __launch_bounds__(kBlock) keep_decisions(const tea_dropout_mask 
   const int64_t first_row = origin_of(a, 2), first_col = origin_of(a, 3);
   const int64_t pairs = squares(first_row, a.rows) * kPairs, wide = squares(first_col, a.cols);
   for (int64_t i = thread_index(); i < a.batch * a.heads * pairs * wide; i += thread_count()) {
-    const int64_t line = i / wide, plane = line / pairs, b = plane / a.heads;
+    const int64_t line = quotient(i, wide), plane = quotient(line, pairs);
+    const int64_t b = quotient(plane, a.heads);
     const int64_t pair = line - plane * pairs;
     const uint32_t stream =
         dropout_stream(b + origin_of(a, 0), plane - b * a.heads + origin_of(a, 1));
     // Global, as the cells count.
     const int64_t row = (first_row / kSide + pair / kPairs) * kSide + pair % kPairs;
     const int64_t col = (first_col / kSide + i - line * wide) * kSide;
+    // A word of a cell has two neighbouring columns: of row i left, right, of row i + 8 likewise.
     Line lines[2];
 #pragma unroll
-    for (int c = 0; c < kSide / 2; c += 2) {
-      const Philox4 cell = dropout_cell(rng, stream, row, col + c);
+    for (int c = 0; c < kSide / 2; c += 4) {
+      const Philox4 left = dropout_cell(rng, stream, row, col + c);
+      const Philox4 right = dropout_cell(rng, stream, row, col + c + 2);
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (const int j : {c, c + 1, c + 8, c + 9})
-          lines[half].set(j, dropout_uniform(cell, row + 8 * half, col + j) >= threshold);
+      for (int w = 0; w < 4; ++w)
+        lines[w / 2].word[c / 4 + w % 2 * 2] = __byte_perm(
+            decisions(left.word[w], threshold), decisions(right.word[w], threshold), 0x5410);
     }
     const int64_t begin = first_col > col ? first_col - col : 0;
     const int64_t end = first_col + a.cols - col < kSide ? first_col + a.cols - col : kSide;

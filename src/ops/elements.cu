@@ -20,18 +20,28 @@ __global__ void __launch_bounds__(kBlock) each_element(const Rule rule) {
   constexpr int64_t kTile = kBlock * kPerThread;
   const int64_t tiles = (rule.length + kTile - 1) / kTile;
   for (int64_t tile = blockIdx.x; tile < rule.lines * tiles; tile += gridDim.x) {
-    const int64_t line = tile / tiles, first = (tile - line * tiles) * kTile + threadIdx.x;
+    const int64_t line = quotient(tile, tiles), first = (tile - line * tiles) * kTile + threadIdx.x;
     typename Rule::Cursor cursor{};
+    typename Rule::Slot slot[kPerThread];
+    typename Rule::Value value[kPerThread];
+    bool found[kPerThread];
+#pragma unroll
+    for (int k = 0; k < kPerThread; ++k) {
+      const int64_t i = first + k * kBlock;
+      found[k] = i < rule.length && rule.find(line, i, cursor, slot[k]);
+    }
 #pragma unroll
     for (int k = 0; k < kPerThread; ++k)
-      if (const int64_t i = first + k * kBlock; i < rule.length)
-        rule.template apply<float>(line, i, cursor);
+      if (found[k]) value[k] = rule.load(slot[k]);
+#pragma unroll
+    for (int k = 0; k < kPerThread; ++k)
+      if (found[k]) rule.template store<float>(slot[k], value[k]);
   }
 }
 
 // ---- Row by row --------------------------------------------------------------------------------
 
-constexpr int kUnderWay = 2;  // vectors that a thread has loaded at a time
+constexpr int kUnderWay = 4;  // vectors that a thread has loaded at a time
 
 // How a group of threads shares a row.
 struct Share {
@@ -39,6 +49,17 @@ struct Share {
   int access;       // bytes
   int lanes;        // threads of a group, a power of two
 };
+
+// Calls body with the change as a constant.
+template <class Real, class Body>
+__device__ __forceinline__ void change(const Update<Real>& update, const Body& body) {
+  if (update.change == Change::kCopy)
+    body(std::integral_constant<Change, Change::kCopy>());
+  else if (update.change == Change::kAdd)
+    body(std::integral_constant<Change, Change::kAdd>());
+  else
+    body(std::integral_constant<Change, Change::kAddProduct>());
+}
 
 template <int32_t dtype, class Rule>
 __global__ void __launch_bounds__(kBlock) update_rows(const Rule rule, const Share share) {
@@ -63,12 +84,17 @@ __global__ void __launch_bounds__(kBlock) update_rows(const Rule rule, const Sha
         step[k].load(from + at, rule.width - at, share.access);
         if (update.change != Change::kCopy) old[k].load(to + at, rule.width - at, share.access);
       }
+      change(update, [&](auto constant) {
+        const Update<Real> known = {constant(), 0, 0, update.weight};
+#pragma unroll
+        for (int k = 0; k < kUnderWay; ++k)
+#pragma unroll
+          for (int c = 0; c < Vector::kSize; ++c)
+            step[k].x[c] = known(old[k].x[c], step[k].x[c], round);
+      });
 #pragma unroll
       for (int k = 0; k < kUnderWay; ++k) {
         const int64_t at = (v + k * share.lanes) * Vector::kSize;
-#pragma unroll
-        for (int c = 0; c < Vector::kSize; ++c)
-          step[k].x[c] = update(old[k].x[c], step[k].x[c], round);
         step[k].store(to + at, rule.width - at, share.access);
       }
     }
@@ -100,9 +126,9 @@ void run_updates_on_gpu(const Rule& rule, const Place& place) {
     Rule work = rule;
     if (!rule.width) work.rows = 0;
     Share share{(rule.width + kSize - 1) / kSize, 0, 1};
-    share.access =
-        access_bytes(reinterpret_cast<uintptr_t>(rule.target) | reinterpret_cast<uintptr_t>(rule.source) |
-                     static_cast<uint64_t>(rule.width * kBytes));
+    share.access = access_bytes(reinterpret_cast<uintptr_t>(rule.target) |
+                                reinterpret_cast<uintptr_t>(rule.source) |
+                                static_cast<uint64_t>(rule.width * kBytes));
     while (share.lanes < kBlock && share.lanes * kUnderWay < share.vectors) share.lanes *= 2;
     launch({"update_rows", blocks_for(std::max(work.rows * share.lanes, work.checks))},
            update_rows<dtype(), Rule>, place, work, share);

@@ -12,9 +12,11 @@ namespace tea {
 // ---- One at a time ---------------------------------------------------------------------------
 
 // What a rule derives from. It adds
-//   struct Cursor                              what is known from the element before, at first {}
-//   void apply<Real>(line, i, Cursor&) const   does element i < length of a line; in any order
-//   void check(int64_t i) const                for i < checks: reports nonsense, once each
+//   struct Cursor                        what is known from the element before, at first {}
+//   bool find(line, i, Cursor&, Slot&)   where element i < length of a line is, if there is work
+//   Value load(Slot)                     what lies there; several are under way at a time
+//   void store<Real>(Slot, Value)        does the work
+//   void check(int64_t i)                for i < checks: reports nonsense, once each
 struct Elementwise {
   int64_t lines = 0, length = 0, checks = 0;
 };
@@ -32,7 +34,9 @@ void run_elements(const Rule& rule, const Place& place) {
   for (int64_t i = 0; i < rule.checks; ++i) rule.check(i);
   for (int64_t line = 0; line < rule.lines; ++line) {
     typename Rule::Cursor cursor{};
-    for (int64_t i = 0; i < rule.length; ++i) rule.template apply<double>(line, i, cursor);
+    typename Rule::Slot slot;
+    for (int64_t i = 0; i < rule.length; ++i)
+      if (rule.find(line, i, cursor, slot)) rule.template store<double>(slot, rule.load(slot));
   }
 }
 
@@ -84,7 +88,8 @@ void run_updates(const Rule& rule, const Place& place) {
     const Update<double> update = rule.template at<double>(i);
     if (update.change == Change::kNone) continue;
     load_row(rule.source, rule.dtype, update.from * n, n, step.data());
-    if (update.change != Change::kCopy) load_row(rule.target, rule.dtype, update.to * n, n, old.data());
+    if (update.change != Change::kCopy)
+      load_row(rule.target, rule.dtype, update.to * n, n, old.data());
     for (size_t c = 0; c < step.size(); ++c) step[c] = update(old[c], step[c], round);
     store_row(rule.target, rule.dtype, update.to * n, n, step.data());
   }

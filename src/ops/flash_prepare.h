@@ -18,18 +18,18 @@ struct FlashPrepareMoves : Moves {
  private:
   // i counts [3, batch, seqlen, heads].
   TEA_HOST_DEVICE Move to_dense(int64_t i) const {
-    const int64_t row = i / a.heads, h = i - row * a.heads;
-    const int64_t line = row / a.seqlen, s = row - line * a.seqlen;
-    const int64_t which = line / a.batch, b = line - which * a.batch;
+    const int64_t row = quotient(i, a.heads), h = i - row * a.heads;
+    const int64_t line = quotient(row, a.seqlen), s = row - line * a.seqlen;
+    const int64_t which = quotient(line, a.batch), b = line - which * a.batch;
     const int64_t from = ((s * a.batch + b) * a.heads + h) * 3 + which;
     return {static_cast<char*>(a.output) + i * bytes,
             static_cast<const char*>(a.input[0]) + from * bytes};
   }
   // i counts [seqlen, batch, heads, 3].
   TEA_HOST_DEVICE Move to_interleaved(int64_t i) const {
-    const int64_t head = i / 3, which = i - head * 3;
-    const int64_t row = head / a.heads, h = head - row * a.heads;
-    const int64_t s = row / a.batch, b = row - s * a.batch;
+    const int64_t head = quotient(i, 3), which = i - head * 3;
+    const int64_t row = quotient(head, a.heads), h = head - row * a.heads;
+    const int64_t s = quotient(row, a.batch), b = row - s * a.batch;
     const void* input = which == 0 ? a.input[0] : which == 1 ? a.input[1] : a.input[2];
     return {static_cast<char*>(a.output) + i * bytes,
             static_cast<const char*>(input) + ((b * a.seqlen + s) * a.heads + h) * bytes};

@@ -31,11 +31,13 @@ __device__ void raise_by_block(float* amax, float value) {
 }
 
 template <int32_t from, int32_t to>
-__device__ float cast(const tea_fp8_cast& a, float factor, const int2& access) {
+__device__ float cast(const tea_fp8_cast& a, float factor, bool backwards, const int2& access) {
   const auto* const in = static_cast<const typename Element<from>::Bits*>(a.input);
   auto* const out = static_cast<typename Element<to>::Bits*>(a.output);
   float amax = 0;
-  for (int64_t i = thread_index() * kElements; i < a.count; i += thread_count() * kElements) {
+  const int64_t block = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const int64_t first = (block * blockDim.x + threadIdx.x) * kElements;
+  for (int64_t i = first; i < a.count; i += thread_count() * kElements) {
     VectorOf<from, kElements> x;
     VectorOf<to, kElements> y;
     x.load(in + i, a.count - i, access.x);
@@ -55,7 +57,8 @@ template <int32_t from, int32_t to>
 __global__ void __launch_bounds__(kBlock)
     quantize(const tea_fp8_cast a, int32_t current, const int2 access) {
   const float scale = current ? scale_for(*a.amax, a) : a.scale ? *a.scale : 1;
-  const float amax = cast<from, to>(a, scale, access);
+  // The maximum was read forwards: its end is still in the cache.
+  const float amax = cast<from, to>(a, scale, current, access);
   if (!current && a.amax && a.count) raise_by_block(a.amax, amax);
   if (thread_index() != 0) return;
   if (a.scale_inv) *a.scale_inv = 1 / scale;
@@ -64,7 +67,7 @@ __global__ void __launch_bounds__(kBlock)
 
 template <int32_t from, int32_t to>
 __global__ void __launch_bounds__(kBlock) dequantize(const tea_fp8_cast a, const int2 access) {
-  cast<from, to>(a, a.scale_inv ? *a.scale_inv : 1, access);
+  cast<from, to>(a, a.scale_inv ? *a.scale_inv : 1, false, access);
 }
 
 template <int32_t dtype>

@@ -43,16 +43,16 @@ struct AppendMoves : Moves {
     if (!appended(a, n).sane) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
   TEA_HOST_DEVICE Move at(int64_t i) const {
-    const int64_t row = i / runs, run = i - row * runs;
+    const int64_t row = quotient(i, runs), run = i - row * runs;
     const bool ragged = a.new_form == TEA_RAGGED;
-    const int64_t n = ragged ? find_sequence(a.cu_new, a.batch, row) : row / a.max_new;
+    const int64_t n = ragged ? find_sequence(a.cu_new, a.batch, row) : quotient(row, a.max_new);
     if (n < 0) return {};
     const Appended s = appended(a, n);
     const int64_t t = ragged ? row - s.added.start : row - n * a.max_new;
     if (t < 0 || t >= s.added.length || t >= s.room) return {};
     const int64_t p = s.first + t, page = page_of(n, p);
     if (page < 0) return {};
-    return {cache.at(page, p % a.page_size, run),
+    return {cache.at(page, p - quotient(p, a.page_size) * a.page_size, run),
             ragged ? fresh.at(0, row, run) : fresh.at(n, t, run)};
   }
 
@@ -60,7 +60,7 @@ struct AppendMoves : Moves {
   // The page of position p, or -1.
   TEA_HOST_DEVICE int64_t page_of(int64_t n, int64_t p) const {
     if (a.reindex || !a.page_table) return n;
-    const int64_t page = a.page_table[n * table_width(a) + p / a.page_size];
+    const int64_t page = a.page_table[n * table_width(a) + quotient(p, a.page_size)];
     if (page >= 0 && page < a.pages) return page;
     report(a.status, TEA_STATUS_BAD_PAGE);
     return -1;

@@ -8,7 +8,7 @@ namespace tea {
 namespace {
 
 constexpr int kMostParts = 120;  // whose pointers fit into the kernel's parameters
-constexpr int kUnderWay = 2;     // vectors that a thread sums at a time
+constexpr int kUnderWay = 4;     // vectors that a thread sums at a time
 
 struct Merge {
   tea_merge a;
@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m)
   const auto lse_of = [&](int32_t i) { return m.lse[i]; };
   // Whole warps stay together, for the LSE is written when all threads have read it.
   for (int64_t first = thread_index() / 32 * 32 / m.lanes; first < rows; first += groups) {
-    const int64_t i = first + threadIdx.x % 32 / m.lanes, line = i / a.heads, b = line / a.rows;
+    const int64_t i = first + threadIdx.x % 32 / m.lanes, line = quotient(i, a.heads);
+    const int64_t b = quotient(line, a.rows);
     const MergeRow p = {b, line - b * a.rows, i - line * a.heads};
     const bool active = i < rows;
     const int64_t lse_at = active ? p.in(m.at.part_lse) : 0;
@@ -38,9 +39,9 @@ __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m)
     for (int64_t v = lane * Part::kSize; active && v < a.dim;
          v += kUnderWay * m.lanes * Part::kSize) {
       Real sum[kUnderWay][Part::kSize] = {};
+#pragma unroll 2
       for (int32_t n = 0; n < a.parts; ++n) {
         const Real weight = merge_weight<Real>(m.lse[n][lse_at], lse);
-        if (weight == 0) continue;
         const auto* const from =
             static_cast<const typename Part::Bits*>(m.o[n]) + p.in(m.at.part_o);
         Part x[kUnderWay];
@@ -52,7 +53,8 @@ __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m)
 #pragma unroll
         for (int k = 0; k < kUnderWay; ++k)
 #pragma unroll
-          for (int c = 0; c < Part::kSize; ++c) sum[k][c] += weight * Real(x[k].x[c]);
+          for (int c = 0; c < Part::kSize; ++c)
+            sum[k][c] += weight == 0 ? 0 : weight * Real(x[k].x[c]);
       }
       auto* const to = static_cast<typename Result::Bits*>(a.o) + p.in(m.at.o);
 #pragma unroll

@@ -74,13 +74,26 @@ template <class Unit>
 __device__ __forceinline__ void reindex(const Reindex& r, int64_t live) {
   const int64_t units = r.runs.bytes / sizeof(Unit), of_slot = r.runs.moves * units;
   for (int64_t i = thread_index(); i < r.a.page_size * of_slot; i += thread_count()) {
-    const int64_t t = i / of_slot, in_slot = i - t * of_slot;
-    const int64_t run = in_slot / units, unit = in_slot - run * units;
-    for (int64_t n = 0; n < live; ++n) {
-      const Reindex::Source from = r.source(n);
-      if (t >= from.tokens) continue;
-      reinterpret_cast<Unit*>(r.cache.at(n, t, run))[unit] =
-          reinterpret_cast<const Unit*>(r.cache.at(from.row, t, run))[unit];
+    const int64_t t = quotient(i, of_slot), in_slot = i - t * of_slot;
+    const int64_t run = quotient(in_slot, units), unit = in_slot - run * units;
+    const auto place = [&](int64_t row) {
+      return reinterpret_cast<Unit*>(r.cache.at(row, t, run)) + unit;
+    };
+    for (int64_t n = 0; n < live; n += kUnderWay) {
+      Reindex::Source from[kUnderWay];
+      bool apart = true;  // no row is read that one of these moves has just written
+#pragma unroll
+      for (int k = 0; k < kUnderWay; ++k) {
+        from[k] = n + k < live ? r.source(n + k) : Reindex::Source{0, 0};
+        apart &= from[k].row < n || from[k].row >= n + k;
+      }
+      Unit value[kUnderWay];
+#pragma unroll
+      for (int k = 0; k < kUnderWay; ++k)
+        if (apart && t < from[k].tokens) value[k] = *place(from[k].row);
+#pragma unroll
+      for (int k = 0; k < kUnderWay; ++k)
+        if (t < from[k].tokens) *place(n + k) = apart ? value[k] : *place(from[k].row);
     }
   }
 }
@@ -109,26 +122,38 @@ __global__ void __launch_bounds__(kBlock) reindex_cache(const Reindex r, int acc
 
 // ---- Gaps of a ragged batch ---------------------------------------------------------------------
 
-// A block owns kBlock rows: it marks those that some sequence reaches, then zeroes the others. One
-// thread looks at every kBlock-th sequence, for offsets need not ascend.
+constexpr int kOfTile = 32;  // rows of a block
+
+// A block lists the sequences that reach its rows, marks those rows, then zeroes the others. All
+// sequences are looked at, for offsets need not ascend.
 __global__ void __launch_bounds__(kBlock) zero_gaps(const ThdMoves m, const Group g) {
-  __shared__ bool reached[kBlock];
-  for (int64_t first = int64_t{blockIdx.x} * kBlock; first < m.a.tokens;
-       first += int64_t{gridDim.x} * kBlock) {
-    const int64_t end = first + kBlock < m.a.tokens ? first + kBlock : m.a.tokens;
-    reached[threadIdx.x] = false;
-    __syncthreads();
-    for (int64_t i = threadIdx.x; i < m.a.batch; i += kBlock) {
-      const Sequence s = m.sequence(i);
+  __shared__ int2 span[kBlock];  // of rows of the tile
+  __shared__ int spans;
+  __shared__ bool reached[kOfTile];
+  for (int64_t first = int64_t{blockIdx.x} * kOfTile; first < m.a.tokens;
+       first += int64_t{gridDim.x} * kOfTile) {
+    const int64_t end = first + kOfTile < m.a.tokens ? first + kOfTile : m.a.tokens;
+    if (threadIdx.x < kOfTile) reached[threadIdx.x] = false;
+    for (int64_t pass = 0; pass < m.a.batch; pass += kBlock) {
+      if (threadIdx.x == 0) spans = 0;
+      __syncthreads();
+      const int64_t i = pass + threadIdx.x;
+      const Sequence s = i < m.a.batch ? m.sequence(i) : Sequence{0, 0, true};
       const int64_t from = s.start > first ? s.start : first;
       const int64_t to = s.start + s.length < end ? s.start + s.length : end;
-      for (int64_t t = from; t < to; ++t) reached[t - first] = true;
+      if (from < to)
+        span[atomicAdd(&spans, 1)] = {static_cast<int>(from - first), static_cast<int>(to - first)};
+      __syncthreads();
+      const int row = threadIdx.x;
+      for (int n = 0; row < kOfTile && n < spans; ++n)
+        if (row >= span[n].x && row < span[n].y) reached[row] = true;
+      __syncthreads();
     }
     __syncthreads();
     const int lane = threadIdx.x & (g.lanes - 1);
     const int64_t runs = (end - first) * m.runs;
     for (int64_t i = threadIdx.x / g.lanes; i < runs; i += kBlock / g.lanes) {
-      const int64_t row = i / m.runs;
+      const int64_t row = quotient(i, m.runs);
       if (!reached[row]) copy({m.thd.at(0, first + row, i - row * m.runs), nullptr}, g, lane);
     }
     __syncthreads();
@@ -162,7 +187,8 @@ void reindex_on_gpu(const Reindex& rows, const Place& place) {
 }
 
 void zero_gaps_on_gpu(const ThdMoves& moves, const Place& place) {
-  launch({"zero_gaps", blocks_for(moves.a.tokens)}, zero_gaps, place, moves, group_of(moves));
+  launch({"zero_gaps", blocks_for(moves.a.tokens, kOfTile)}, zero_gaps, place, moves,
+         group_of(moves));
 }
 
 }  // namespace tea

@@ -17,10 +17,11 @@ struct Shape {
 
 // NaN wins, or a masked row could hide it.
 struct Largest {
-  template <class Real>
-  __device__ Real operator()(Real a, Real b) const {
-    return b <= a || a != a ? a : b;
+  __device__ float operator()(float a, float b) const {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+    return a;
   }
+  __device__ double operator()(double a, double b) const { return b <= a || a != a ? a : b; }
 };
 struct Plus {
   template <class Real>
@@ -28,6 +29,16 @@ struct Plus {
     return a + b;
   }
 };
+
+// exp of a difference that is at most 0: its error is that of the product, relative to which what
+// vanishes below 2^-126 is nothing.
+__device__ __forceinline__ float exponential(float x) {
+  constexpr float kLog2E = 1.44269504f;
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * kLog2E));
+  return y;
+}
+__device__ __forceinline__ double exponential(double x) { return exp(x); }
 
 // Over the threads of a row. All threads of the block come here together.
 template <class Real, class Combine>
@@ -60,7 +71,7 @@ struct Row {
 
   __device__ Row(const tea_scaled_softmax& a, int64_t line, const Shape& s) : shape(s) {
     const bool exists = line < a.batch * a.heads * a.rows;
-    const int64_t matrix = line / a.rows, row = line - matrix * a.rows;
+    const int64_t matrix = quotient(line, a.rows), row = line - matrix * a.rows;
     first = line * a.cols;
     cols = exists ? a.cols : 0, n = exists ? visible_count(a, row) : 0;
     mask = exists ? mask_row(a, matrix, row) : nullptr;
@@ -85,22 +96,31 @@ struct Row {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       const int64_t c = column(begin, k);
-      alignas(16) uint8_t masked[kSize] = {};
-      if (mask) load_bits(masked, mask + c, n - c, shape.mask_access);
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) {
-        const Real score = masked[i] == 1 ? Real{kMaskedScore} : x[k].x[i] * scale;
-        x[k].x[i] = c + i < n ? score : Real{-INFINITY};
+      for (int i = 0; i < kSize; ++i) x[k].x[i] *= scale;
+      if (mask) {
+        alignas(16) uint8_t masked[kSize];
+        load_bits(masked, mask + c, n - c, shape.mask_access);
+#pragma unroll
+        for (int i = 0; i < kSize; ++i)
+          if (masked[i] == 1) x[k].x[i] = Real{kMaskedScore};
       }
+      replace_behind(x[k], n - c, Real{-INFINITY});
     }
+  }
+  // What lies behind the first `left` elements.
+  __device__ static void replace_behind(Vector& x, int64_t left, Real value) {
+    if (left >= kSize) return;
+    const int kept = left < 0 ? 0 : static_cast<int>(left);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) x.x[i] = i < kept ? x.x[i] : value;
   }
   // All columns; those that the row does not see become zero.
   __device__ void store(Vector (&x)[kHeld], void* to, int64_t begin, bool zero) const {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       const int64_t c = column(begin, k);
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) x[k].x[i] = zero || c + i >= n ? 0 : x[k].x[i];
+      replace_behind(x[k], zero ? 0 : n - c, Real{0});
       x[k].store(static_cast<typename Vector::Bits*>(to) + first + c, cols - c, shape.access);
     }
   }
@@ -131,7 +151,7 @@ __global__ void __launch_bounds__(kMostThreads)
 #pragma unroll
       for (int k = 0; k < kHeld; ++k)
 #pragma unroll
-        for (int i = 0; i < Vector::kSize; ++i) sum += x[k].x[i] = exp(x[k].x[i] - largest);
+        for (int i = 0; i < Vector::kSize; ++i) sum += x[k].x[i] = exponential(x[k].x[i] - largest);
     }
     const Real factor = 1 / reduced(sum, shape.lanes, Plus());
     const bool zero = row.mask && largest == Real{kMaskedScore};
@@ -141,7 +161,7 @@ __global__ void __launch_bounds__(kMostThreads)
 #pragma unroll
         for (int k = 0; k < kHeld; ++k)
 #pragma unroll
-          for (int i = 0; i < Vector::kSize; ++i) x[k].x[i] = exp(x[k].x[i] - largest);
+          for (int i = 0; i < Vector::kSize; ++i) x[k].x[i] = exponential(x[k].x[i] - largest);
       }
 #pragma unroll
       for (int k = 0; k < kHeld; ++k)

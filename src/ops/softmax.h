@@ -22,7 +22,7 @@ TEA_HOST_DEVICE int64_t visible_count(const tea_scaled_softmax& a, int64_t row) 
 // NULL.
 TEA_HOST_DEVICE const uint8_t* mask_row(const tea_scaled_softmax& a, int64_t matrix, int64_t row) {
   if (!a.mask) return nullptr;
-  const int64_t b = a.mask_batch == 1 ? 0 : matrix / a.heads;
+  const int64_t b = a.mask_batch == 1 ? 0 : quotient(matrix, a.heads);
   return a.mask + (b * a.rows + row) * a.cols;
 }
 

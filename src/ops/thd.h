@@ -22,7 +22,8 @@ struct ThdMoves : Moves {
     if (!sequence(i).sane) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
   TEA_HOST_DEVICE Move at(int64_t i) const {
-    const int64_t row = i / runs, run = i - row * runs, b = row / a.seqlen, t = row - b * a.seqlen;
+    const int64_t row = quotient(i, runs), run = i - row * runs;
+    const int64_t b = quotient(row, a.seqlen), t = row - b * a.seqlen;
     const Sequence s = sequence(b);
     char* const padded = bshd.at(b, t, run);
     if (t >= s.length) return {to_bshd && a.zero_fill ? padded : nullptr, nullptr};

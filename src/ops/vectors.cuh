@@ -13,7 +13,7 @@
 
 namespace tea {
 
-// Real: what arithmetic is done in.
+// Real: what arithmetic is done in. Small formats encode two at the price of one.
 template <int32_t dtype>
 struct Element;
 
@@ -23,6 +23,10 @@ struct Element<TEA_FP16> {
   using Real = float;
   __device__ static float decode(Bits x) { return __half2float(__ushort_as_half(x)); }
   __device__ static Bits encode(float x) { return __half_as_ushort(__float2half_rn(x)); }
+  __device__ static uint32_t encode(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return uint32_t{__half_as_ushort(pair.y)} << 16 | __half_as_ushort(pair.x);
+  }
 };
 
 template <>
@@ -31,6 +35,10 @@ struct Element<TEA_BF16> {
   using Real = float;
   __device__ static float decode(Bits x) { return __uint_as_float(uint32_t{x} << 16); }
   __device__ static Bits encode(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
+  __device__ static uint32_t encode(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return uint32_t{__bfloat16_as_ushort(pair.y)} << 16 | __bfloat16_as_ushort(pair.x);
+  }
 };
 
 template <>
@@ -57,7 +65,6 @@ struct Fp8Element {
     return __half2float(__half(__nv_cvt_fp8_to_halfraw(x, kind)));
   }
   __device__ static Bits encode(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kind); }
-  // Two for the price of one.
   __device__ static uint16_t encode(float low, float high) {
     return __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, kind);
   }
@@ -126,11 +133,12 @@ struct VectorOf {
 
   __device__ void store(Bits* to, int64_t left, int access) const {
     alignas(16) Bits bits[kSize];
-    if constexpr (sizeof(Bits) == 1) {
+    if constexpr (sizeof(Bits) <= 2) {
 #pragma unroll
       for (int i = 0; i < kSize; i += 2) {
-        const uint16_t pair = Format::encode(x[i], x[i + 1]);
-        bits[i] = static_cast<Bits>(pair), bits[i + 1] = static_cast<Bits>(pair >> 8);
+        const uint32_t pair = Format::encode(x[i], x[i + 1]);
+        bits[i] = static_cast<Bits>(pair);
+        bits[i + 1] = static_cast<Bits>(pair >> (8 * sizeof(Bits)));
       }
     } else {
 #pragma unroll

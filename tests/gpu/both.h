@@ -94,8 +94,8 @@ class Side {
       gpu_->upload(device_, host_, used_);
       if (captured_) gpu_->begin_capture();
     }
-    const tea_status result = call();
-    if (result != TEA_OK) error_ = tea_error();
+    if (call() != TEA_OK) error_ = tea_error();
+    if (gpu_ && !error_.empty()) throw std::runtime_error(error_);
     if (!gpu_) return;
     if (captured_) {
       gpu_->end_capture();

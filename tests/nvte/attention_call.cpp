@@ -262,25 +262,26 @@ BackwardHandles AttentionCall::backward_handles() {
           .starts_kv = wrap_starts(starts_kv, false)};
 }
 
-void AttentionCall::call_forward() {
-  const ForwardHandles h = forward_handles();
+void AttentionCall::call_forward() { run(forward_handles(), nullptr); }
+void AttentionCall::call_backward() { run(backward_handles(), nullptr); }
+
+void AttentionCall::run(const ForwardHandles& h, cudaStream_t stream) {
   nvte_fused_attn_fwd(
       h.q.data(), h.k.data(), h.v.data(), h.bias.data(), h.sink.data(), h.s.data(), h.o.data(),
       &pack, h.cu_q.data(), h.cu_kv.data(), h.starts_q.data(), h.starts_kv.data(), h.table_k.data(),
       h.table_v.data(), h.rng.data(), static_cast<size_t>(c.max_q), static_cast<size_t>(c.max_kv),
       s.training, s.max_logit, false, static_cast<float>(c.scale), s.dropout, s.layout, s.bias,
-      s.mask, s.softmax, s.window_left, s.window_right, s.bottom_right, workspace->data(), nullptr);
+      s.mask, s.softmax, s.window_left, s.window_right, s.bottom_right, workspace->data(), stream);
 }
 
-void AttentionCall::call_backward() {
-  const BackwardHandles h = backward_handles();
+void AttentionCall::run(const BackwardHandles& h, cudaStream_t stream) {
   nvte_fused_attn_bwd(h.q.data(), h.k.data(), h.v.data(), h.o.data(), h.dout.data(), h.s.data(),
                       h.dp.data(), &pack, h.dq.data(), h.dk.data(), h.dv.data(), h.dbias.data(),
                       h.dsink.data(), h.cu_q.data(), h.cu_kv.data(), h.starts_q.data(),
                       h.starts_kv.data(), static_cast<size_t>(c.max_q),
                       static_cast<size_t>(c.max_kv), static_cast<float>(c.scale), s.dropout,
                       s.layout, s.bias, s.mask, s.softmax, s.window_left, s.window_right,
-                      s.bottom_right, true, false, workspace->data(), nullptr);
+                      s.bottom_right, true, false, workspace->data(), stream);
 }
 
 NVTE_Fused_Attn_Backend AttentionCall::backend() const {

@@ -197,6 +197,8 @@ class AttentionCall {
   virtual void call_backward();
   ForwardHandles forward_handles();
   BackwardHandles backward_handles();
+  void run(const ForwardHandles& h, cudaStream_t stream);
+  void run(const BackwardHandles& h, cudaStream_t stream);
   // What the selector says of this call.
   NVTE_Fused_Attn_Backend backend() const;
   // Allocates what the first call asked for.

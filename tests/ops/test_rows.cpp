@@ -5,22 +5,26 @@
 namespace tea {
 namespace {
 
-TEST(Rows, CopyAndZeroFollowTheStrides) {
-  // Two heads of 3 elements: side by side in one buffer, 5 elements apart in the other.
-  Buffer dense(TEA_FP16, {1, 2, 3, 4, 5, 6}), spread(TEA_FP16, 20);
-  const Rows from = rows_of(dense.data(), {6, 6, 3}, 2, 3, 2);
-  const Rows to = rows_of(spread.data(), {20, 10, 5}, 2, 3, 2);
-  copy_row(to, to.row(0, 1), from, from.row(0, 0));
-  for (int64_t i = 0; i < 20; ++i) {
-    const int64_t column = (i - 10) % 5;
-    if (i < 10 || column >= 3)
-      EXPECT_TRUE(spread.untouched(i)) << i;
-    else
-      EXPECT_EQ(spread[i], (i - 10) / 5 * 3 + column + 1);
-  }
-  zero_row(to, to.row(0, 1));
-  EXPECT_EQ(spread[17], 0);
-  EXPECT_TRUE(spread.untouched(18));
+TEST(Rows, PlacesFollowTheStrides) {
+  Buffer spread(TEA_FP16, 40);
+  const Rows rows = rows_of(spread.data(), {20, 10, 5}, 2, 3, 2);
+  EXPECT_EQ(rows.at(1, 0, 1) - static_cast<char*>(spread.data()), 2 * 25);
+  EXPECT_EQ(rows.at(0, 1, 0) - static_cast<char*>(spread.data()), 2 * 10);
+}
+
+TEST(Rows, RunsAreAsLongAsBothSidesAllow) {
+  // Two heads of 4 elements: side by side in one buffer, 6 elements apart in the other.
+  alignas(16) char dense[64], spread[64];
+  const Rows from = rows_of(dense, {8, 8, 4}, 2, 4, 2), to = rows_of(spread, {24, 12, 6}, 2, 4, 2);
+  Moves whole, by_head;
+  set_runs(whole, from, from);
+  EXPECT_EQ(whole.moves, 1);
+  EXPECT_EQ(whole.bytes, 16);
+  EXPECT_EQ(whole.alignment % 16, 0u);
+  set_runs(by_head, from, to);
+  EXPECT_EQ(by_head.moves, 2);
+  EXPECT_EQ(by_head.bytes, 8);
+  EXPECT_EQ(by_head.alignment % 8, 4u);  // 6 elements are 12 bytes
 }
 
 TEST(Rows, LoadAndStoreEveryDtype) {
