@@ -13,6 +13,10 @@
    cu_seqlens, offsets and tables are data: nonsense there is skipped or clamped to capacity, never
    followed outside a tensor, and reported by bits TEA_STATUS_* OR-ed into *status (may be NULL).
 
+   On a GPU nothing is allocated and nothing waits, so that every call can be captured in a graph.
+   The host computes in fp64 and rounds once; a GPU computes in fp32, on fp64 tensors in fp64. What
+   is moved, cast, counted or drawn is the same to the bit on both (a NaN may lose its sign).
+
    Sizes count elements, rows or tokens unless a name ends in _bytes. Strides are in elements, the
    last dimension is contiguous; all zero means contiguous in the order written at the field.
    Tensors of one call must not overlap unless it is said that they may. */
@@ -111,8 +115,8 @@ typedef struct tea_dropout_mask {
   uint8_t* keep;            /* written: [batch, heads, rows, cols] */
   const int64_t* rng_state; /* [2] */
   int64_t batch, heads, rows, cols;
-  int64_t origin[4];            /* batch, head, row, column of this shard; see tea_run */
-  const int64_t* origin_device; /* int64 [4], used instead of origin; or NULL */
+  int64_t origin[4];            /* batch, head, row, column of this shard, 0 .. 2^40; see tea_run */
+  const int64_t* origin_device; /* int64 [4], used instead of origin, clamped; or NULL */
 } tea_dropout_mask;
 TEA_API tea_status tea_dropout_keep(const tea_dropout_mask* args, int device, void* stream);
 
@@ -124,7 +128,7 @@ typedef struct tea_merge {
   uint32_t struct_size;
   int32_t part_dtype;              /* of every part_o */
   int32_t o_dtype;                 /* default: part_dtype */
-  int32_t parts;                   /* at least 1 */
+  int32_t parts;                   /* at least 1; on a GPU at most 120 */
   const void* const* part_o;       /* host array [parts] of [batch, rows, heads, dim] */
   const float* const* part_lse;    /* host array [parts] of [batch, heads, rows] */
   void* o;                         /* [batch, rows, heads, dim]; may be a part with equal strides
@@ -314,7 +318,7 @@ typedef struct tea_fp8_cast {
   float* scale;     /* delayed: read; NULL is 1. Current: written; may be NULL */
   float* scale_inv; /* quantise: written 1 / scale; may be NULL. Dequantise: read; NULL is 1 */
   float* amax;      /* delayed: maximum of the value already there and of |input|; may be NULL.
-                       Current: written */
+                       Current: written; on a GPU it is needed */
 } tea_fp8_cast;
 /* Delayed scaling: the scale is known beforehand. */
 TEA_API tea_status tea_fp8_quantize(const tea_fp8_cast* args, int device, void* stream);
