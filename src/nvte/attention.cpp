@@ -96,17 +96,27 @@ int common_alignment(const Tensors& t) {
   return static_cast<int>(bits & (~bits + 1));
 }
 
-// Where the call's memory is. Tensors without elements may have none, Q as well.
-int place_of(const Tensors& t) {
-  const auto found = std::find_if(t.begin(), t.end(), [](const void* data) { return data; });
-  return found == t.end() ? kHost : device_of(*found);
+// Where the call's memory is: all on one side. Tensors without elements may have none, Q as well.
+int place_of(const Tensors& t, const tea_run& run) {
+  int place = kHost;
+  std::string first;
+  const auto look = [&](const std::string& name, const void* data) {
+    if (!data) return;
+    const int device = device_of(data);
+    if (first.empty()) first = name, place = device;
+    TEA_REQUIRE(device == place, name + " on device", device,
+                "that of " + first + ", " + shown(place));
+  };
+  for (const TensorInfo& info : tensor_table()) look(std::string(info.name), t[info.index]);
+  look("workspace", run.workspace_bytes ? run.workspace : nullptr);
+  return place;
 }
 
 // Plans and runs. `run` has the sizes, the workspace and the stream; `t` all tensors of the call.
 void execute(Problem problem, tea_run run, Tensors& t, Direction direction) {
   take_out_unused(t, problem, direction);
   problem.alignment = common_alignment(t);
-  const PlanRef plan = planner().plan(problem, place_of(t));
+  const PlanRef plan = planner().plan(problem, place_of(t, run));
   run.tensors = t.data();
   run.tensor_count = static_cast<uint32_t>(t.size());
   if (direction == Direction::kForward)

@@ -103,7 +103,7 @@ AppendMoves moves(const tea_kv_append& a, const Side& side) {
 void append_kv(const tea_kv_append& args, const Place& place) {
   const bool work = check(args);
   const Side sides[2] = {side_k(args), side_v(args)};
-  is_host(place);
+  is_host(place);  // or throws, also where there is no work
   for (const Side& side : sides) {
     if (!work || !side.cache.head_bytes) continue;
     if (args.reindex) reindex(args, side.cache, place);
