@@ -109,7 +109,7 @@ TEST(DropoutMask, NamesWhatIsWrong) {
   EXPECT_EQ(error([](auto& a) { a.dropout = 1; }),
             "dropout is 1.000000; needs at least 0 and below 1");
   EXPECT_NE(error([](auto& a) { a.dropout = NAN; }), "");
-  EXPECT_EQ(error([](auto& a) { a.origin[2] = -1; }), "origin[2] is -1; needs 0 or more");
+  EXPECT_EQ(error([](auto& a) { a.origin[2] = -1; }), "origin[2] is -1; needs 0 .. 2^40");
   EXPECT_EQ(error([&](auto& a) { a.origin[3] = 4, a.origin_device = origin; }),
             "origin[3] is 4; needs 0 with origin_device");
   EXPECT_EQ(error([](auto& a) { a.cols = -1; }), "cols is -1; needs 0 or more");

@@ -14,7 +14,7 @@ TEST(Rows, PlacesFollowTheStrides) {
 
 TEST(Rows, RunsAreAsLongAsBothSidesAllow) {
   // Two heads of 4 elements: side by side in one buffer, 6 elements apart in the other.
-  alignas(16) char dense[64], spread[64];
+  alignas(16) const char dense[64] = {}, spread[64] = {};
   const Rows from = rows_of(dense, {8, 8, 4}, 2, 4, 2), to = rows_of(spread, {24, 12, 6}, 2, 4, 2);
   Moves whole, by_head;
   set_runs(whole, from, from);
