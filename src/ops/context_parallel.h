@@ -135,19 +135,17 @@ struct OutUpdates : Updates {
   TEA_HOST_DEVICE void check(int64_t i) const {
     if (!shape.fits(halves_of(a.cu_seqlens, i, a.tokens))) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
-  template <class Real>
-  TEA_HOST_DEVICE Update<Real> at(int64_t i) const {
+  TEA_HOST_DEVICE Update at(int64_t i) const {
     const int64_t row = quotient(i, a.heads), h = i - row * a.heads;
     const int64_t whole_row = shape.second ? 2 * row : row;
     const Halves s = halves_around(a.cu_seqlens, a.batch, a.tokens, whole_row);
     if (!shape.fits(s)) return {};
     const int64_t c = row - (shape.second ? s.start / 2 : s.start);
     const int64_t line = a.packed ? h : s.index * a.heads + h;
-    const Real step = a.step_lse[line * a.step_lse_len + shape.step_first(s) + c];
-    if (step == -INFINITY) return {};
-    const Real whole = a.lse[line * a.lse_len + shape.whole_first(s) + c];
-    const int64_t to = s.start + (shape.second ? s.half : 0) + c;
-    return {Change::kAddProduct, to * a.heads + h, i, static_cast<Real>(exp(step - whole))};
+    const int64_t row_to = s.start + (shape.second ? s.half : 0) + c;
+    return {Change::kAddProduct, row_to * a.heads + h, i,
+            a.step_lse + line * a.step_lse_len + shape.step_first(s) + c,
+            a.lse + line * a.lse_len + shape.whole_first(s) + c};
   }
 };
 
@@ -163,8 +161,7 @@ struct GradUpdates : Updates {
            : action == TEA_CP_COPY ? Change::kCopy
                                    : Change::kNone;
   }
-  template <class Real>
-  TEA_HOST_DEVICE Update<Real> at(int64_t i) const {
+  TEA_HOST_DEVICE Update at(int64_t i) const {
     const bool half_step = a.first == TEA_CP_NONE || a.second == TEA_CP_NONE;
     const int64_t slab = quotient(i, step_tokens), row = i - slab * step_tokens;
     const Halves s = halves_around(a.cu_seqlens, a.batch, a.tokens, half_step ? 2 * row : row);
@@ -172,7 +169,7 @@ struct GradUpdates : Updates {
     const int64_t c = row - (half_step ? s.start / 2 : s.start);
     const bool second = half_step ? a.first == TEA_CP_NONE : c >= s.half;
     const int64_t to = slab * a.tokens + s.start + c + (half_step && second ? s.half : 0);
-    return {change(second ? a.second : a.first), to, i, Real{1}};
+    return {change(second ? a.second : a.first), to, i};
   }
 };
 

@@ -10,32 +10,36 @@ namespace {
 
 // ---- One at a time -----------------------------------------------------------------------------
 
-constexpr int kPerThread = 8;
+constexpr int kPerThread = 8;  // elements under way
+constexpr int kPasses = 4;     // in a tile
 
 // A thread takes elements that lie kBlock apart in a tile of a line: what it knows from one serves
 // the next.
 template <class Rule>
 __global__ void __launch_bounds__(kBlock) each_element(const Rule rule) {
   run_checks(rule);
-  constexpr int64_t kTile = kBlock * kPerThread;
+  constexpr int64_t kTile = kBlock * kPerThread * kPasses;
   const int64_t tiles = (rule.length + kTile - 1) / kTile;
   for (int64_t tile = blockIdx.x; tile < rule.lines * tiles; tile += gridDim.x) {
     const int64_t line = quotient(tile, tiles), first = (tile - line * tiles) * kTile + threadIdx.x;
     typename Rule::Cursor cursor{};
-    typename Rule::Slot slot[kPerThread];
-    typename Rule::Value value[kPerThread];
-    bool found[kPerThread];
+#pragma unroll 1
+    for (int pass = 0; pass < kPasses; ++pass) {
+      typename Rule::Slot slot[kPerThread];
+      typename Rule::Value value[kPerThread];
+      bool found[kPerThread];
 #pragma unroll
-    for (int k = 0; k < kPerThread; ++k) {
-      const int64_t i = first + k * kBlock;
-      found[k] = i < rule.length && rule.find(line, i, cursor, slot[k]);
+      for (int k = 0; k < kPerThread; ++k) {
+        const int64_t i = first + (pass * kPerThread + k) * kBlock;
+        found[k] = i < rule.length && rule.find(line, i, cursor, slot[k]);
+      }
+#pragma unroll
+      for (int k = 0; k < kPerThread; ++k)
+        if (found[k]) value[k] = rule.load(slot[k]);
+#pragma unroll
+      for (int k = 0; k < kPerThread; ++k)
+        if (found[k]) rule.template store<float>(slot[k], value[k]);
     }
-#pragma unroll
-    for (int k = 0; k < kPerThread; ++k)
-      if (found[k]) value[k] = rule.load(slot[k]);
-#pragma unroll
-    for (int k = 0; k < kPerThread; ++k)
-      if (found[k]) rule.template store<float>(slot[k], value[k]);
   }
 }
 
@@ -50,17 +54,6 @@ struct Share {
   int lanes;        // threads of a group, a power of two
 };
 
-// Calls body with the change as a constant.
-template <class Real, class Body>
-__device__ __forceinline__ void change(const Update<Real>& update, const Body& body) {
-  if (update.change == Change::kCopy)
-    body(std::integral_constant<Change, Change::kCopy>());
-  else if (update.change == Change::kAdd)
-    body(std::integral_constant<Change, Change::kAdd>());
-  else
-    body(std::integral_constant<Change, Change::kAddProduct>());
-}
-
 template <int32_t dtype, class Rule>
 __global__ void __launch_bounds__(kBlock) update_rows(const Rule rule, const Share share) {
   using Format = Element<dtype>;
@@ -71,30 +64,31 @@ __global__ void __launch_bounds__(kBlock) update_rows(const Rule rule, const Sha
   const int lane = threadIdx.x & (share.lanes - 1);
   const int64_t groups = thread_count() / share.lanes;
   for (int64_t i = thread_index() / share.lanes; i < rule.rows; i += groups) {
-    const Update<Real> update = rule.template at<Real>(i);
+    const Update update = rule.at(i);
     if (update.change == Change::kNone) continue;
     auto* const to = static_cast<typename Format::Bits*>(rule.target) + update.to * rule.width;
     const auto* const from =
         static_cast<const typename Format::Bits*>(rule.source) + update.from * rule.width;
     for (int64_t v = lane; v < share.vectors; v += kUnderWay * share.lanes) {
+      const int64_t first = v * Vector::kSize, distance = int64_t{share.lanes} * Vector::kSize;
+      VectorsOf<dtype, kUnderWay> step_bits, old_bits;
       Vector step[kUnderWay], old[kUnderWay];
-#pragma unroll
-      for (int k = 0; k < kUnderWay; ++k) {
-        const int64_t at = (v + k * share.lanes) * Vector::kSize;
-        step[k].load(from + at, rule.width - at, share.access);
-        if (update.change != Change::kCopy) old[k].load(to + at, rule.width - at, share.access);
-      }
-      change(update, [&](auto constant) {
-        const Update<Real> known = {constant(), 0, 0, update.weight};
+      step_bits.load(from + first, distance, rule.width - first, share.access);
+      if (update.change != Change::kCopy)
+        old_bits.load(to + first, distance, rule.width - first, share.access);
+      const Real weight = update.template weight<Real>();  // read beside the rows
+      step_bits.decode(step);
+      old_bits.decode(old);
+      with_change(update.change, [&](auto change) {
 #pragma unroll
         for (int k = 0; k < kUnderWay; ++k)
 #pragma unroll
           for (int c = 0; c < Vector::kSize; ++c)
-            step[k].x[c] = known(old[k].x[c], step[k].x[c], round);
+            step[k].x[c] = updated<change()>(old[k].x[c], step[k].x[c], weight, round);
       });
 #pragma unroll
       for (int k = 0; k < kUnderWay; ++k) {
-        const int64_t at = (v + k * share.lanes) * Vector::kSize;
+        const int64_t at = first + k * distance;
         step[k].store(to + at, rule.width - at, share.access);
       }
     }
@@ -107,7 +101,7 @@ __global__ void update_rng(const RngUpdate update) { update(); }
 
 template <class Rule>
 void run_elements_on_gpu(const Rule& rule, const Place& place) {
-  constexpr int64_t kTile = kBlock * kPerThread;
+  constexpr int64_t kTile = kBlock * kPerThread * kPasses;
   const int64_t tiles = rule.lines * ((rule.length + kTile - 1) / kTile);
   if (!tiles && !rule.checks) return;
   launch({"each_element", blocks_for(std::max(tiles * kBlock, rule.checks))}, each_element<Rule>,

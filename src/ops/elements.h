@@ -1,7 +1,9 @@
 // Operations on elements, one at a time or row by row: rules that serve the loop of the host, which
 // works in double, and the kernel of a GPU, which works in float (in double on fp64 tensors).
 #pragma once
+#include <cmath>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "ops/args.h"
@@ -44,25 +46,41 @@ void run_elements(const Rule& rule, const Place& place) {
 
 enum class Change { kNone, kAdd, kCopy, kAddProduct };
 
-// Row `to` changes by row `from`.
-template <class Real>
+// Row `to` changes by row `from`; a product is with exp(*step_lse - *lse).
 struct Update {
   Change change = Change::kNone;
   int64_t to = 0, from = 0;
-  Real weight = 1;
+  const float *step_lse = nullptr, *lse = nullptr;
 
-  // `round`: to the tensor's type and back.
-  template <class Round>
-  TEA_HOST_DEVICE Real operator()(Real old, Real step, const Round& round) const {
-    if (change == Change::kCopy) return step;
-    if (change == Change::kAdd) return old + step;
-    return step == 0 ? old : old + round(step * weight);
+  template <class Real>
+  TEA_HOST_DEVICE Real weight() const {
+    if (change != Change::kAddProduct) return 1;
+    return *step_lse == -INFINITY ? 0 : static_cast<Real>(exp(Real{*step_lse} - Real{*lse}));
   }
 };
 
+// One element. `round`: to the tensor's type and back.
+template <Change change, class Real, class Round>
+TEA_HOST_DEVICE Real updated(Real old, Real step, Real weight, const Round& round) {
+  if (change == Change::kCopy) return step;
+  if (change == Change::kAdd) return old + step;
+  return step == 0 || weight == 0 ? old : old + round(step * weight);
+}
+
+// Calls body with the change as a constant.
+template <class Body>
+TEA_HOST_DEVICE void with_change(Change change, const Body& body) {
+  if (change == Change::kCopy)
+    body(std::integral_constant<Change, Change::kCopy>());
+  else if (change == Change::kAdd)
+    body(std::integral_constant<Change, Change::kAdd>());
+  else
+    body(std::integral_constant<Change, Change::kAddProduct>());
+}
+
 // What a rule derives from. It adds
-//   Update<Real> at<Real>(int64_t i) const   for i < rows; no two change the same row
-//   void check(int64_t i) const              as above
+//   Update at(int64_t i) const     for i < rows; no two change the same row
+//   void check(int64_t i) const    as above
 struct Updates {
   int64_t rows = 0, width = 0, checks = 0;  // width: elements of a row
   int32_t dtype = 0;
@@ -85,12 +103,16 @@ void run_updates(const Rule& rule, const Place& place) {
   std::vector<double> old(static_cast<size_t>(n)), step(static_cast<size_t>(n));
   const auto round = [&](double x) { return rounded_to(rule.dtype, x); };
   for (int64_t i = 0; i < rule.rows; ++i) {
-    const Update<double> update = rule.template at<double>(i);
+    const Update update = rule.at(i);
     if (update.change == Change::kNone) continue;
+    const auto weight = update.template weight<double>();
     load_row(rule.source, rule.dtype, update.from * n, n, step.data());
     if (update.change != Change::kCopy)
       load_row(rule.target, rule.dtype, update.to * n, n, old.data());
-    for (size_t c = 0; c < step.size(); ++c) step[c] = update(old[c], step[c], round);
+    with_change(update.change, [&](auto change) {
+      for (size_t c = 0; c < step.size(); ++c)
+        step[c] = updated<change()>(old[c], step[c], weight, round);
+    });
     store_row(rule.target, rule.dtype, update.to * n, n, step.data());
   }
 }

@@ -35,21 +35,26 @@ __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m)
     const MergeRow p = {b, line - b * a.rows, i - line * a.heads};
     const bool active = i < rows;
     const int64_t lse_at = active ? p.in(m.at.part_lse) : 0;
-    const Real lse = merged_lse<Real>(active ? a.parts : 0, lse_of, lse_at);
+    Real lse = 0;
+    bool known = false;
     for (int64_t v = lane * Part::kSize; active && v < a.dim;
          v += kUnderWay * m.lanes * Part::kSize) {
       Real sum[kUnderWay][Part::kSize] = {};
-#pragma unroll 2
+      const int64_t distance = int64_t{m.lanes} * Part::kSize;
+      const auto load = [&](int32_t n, VectorsOf<part, kUnderWay>& bits) {
+        const auto* const from =
+            static_cast<const typename Part::Bits*>(m.o[n]) + p.in(m.at.part_o) + v;
+        bits.load(from, distance, a.dim - v, m.access_part);
+      };
+      VectorsOf<part, kUnderWay> next;
+      load(0, next);
+      if (!known) lse = merged_lse<Real>(a.parts, lse_of, lse_at), known = true;
       for (int32_t n = 0; n < a.parts; ++n) {
         const Real weight = merge_weight<Real>(m.lse[n][lse_at], lse);
-        const auto* const from =
-            static_cast<const typename Part::Bits*>(m.o[n]) + p.in(m.at.part_o);
+        const VectorsOf<part, kUnderWay> bits = next;
+        if (n + 1 < a.parts) load(n + 1, next);
         Part x[kUnderWay];
-#pragma unroll
-        for (int k = 0; k < kUnderWay; ++k) {
-          const int64_t c = v + k * m.lanes * Part::kSize;
-          x[k].load(from + c, a.dim - c, m.access_part);
-        }
+        bits.decode(x);
 #pragma unroll
         for (int k = 0; k < kUnderWay; ++k)
 #pragma unroll
@@ -59,7 +64,7 @@ __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m)
       auto* const to = static_cast<typename Result::Bits*>(a.o) + p.in(m.at.o);
 #pragma unroll
       for (int k = 0; k < kUnderWay; ++k) {
-        const int64_t at = v + k * m.lanes * Part::kSize;
+        const int64_t at = v + k * distance;
         Result y;
 #pragma unroll
         for (int c = 0; c < Part::kSize; ++c)
@@ -67,6 +72,7 @@ __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m)
         y.store(to + at, a.dim - at, m.access_o);
       }
     }
+    if (!known) lse = merged_lse<Real>(active ? a.parts : 0, lse_of, lse_at);
     __syncwarp();
     if (active && lane == 0 && a.lse) a.lse[p.in(m.at.lse)] = static_cast<float>(lse);
   }

@@ -83,29 +83,31 @@ struct Row {
     return begin + (int64_t{k} * shape.lanes + threadIdx.x % shape.lanes) * kSize;
   }
   // The columns that the row sees; zeros behind them.
-  __device__ void load(Vector (&x)[kHeld], const void* from, int64_t begin) const {
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      const int64_t c = column(begin, k);
-      x[k].load(static_cast<const typename Vector::Bits*>(from) + first + c, n - c, shape.access);
-    }
+  __device__ void load(VectorsOf<dtype, kHeld>& x, const void* from, int64_t begin) const {
+    const int64_t c = column(begin, 0);
+    x.load(static_cast<const typename Vector::Bits*>(from) + first + c, stride / kHeld, n - c,
+           shape.access);
   }
   __device__ void load_scores(Vector (&x)[kHeld], const void* from, int64_t begin,
                               Real scale) const {
-    load(x, from, begin);
+    VectorsOf<dtype, kHeld> bits;
+    alignas(16) uint8_t masked[kHeld][kSize];
+    load(bits, from, begin);
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k)
+      if (const int64_t c = column(begin, k); mask)
+        load_bits(masked[k], mask + c, n - c, shape.mask_access);
+    bits.decode(x);
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
-      const int64_t c = column(begin, k);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) x[k].x[i] *= scale;
       if (mask) {
-        alignas(16) uint8_t masked[kSize];
-        load_bits(masked, mask + c, n - c, shape.mask_access);
 #pragma unroll
         for (int i = 0; i < kSize; ++i)
-          if (masked[i] == 1) x[k].x[i] = Real{kMaskedScore};
+          if (masked[k][i] == 1) x[k].x[i] = Real{kMaskedScore};
       }
-      replace_behind(x[k], n - c, Real{-INFINITY});
+      replace_behind(x[k], n - column(begin, k), Real{-INFINITY});
     }
   }
   // What lies behind the first `left` elements.
@@ -182,10 +184,16 @@ __global__ void __launch_bounds__(kMostThreads)
   for (int64_t line = int64_t{blockIdx.x} * here; line < rows; line += all) {
     const Row<dtype> row(a, line + threadIdx.x / shape.lanes, shape);
     Vector y[kHeld], dy[kHeld];
+    const auto load_both = [&](int64_t begin) {
+      VectorsOf<dtype, kHeld> y_bits, dy_bits;
+      row.load(y_bits, a.input, begin);
+      row.load(dy_bits, a.dout, begin);
+      y_bits.decode(y);
+      dy_bits.decode(dy);
+    };
     Real sum = 0;
     for (int64_t begin = 0; begin < a.cols; begin += row.stride) {
-      row.load(y, a.input, begin);
-      row.load(dy, a.dout, begin);
+      load_both(begin);
 #pragma unroll
       for (int k = 0; k < kHeld; ++k)
 #pragma unroll
@@ -193,10 +201,7 @@ __global__ void __launch_bounds__(kMostThreads)
     }
     sum = reduced(sum, shape.lanes, Plus());
     for (int64_t begin = 0; begin < row.cols; begin += row.stride) {
-      if (!row.held()) {
-        row.load(y, a.input, begin);
-        row.load(dy, a.dout, begin);
-      }
+      if (!row.held()) load_both(begin);
 #pragma unroll
       for (int k = 0; k < kHeld; ++k)
 #pragma unroll

@@ -148,6 +148,34 @@ struct VectorOf {
   }
 };
 
+// Vectors as they are in memory: all of them are under way before the first is converted.
+template <int32_t dtype, int count>
+struct VectorsOf {
+  using Vector = VectorOf<dtype>;
+  using Bits = typename Vector::Bits;
+  static constexpr int kSize = Vector::kSize;
+  alignas(16) Bits bits[count][kSize];
+
+  // They lie `distance` elements apart; the first has `left` elements from its own first on.
+  __device__ void load(const Bits* from, int64_t distance, int64_t left, int access) {
+    if (access >= 16 && (count - 1) * distance + kSize <= left) {
+#pragma unroll
+      for (int k = 0; k < count; ++k)
+        reinterpret_cast<uint4&>(bits[k]) = *reinterpret_cast<const uint4*>(from + k * distance);
+    } else {
+#pragma unroll
+      for (int k = 0; k < count; ++k)
+        load_bits(bits[k], from + k * distance, left - k * distance, access);
+    }
+  }
+  __device__ void decode(Vector (&to)[count]) const {
+#pragma unroll
+    for (int k = 0; k < count; ++k)
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) to[k].x[i] = Vector::Format::decode(bits[k][i]);
+  }
+};
+
 // Calls body with the dtype as a constant: fp16, bf16, fp32 or fp64.
 template <class Body>
 void with_real(int32_t dtype, const Body& body) {

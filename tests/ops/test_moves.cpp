@@ -17,6 +17,16 @@ struct Odd : Moves {
   }
 };
 
+}  // namespace
+
+// What a rule's device code is where there is some: this one runs on the host only.
+template <>
+void run_on_gpu(const Odd&, const Place&) {
+  ADD_FAILURE();
+}
+
+namespace {
+
 TEST(Moves, AreMadeAsTheRuleSays) {
   char data[] = "abcdefghijklmnop";
   int32_t checked = 0;
@@ -30,11 +40,20 @@ TEST(Moves, AreMadeAsTheRuleSays) {
 
 TEST(Moves, UpdatesRoundAsTheyAreAskedTo) {
   const auto whole = [](double x) { return std::round(x); };
-  EXPECT_EQ((Update<double>{Change::kCopy, 0, 0, 9}(1, 2.5, whole)), 2.5);
-  EXPECT_EQ((Update<double>{Change::kAdd, 0, 0, 9}(1, 2.25, whole)), 3.25);
-  EXPECT_EQ((Update<double>{Change::kAddProduct, 0, 0, 3}(1.5, 2.25, whole)), 8.5);
-  EXPECT_EQ((Update<double>{Change::kAddProduct, 0, 0, INFINITY}(1.5, 0, whole)), 1.5);
+  EXPECT_EQ(updated<Change::kCopy>(1.0, 2.5, 9.0, whole), 2.5);
+  EXPECT_EQ(updated<Change::kAdd>(1.0, 2.25, 9.0, whole), 3.25);
+  EXPECT_EQ(updated<Change::kAddProduct>(1.5, 2.25, 3.0, whole), 8.5);
+  EXPECT_EQ(updated<Change::kAddProduct>(1.5, 0.0, double{INFINITY}, whole), 1.5);
+  EXPECT_EQ(updated<Change::kAddProduct>(1.5, double{NAN}, 0.0, whole), 1.5);
+}
+
+TEST(Moves, WeightsOfUpdates) {
+  const float lse = 2, step = 1, nothing = -INFINITY;
+  EXPECT_EQ((Update{Change::kAdd, 0, 0}.weight<double>()), 1);
+  EXPECT_EQ((Update{Change::kAddProduct, 0, 0, &step, &lse}.weight<double>()), std::exp(-1));
+  EXPECT_EQ((Update{Change::kAddProduct, 0, 0, &nothing, &lse}.weight<double>()), 0);
 }
 
 }  // namespace
+
 }  // namespace tea
