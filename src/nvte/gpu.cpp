@@ -34,9 +34,7 @@ namespace cuda {
 
 int current_device() { return gpu("index", -1).index; }
 int sm_arch(int device_id) { return gpu("compute capability", device_id).sm; }
-int sm_count(int device_id) {
-  return gpu("number of multiprocessors", device_id).multiprocessors;
-}
+int sm_count(int device_id) { return gpu("number of multiprocessors", device_id).multiprocessors; }
 
 }  // namespace cuda
 }  // namespace transformer_engine

@@ -16,6 +16,11 @@ TEST(Ops, AsOnTheHost) {
       }
 }
 
+TEST(Sanitized, NeighboursOfAttention) {
+  for (const OpCase& c : kOpCases)
+    for (uint64_t seed : {2, 4, 8}) EXPECT_EQ(host_and_gpu(c, seed), "");  // even ones: no graph
+}
+
 TEST(Ops, NamesWhatAGpuCannotDo) {
   Gpu& gpu = gpu_of_thread(0);
   uint8_t* const memory = gpu.scratch(4096);

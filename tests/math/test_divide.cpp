@@ -1,7 +1,7 @@
 // Division of indices, short and long.
-#include "math/divide.h"
-
 #include <gtest/gtest.h>
+
+#include "math/divide.h"
 
 namespace tea {
 namespace {
