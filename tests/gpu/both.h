@@ -67,9 +67,9 @@ class Side {
                    one_of<double>({NAN, -NAN, INFINITY, -INFINITY, 0.0, -0.0, 1e30, 1e-30}));
     });
   }
-  void* bytes(const std::vector<uint8_t>& all, int32_t dtype = TEA_E4M3) {
+  void* bytes(const std::vector<uint8_t>& all, int32_t dtype = TEA_E4M3, Close close = {}) {
     const auto count = static_cast<int64_t>(all.size()) / dtype_bytes(dtype);
-    return place(dtype, count, {},
+    return place(dtype, count, close,
                  [&](uint8_t* at, size_t size) { std::memcpy(at, all.data(), size); });
   }
   template <class T>

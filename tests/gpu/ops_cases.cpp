@@ -194,11 +194,12 @@ void merge_parts(Side& s) {
   // fp32 in the exponent: a weight is off by a few units of 2^-24.
   const double extra = o_dtype == TEA_FP64 || a.part_dtype == TEA_FP64 ? 0x1p+4 : 2;
   const Close close_o = {o_dtype == TEA_FP32 ? 64.0 : extra, 3};
+  const Close close_lse = {16, 3};
   std::vector<const void*> o;
   std::vector<const float*> lse;
   for (int32_t i = 0; i < a.parts; ++i) {
     o.push_back(s.normal(a.part_dtype, lines * a.dim, close_o));
-    float* const part = static_cast<float*>(s.normal(TEA_FP32, lines, {16, 3}));
+    float* const part = static_cast<float*>(s.normal(TEA_FP32, lines, close_lse));
     lse.push_back(part);
   }
   if (s.chance(30))
@@ -208,14 +209,14 @@ void merge_parts(Side& s) {
           for (int64_t i = 0; i < lines; ++i) store_real(raw.data(), TEA_FP32, i, -INFINITY);
           return raw;
         }(),
-        TEA_FP32));
+        TEA_FP32, close_lse));
   a.part_o = o.data(), a.part_lse = lse.data();
   const bool in_place = s.chance(30) && o_dtype == a.part_dtype;
   a.o = in_place ? const_cast<void*>(o[0]) : s.fresh(o_dtype, lines * a.dim, close_o);
   if (in_place)
     a.lse = const_cast<float*>(lse[0]);
   else if (s.chance(80))
-    a.lse = static_cast<float*>(s.fresh(TEA_FP32, lines, {16, 3}));
+    a.lse = static_cast<float*>(s.fresh(TEA_FP32, lines, close_lse));
   if (!in_place && s.chance(30)) a.o_stride = {a.heads * a.rows * a.dim, a.dim, a.rows * a.dim};
   s.run([&] { return tea_merge_parts(&a, s.device(), s.stream()); });
 }
@@ -400,7 +401,7 @@ void softmax_forward(Side& s) {
   tea_scaled_softmax a = softmax_arguments(s);
   const int64_t count = a.batch * a.heads * a.rows * a.cols;
   // exp's argument has fp32's error at its own size; sums of many terms have theirs.
-  const Close close = {a.dtype == TEA_FP32 ? 48.0 : a.dtype == TEA_FP64 ? 64.0 : 2.1, 0};
+  const Close close = {a.dtype == TEA_FP32 ? 48.0 : a.dtype == TEA_FP64 ? 4096 : 2.1, 0};
   a.input = s.normal(a.dtype, count, close, s.chance(10));
   a.output = s.chance(30) ? const_cast<void*>(a.input) : s.fresh(a.dtype, count, close);
   if (a.kind == TEA_SCORE_MASK_GIVEN) {
@@ -419,7 +420,9 @@ void softmax_backward(Side& s) {
   const int64_t count = a.batch * a.heads * a.rows * a.cols;
   // The sum over the row is off by fp32's error at its own size, which is that of normal numbers.
   const double magnitude = std::sqrt(static_cast<double>(a.cols)) * 8;
-  const Close close = {a.dtype == TEA_FP32 || a.dtype == TEA_FP64 ? 32.0 : 2.1,
+  const Close close = {a.dtype == TEA_FP32   ? 32.0
+                       : a.dtype == TEA_FP64 ? 4096
+                                             : 2.1,
                        a.dtype == TEA_FP32 || a.dtype == TEA_FP64 ? magnitude : 0x1p-9 * magnitude};
   a.input = s.normal(a.dtype, count, close), a.dout = s.normal(a.dtype, count, close);
   a.output = s.chance(30)   ? const_cast<void*>(a.dout)
