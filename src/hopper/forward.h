@@ -1,46 +1,90 @@
 // The forward pass on sm_90a: what a launch needs, and which row of the table of kernels serves it.
+// No header of CUDA is read here, so that the engine need not be compiled by nvcc.
 #pragma once
-#include <cuda_runtime.h>
-
 #include <cstdint>
 
-#include "hopper/device/ptx.cuh"
+#include "math/lengths.h"
 #include "math/mask.h"
 
 namespace tea::hopper {
 
-// A tensor of three indices and, except for the LSE, a contiguous head dimension. Strides in
-// elements, any order, zero allowed for what is broadcast.
+// A tensor of three indices and, except for what is one number a row, a contiguous head dimension.
+// Strides in elements, any order, zero allowed for what is broadcast. A ragged tensor has no batch.
 struct Strided {
   void* data;
   int64_t batch, head, row;
 };
 
-// o = softmax(scale q k^T + mask) v, and lse = the natural logarithm of the sum of exponentials,
-// in fp32. Shapes: q [batch, heads, rows_q, dim], k [batch, heads_kv, rows_kv, dim], v likewise
-// with dim_v, o as q with dim_v, lse [batch, heads, rows_q]; heads is a multiple of heads_kv.
-// Rows with nothing to attend give o = 0, lse = -infinity. Keys that no row attends are not read.
+// How the sequences of one side lie. Lengths and starts are read when the kernel runs, and clamped.
+enum class Form { kDense, kPadded, kRagged };
+struct Sequences {
+  Form form = Form::kDense;
+  int32_t rows = 0;                     // of a dense side, else the most that a sequence may have
+  int32_t tokens = 0;                   // rows of a ragged buffer
+  const int32_t* cu_seqlens = nullptr;  // [batch + 1] unless dense
+  const int32_t* offsets = nullptr;     // [batch + 1] of a ragged side with gaps, else null
+
+  TEA_HOST_DEVICE Sequence at(int i) const {
+    if (form == Form::kDense) return dense_sequence(rows);
+    if (form == Form::kPadded) return padded_sequence(cu_seqlens, i, rows);
+    return ragged_sequence(cu_seqlens, offsets, i, rows, tokens);
+  }
+};
+
+enum class Sink { kNone, kZero, kTensor };
+
+// What bends the scores or drops probabilities: only the general kernels know it.
+struct General {
+  const void* bias;  // null: none
+  int64_t bias_batch, bias_head, bias_row, bias_col;
+  bool bias_is_fp32, bias_before_scale;
+  bool alibi;
+  const float* slopes;  // null: the published ones
+  int64_t slopes_batch;
+  float softcap;             // 0: none
+  float dropout;             // 0: none
+  const int64_t* rng_state;  // {seed, offset}
+};
+
+// o = softmax(scale q k^T, masked) v as docs/semantics.md has it. Shapes: q [batch, heads, rows,
+// dim], k [batch, heads_kv, rows, dim], v likewise with dim_v, o as q with dim_v; lse, max, sum_exp
+// [batch, heads, rows], null where not wanted; heads is a multiple of heads_kv.
 struct Forward {
-  Strided q, k, v, o, lse;
-  Band band;     // column minus row of what is visible: see math/mask.h
-  int* counter;  // one word of device memory for the scheduler, needed where the band is bounded
-  Type type;     // of q, k, v and o: kBf16 or kFp16
-  int32_t batch, heads, heads_kv, rows_q, rows_kv, dim, dim_v;
-  float scale;  // positive
+  Strided q, k, v, o, lse, max, sum_exp;
+  Sequences queries, keys;
+  MaskRule mask;
+  int64_t origin[4];
+  const int64_t* origin_device;  // instead of origin, or null
+  int32_t* status;               // or null
+  Sink sink;
+  const float* sinks;  // [heads], for Sink::kTensor
+  int* counter;        // one word of device memory for the scheduler: see needs_counter()
+  bool is_fp16;        // of q, k, v and o; else bf16
+  int32_t batch, heads, heads_kv, dim, dim_v;
+  float scale;
+  General general;
 };
 
 // The row of the table of kernels that serves these head dimensions, or -1. Dimensions between rows
 // are filled up with zeros by the copy engine.
 int forward_row(int dim, int dim_v);
 
-// A code, and the call of CUDA that gave it or the reason for which the arguments were refused.
+// Tiles differ in length, and are claimed from a counter.
+bool needs_counter(const Forward& f);
+
+// Longer sequences than this are refused: rows and keys are counted in 32 bits.
+inline constexpr int kMaxRows = 1 << 30;
+
+// How a launch went: a cudaError_t, its text, and the call of CUDA that gave it or the argument
+// that was refused.
 struct Outcome {
-  cudaError_t code;
-  const char* what;
+  int code;  // 0: well
+  const char *what, *text;
 };
 
-// Launches, and allocates nothing. cudaErrorInvalidValue if no row serves it, or if the copy engine
-// cannot address a tensor: pointers and strides are multiples of 16 bytes, strides below 2^40.
-Outcome forward(const Forward& f, cudaStream_t stream);
+// Launches on a CUstream_st* of the current device, and allocates nothing. Fails without a launch
+// if no row serves it, or if the copy engine cannot address a tensor: pointers and strides are
+// multiples of 16 bytes, strides below 2^40.
+Outcome forward(const Forward& f, void* stream);
 
 }  // namespace tea::hopper

@@ -1,11 +1,15 @@
 // Tests of src/hopper/forward.cu on the device: every head dimension, type and mask, odd lengths,
 // layouts and groups of heads, against double precision on sampled rows. Tensors lie in memory full
-// of NaN; so do the keys that no row attends to. One process per head dimension.
-// usage: check_forward [STEP]    runs every STEP-th case
+// of NaN; so do the keys that no row attends to. Then every length from 1 to 1100, ragged sequences
+// against dense ones bit by bit, and reruns under contention. One process per head dimension. What
+// every option computes is tested through the engine, by tests/gpu and te-attn fuzz.
+// Built with -DTEA_PERTURB=1, every role sleeps at random wherever another may overtake it.
+// usage: check_forward [STEP [WORD]]    runs every STEP-th case, of the groups named with WORD
 #include <algorithm>
 #include <cmath>
 
 #include "hopper/apart.h"
+#include "hopper/device/ptx.cuh"
 #include "hopper/forward.h"
 #include "hopper/words.h"
 #include "math/formats.h"
@@ -17,7 +21,7 @@ using namespace tea::hopper;
 
 // Poison is finite in both types and far beyond every mean of the values, so that none equals it.
 constexpr uint16_t kNaN = 0x7FFF, kPoison = 0x7BAD;
-constexpr int kSeconds = 90;  // for a group: a kernel that hangs is ended, and its case named
+constexpr int kSeconds = 40;  // for a group: a kernel that hangs is ended, and its case named
 
 enum class Layout { kBshd, kBhsd, kSbhd, kPacked };  // kPacked: three tensors side by side
 
@@ -105,32 +109,45 @@ struct Data {
   }
 };
 
-Outcome run(const Case& c, Data& x) {
-  const Buffer<uint16_t> q(x.q.memory), k(x.k.memory), v(x.v.memory), o(x.o.memory);
-  const Buffer<float> lse(std::max<size_t>(1, x.lse.size()));
-  const Buffer<int> counter(1);
+// On the device, ready to launch.
+struct Launchable {
+  Buffer<uint16_t> q, k, v, o;
+  Buffer<float> lse;
+  Buffer<int> counter{1};
   Forward f = {};
-  f.q = x.q.at(q.data);
-  f.k = x.k.at(k.data);
-  f.v = x.v.at(v.data);
-  f.o = x.o.at(o.data);
-  f.lse = {lse.data, int64_t{c.h.heads} * c.n.rows_q, c.n.rows_q, 1};
-  f.band = c.band();
-  f.counter = counter.data;
-  f.type = c.type;
-  f.batch = c.h.batch;
-  f.heads = c.h.heads;
-  f.heads_kv = c.h.heads_kv;
-  f.rows_q = c.n.rows_q;
-  f.rows_kv = c.n.rows_kv;
-  f.dim = c.dim;
-  f.dim_v = c.dim_v;
-  f.scale = 1 / std::sqrt(static_cast<float>(c.dim));
-  const Outcome outcome = forward(f, nullptr);
-  if (outcome.code != cudaSuccess) return outcome;
+
+  Launchable(const Case& c, const Data& x)
+      : q(x.q.memory),
+        k(x.k.memory),
+        v(x.v.memory),
+        o(x.o.memory),
+        lse(std::max<size_t>(1, x.lse.size())) {
+    f.q = x.q.at(q.data);
+    f.k = x.k.at(k.data);
+    f.v = x.v.at(v.data);
+    f.o = x.o.at(o.data);
+    f.lse = {lse.data, int64_t{c.h.heads} * c.n.rows_q, c.n.rows_q, 1};
+    f.queries = {Form::kDense, c.n.rows_q};
+    f.keys = {Form::kDense, c.n.rows_kv};
+    f.mask = c.rule;
+    f.counter = counter.data;
+    f.is_fp16 = c.type == Type::kFp16;
+    f.batch = c.h.batch;
+    f.heads = c.h.heads;
+    f.heads_kv = c.h.heads_kv;
+    f.dim = c.dim;
+    f.dim_v = c.dim_v;
+    f.scale = 1 / std::sqrt(static_cast<float>(c.dim));
+  }
+};
+
+Outcome run(const Case& c, Data& x) {
+  const Launchable on_device(c, x);
+  const Outcome outcome = forward(on_device.f, nullptr);
+  if (outcome.code) return outcome;
   finish(c.name());
-  x.o.memory = o.read();
-  x.lse = lse.read();
+  x.o.memory = on_device.o.read();
+  x.lse = on_device.lse.read();
   return outcome;
 }
 
@@ -178,9 +195,9 @@ Row exact_row(const Case& c, const Data& x, int b, int h, int row) {
 }
 
 // The largest error of sampled rows, in bounds; more than 2 fails.
-double worst_error(const Case& c, const Data& x) {
+double worst_error(const Case& c, const Data& x, int samples) {
   double worst = 0;
-  for (int sample = 0; sample < 14; ++sample) {
+  for (int sample = 0; sample < samples; ++sample) {
     const int b = random_int(0, c.h.batch - 1), h = random_int(0, c.h.heads - 1);
     const int row = sample == 0 ? 0 : sample == 1 ? c.n.rows_q - 1 : random_int(0, c.n.rows_q - 1);
     const Row want = exact_row(c, x, b, h, row);
@@ -212,10 +229,10 @@ void check(const Case& c) {
   Data x(c);
   note_work(c.name());
   const Outcome outcome = run(c, x);
-  const bool ran = outcome.code == cudaSuccess;
-  expect(ran, c.name() + outcome.what + ": " + cudaGetErrorName(outcome.code));
+  const bool ran = outcome.code == 0;
+  expect(ran, c.name() + (ran ? "runs" : std::string(outcome.what) + ": " + outcome.text));
   if (!ran || c.n.rows_q == 0) return;
-  const double error = worst_error(c, x);
+  const double error = worst_error(c, x, 14);
   expect(error <= 2, c.name() + "error in bounds: " + std::to_string(error));
   expect(wrote_all_of(x.o), c.name() + "writes O, all of it and nothing else");
 }
@@ -254,27 +271,128 @@ int check_large(int step) {
   return failed != 0;
 }
 
+// Every number of rows and of keys from 1 to 1100, under four masks.
+int check_lengths(int dim, int dim_v, int step) {
+  constexpr int kMost = 1100;
+  for (int n = 1; n <= kMost; n += step)
+    for (int rule = 0; rule < 4; ++rule) {
+      const int keys = rule % 2 ? n : n * 7 % kMost + 1;
+      const Case c = {dim,          dim_v,     n % 2 ? Type::kBf16 : Type::kFp16,
+                      kRules[rule], {n, keys}, {1, 2, 1},
+                      Layout::kBshd};
+      Data x(c);
+      note_work(c.name());
+      const Outcome outcome = run(c, x);
+      expect(outcome.code == 0 && worst_error(c, x, 4) <= 2 && wrote_all_of(x.o), c.name());
+    }
+  printf("lengths, dim %d, %d: %d passed, %d failed\n", dim, dim_v, passed, failed);
+  return failed != 0;
+}
+
+// Sequences of one buffer, with gaps between them, give the bits that each gives by itself.
+int check_ragged(int dim, int dim_v, int step) {
+  const std::vector<int> lengths = {5, 0, 700, 64, 129, 1, 0, 333, 192, 1027, 80};
+  for (int number = 0; number < 8; number += step) {
+    const MaskRule rule = kRules[number];
+    std::vector<int> cu = {0}, starts;
+    int tokens = 0;
+    for (const int n : lengths) {
+      tokens += 3;  // a gap
+      starts.push_back(tokens);
+      tokens += n;
+      cu.push_back(cu.back() + n);
+    }
+    starts.push_back(tokens);
+    tokens += 9;
+    Case all = {dim, dim_v, Type::kBf16, rule, {tokens, tokens}, {1, 4, 2}, Layout::kBshd};
+    Data x(all);
+    for (Tensor* t : {&x.q, &x.k, &x.v}) {
+      std::fill(t->memory.begin(), t->memory.end(), kNaN);
+      for (size_t i = 0; i < lengths.size(); ++i)
+        fill(*t, all, {starts[i], starts[i] + lengths[i]});
+    }
+    Launchable ragged(all, x);
+    const Buffer<int> cu_seqlens(cu), offsets(starts);
+    const int batch = static_cast<int>(lengths.size());
+    Sequences side = {Form::kRagged, 1100, tokens, cu_seqlens.data, offsets.data};
+    ragged.f.queries = ragged.f.keys = side;
+    ragged.f.batch = batch;
+    const Outcome outcome = forward(ragged.f, nullptr);
+    expect(outcome.code == 0, all.name() + "ragged runs");
+    finish(all.name());
+    const std::vector<uint16_t> got = ragged.o.read();
+    std::vector<uint16_t> want(got.size(), 0);  // gaps are zeros
+    for (int i = 0; i < batch; ++i) {
+      if (lengths[i] == 0) continue;
+      Launchable dense(all, x);
+      const auto at = [&](Strided& t) {
+        t.data = static_cast<uint16_t*>(t.data) + starts[i] * t.row;
+      };
+      for (Strided* t : {&dense.f.q, &dense.f.k, &dense.f.v, &dense.f.o}) at(*t);
+      dense.f.queries = dense.f.keys = {Form::kDense, lengths[i]};
+      forward(dense.f, nullptr);
+      finish(all.name());
+      const std::vector<uint16_t> one = dense.o.read();
+      const int64_t row = x.o.at_row;
+      std::copy_n(one.begin() + starts[i] * row, lengths[i] * row, want.begin() + starts[i] * row);
+    }
+    expect(got == want, all.name() + "ragged equals dense, bit by bit");
+  }
+  printf("ragged, dim %d, %d: %d passed, %d failed\n", dim, dim_v, passed, failed);
+  return failed != 0;
+}
+
+__global__ void count_differences(const uint16_t* a, const uint16_t* b, size_t n, int* count) {
+  const size_t step = size_t{gridDim.x} * blockDim.x;
+  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += step)
+    if (a[i] != b[i]) atomicAdd(count, 1);
+}
+
+// The same bits from a thousand runs, while another stream keeps half the device busy.
+int check_reruns(int dim, int dim_v, int step) {
+  const Case c = {dim, dim_v, Type::kBf16, kRules[1], {700, 911}, {2, 6, 2}, Layout::kBshd};
+  Data x(c);
+  const Launchable first(c, x), again(c, x), other(c, x);
+  const Buffer<int> differences(std::vector<int>{0});
+  cudaStream_t stream, busy;
+  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  cudaStreamCreateWithFlags(&busy, cudaStreamNonBlocking);
+  forward(first.f, nullptr);
+  finish(c.name());
+  int launched = 0;
+  for (int i = 0; i < 1000; i += step) {
+    if (i % 3 == 0) forward(other.f, busy);
+    launched += forward(again.f, stream).code == 0;
+    count_differences<<<64, 256, 0, stream>>>(first.o.data, again.o.data, first.o.size,
+                                              differences.data);
+  }
+  finish(c.name());
+  expect(launched == (999 / step) + 1, c.name() + "all reruns were launched");
+  expect(differences.read() == std::vector<int>{0}, c.name() + "the same bits each time");
+  printf("reruns, dim %d, %d: %d passed, %d failed\n", dim, dim_v, passed, failed);
+  return failed != 0;
+}
+
 int check_refusals() {
   Forward f = {};
-  f.type = Type::kBf16;
-  f.batch = f.heads = f.heads_kv = f.rows_q = f.rows_kv = 1;
+  f.batch = f.heads = f.heads_kv = 1;
+  f.queries = f.keys = {Form::kDense, 1};
   f.dim = f.dim_v = 264;
-  f.band = {-kUnbounded, kUnbounded};
   f.scale = 1;
   const auto refused = [&](const std::string& why) {
     const Outcome o = forward(f, nullptr);
-    expect(o.code == cudaErrorInvalidValue && o.what == why, why + ", got " + o.what);
+    expect(o.code == cudaErrorInvalidValue && o.what == why,
+           why + ", got " + (o.what ? o.what : "none"));
   };
   refused("head dimensions beyond the table");
   f.dim = f.dim_v = 64;
   f.q = f.k = f.v = f.o = {reinterpret_cast<void*>(8), 64, 64, 64};
   refused("cuTensorMapEncodeTiled");  // pointers that are no multiple of 16
-  f.band.hi = 0;
-  refused("a mask without a counter");
-  f.scale = 0;
-  refused("a scale that is not positive");
-  f.type = Type::kFp32;
-  refused("a type not of 16 bits");
+  f.mask.causal = 1;
+  refused("tiles of different lengths without a counter");
+  f.batch = 1 << 30;
+  f.queries.rows = 1 << 12;
+  refused("more tiles than can be counted");
   printf("refusals: %d passed, %d failed\n", passed, failed);
   return failed != 0;
 }
@@ -287,13 +405,22 @@ int main(int count, char** arguments) {
   const int step = count > 1 ? std::max(1, atoi(arguments[1])) : 1;
   constexpr int kDims[][2] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256},
                               {8, 8},   {72, 40}, {80, 96},   {64, 128},  {160, 160}, {248, 200}};
+  const std::string word = count > 2 ? arguments[2] : "";
   std::vector<tea::Apart> groups;  // at once: most of the time is the host's
-  groups.push_back(tea::start_apart("refusals", kSeconds, check_refusals));
-  groups.push_back(tea::start_apart("large", kSeconds, [&] { return check_large(step); }));
-  for (const auto& d : kDims) {
-    const std::string name = "dim " + std::to_string(d[0]) + ", " + std::to_string(d[1]);
-    groups.push_back(
-        tea::start_apart(name, kSeconds, [&] { return check_dims(d[0], d[1], step); }));
+  const auto start_group = [&](const std::string& name, auto&& work) {
+    if (name.find(word) != name.npos) groups.push_back(tea::start_apart(name, kSeconds, work));
+  };
+  start_group("refusals", check_refusals);
+  start_group("large", [=] { return check_large(step); });
+  const auto start = [&](const char* what, int (*check)(int, int, int), const int(&d)[2]) {
+    const std::string name = what + std::to_string(d[0]) + ", " + std::to_string(d[1]);
+    start_group(name, [=, dim = d[0], dim_v = d[1]] { return check(dim, dim_v, step); });
+  };
+  for (const auto& d : kDims) start("dim ", check_dims, d);
+  for (int i = 0; i < 6; ++i) {  // one of each row of the table
+    start("lengths ", check_lengths, kDims[i]);
+    start("ragged ", check_ragged, kDims[i]);
+    start("reruns ", check_reruns, kDims[i]);
   }
   int bad = 0;
   for (const tea::Apart& group : groups) {

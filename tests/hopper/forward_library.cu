@@ -1,29 +1,32 @@
 // The forward pass as a library that Python loads to time it beside its peers, with the candidates
-// for its table: it includes the source to reach the kernel behind that table.
+// for its table.
 #include <cstdio>
 
-#include "hopper/forward.cu"
+#include "hopper/forward_launch.cuh"
 
 namespace tea::hopper {
 namespace {
 
 // The same columns as the table's.
 constexpr Row kCandidates[] = {
-    {64, 64, 2, 192, 2, true, false},       {64, 64, 3, 96, 2, true, false},
-    {64, 64, 3, 128, 2, false, false},      {64, 64, 2, 128, 2, true, false},
-    {64, 64, 3, 128, 2, true, false, true}, {64, 64, 3, 128, 2, false, false, true},
-    {128, 128, 2, 128, 1, true, false},     {128, 128, 2, 128, 2, false, false},
-    {128, 128, 2, 128, 2, true, true},      {128, 128, 2, 176, 1, true, false},
-    {128, 128, 2, 112, 2, true, false},     {128, 128, 2, 64, 2, true, false},
-    {192, 128, 2, 128, 1, true, true},      {192, 128, 2, 112, 1, false, true},
-    {256, 256, 2, 80, 1, true, true},       {256, 256, 2, 80, 1, false, false},
-    {256, 256, 2, 64, 1, false, true},      {256, 256, 2, 80, 1, false, true, true},
+    {64, 64, 3, 128, 2, true, false},        {64, 64, 2, 128, 2, true, false, true},
+    {64, 64, 3, 112, 2, true, false},        {128, 128, 2, 128, 2, false, false},
+    {128, 128, 2, 112, 2, true, false},      {192, 128, 2, 128, 1, true, true},
+    {256, 256, 2, 80, 1, true, true},        {256, 256, 2, 64, 1, false, true},
+    {256, 256, 2, 64, 1, false, true, true},
 };
 
+template <Kind kKind>
 struct Candidates {
   static constexpr const auto& rows = kCandidates;
-  static constexpr int variants = 2;
+  static constexpr Kind kind = kKind;
+  static constexpr int types = 1;
 };
+
+Outcome launch_candidate(int row, const Forward& f, cudaStream_t stream) {
+  return bounded(f.mask) ? launch_row<Candidates<Kind::kMasked>>(row, f, stream)
+                         : launch_row<Candidates<Kind::kFull>>(row, f, stream);
+}
 
 }  // namespace
 }  // namespace tea::hopper
@@ -34,8 +37,8 @@ extern "C" {
 // chooses, else a candidate.
 int hopper_forward(int row, const tea::hopper::Forward* f, cudaStream_t stream) {
   using namespace tea::hopper;
-  const Outcome o = row < 0 ? forward(*f, stream) : launch_row<Candidates>(row, *f, stream);
-  if (o.code != cudaSuccess) fprintf(stderr, "%s: %s\n", o.what, cudaGetErrorString(o.code));
+  const Outcome o = row < 0 ? forward(*f, stream) : launch_candidate(row, *f, stream);
+  if (o.code) fprintf(stderr, "%s: %s\n", o.what, o.text);
   return o.code;
 }
 

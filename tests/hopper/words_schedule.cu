@@ -23,7 +23,7 @@ __global__ void visit_static(TileOrder order, int* visits) {
 
 // Warp 0 claims; every other thread reads the mail and counts itself.
 __global__ void visit_dynamic(TileOrder order, int* counter, int* visits) {
-  __shared__ TileMail mail;
+  __shared__ Mail<int> mail;
   if (threadIdx.x == 0) {
     mail.ring.start(1, blockDim.x - 32);
     publish_barriers();
@@ -33,10 +33,17 @@ __global__ void visit_dynamic(TileOrder order, int* counter, int* visits) {
   if (threadIdx.x < 32) {
     for (int n = 0; threadIdx.x == 0 && n < order.count();) {
       n = claim_tile(counter);
-      mail.post(at, n);
+      mail.blank(at) = n;
+      mail.post(at);
     }
   } else {
-    for (int n = mail.read(at); n < order.count(); n = mail.read(at)) visit(order, n, visits);
+    for (;;) {
+      const int n = mail.read(at);
+      mail.ring.release(at);
+      at.advance();
+      if (n >= order.count()) break;
+      visit(order, n, visits);
+    }
   }
 }
 
@@ -51,6 +58,38 @@ void check(const TileOrder& order) {
   finish("tiles " + name);
   expect(statics.read() == std::vector<int>(order.count(), 1), "static tiles " + name);
   expect(dynamics.read() == std::vector<int>(order.count(), 64), "dynamic tiles " + name);
+}
+
+// One warp asks for every number of `step`, as a block among several would.
+__global__ void find_in_sequences(const int* tiles, int sequences, int step, int2* found) {
+  SequenceTiles search;
+  const auto tiles_of = [&](int i) { return tiles[i]; };
+  int sequence, rest, n = 0;
+  for (; search.find(n, sequences, tiles_of, sequence, rest); n += step)
+    if (threadIdx.x == 0) found[n] = {sequence, rest};
+  if (threadIdx.x == 0) found[n] = {-1, -1};
+}
+void check_sequences(int sequences) {
+  std::vector<int> tiles;
+  std::vector<int2> want;
+  for (int i = 0; i < sequences; ++i) {
+    tiles.push_back(random_int(0, 3) * random_int(0, 40));
+    for (int rest = 0; rest < tiles[i]; ++rest) want.push_back({i, rest});
+  }
+  tiles.push_back(7);  // beyond the last: must not be counted
+  const Buffer<int> device_tiles(tiles);
+  for (const int step : {1, 7, 132}) {
+    const int asked = (static_cast<int>(want.size()) + step - 1) / step;
+    const Buffer<int2> found(asked * step + 1);
+    find_in_sequences<<<1, 32>>>(device_tiles.data, sequences, step, found.data);
+    finish("sequence tiles");
+    const std::vector<int2> got = found.read();
+    bool right = got[asked * step].x == -1;
+    for (int n = 0; n < static_cast<int>(want.size()); n += step)
+      right = right && got[n].x == want[n].x && got[n].y == want[n].y;
+    expect(right,
+           "tiles of " + std::to_string(sequences) + " sequences, every " + std::to_string(step));
+  }
 }
 
 void test_order() {
@@ -94,6 +133,7 @@ void test_balance() {
 void test_schedules() {
   test_order();
   test_balance();
+  for (const int sequences : {0, 1, 31, 32, 33, 64, 500}) check_sequences(sequences);
   check({7, 3, 2, 1, false});
   check({7, 3, 2, 4, true});
   check({1, 1, 1, 8, true});

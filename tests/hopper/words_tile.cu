@@ -121,10 +121,7 @@ constexpr int kColumns = 80, kTiles = 5, kKeys = kColumns * kTiles;
 __global__ void softmax_rows(const float* scores, const float* values, float scale, float sink,
                              float2* out) {
   OnlineSoftmax softmax;
-  if (sink > -1e30f)
-    softmax.start(sink);
-  else
-    softmax.start();
+  softmax.start();
   float o[2] = {0, 0};
   for (int tile = 0; tile < kTiles; ++tile) {
     float s[kColumns / 2], shrink[2];
@@ -136,11 +133,10 @@ __global__ void softmax_rows(const float* scores, const float* values, float sca
     for (int i = 0; i < kColumns / 2; ++i)
       o[half_of(i)] += s[i] * values[tile * kColumns + column_of(i)];
   }
-  float factor[2], lse[2];
-  softmax.finish(factor, lse);
   for (int r = 0; r < 2; ++r) {
+    const OnlineSoftmax::End end = softmax.finish(r, sink);
     const float sum = quad_sum(o[r]);
-    if (lane() % 4 == 0) out[row_of(2 * r)] = {sum * factor[r], lse[r]};
+    if (lane() % 4 == 0) out[row_of(2 * r)] = {sum * end.factor, end.lse};
   }
 }
 
@@ -192,9 +188,49 @@ void check_softmax(float sink, const char* name) {
   expect(worst_lse <= 1, std::string(name) + " LSE, error over bound " + std::to_string(worst_lse));
 }
 
+// For each of [begin, end): the columns of a row of 80 that the quad finds between them.
+__global__ void find_columns(const int2* ranges, int* found) {
+  const int2 range = ranges[blockIdx.x];
+  const uint32_t bits = columns_between<80>(range.x, range.y);
+  for (int i = 0; i < 40; ++i)
+    if (half_of(i) == 0 && (bits >> number_in_row(i) & 1) && lane() < 4)
+      atomicAdd(&found[blockIdx.x * 80 + column_of(i)], 1);
+}
+void check_columns() {
+  std::vector<int2> ranges;
+  std::vector<int> want;
+  for (int begin = -3; begin < 84; begin += 3)
+    for (int end = -3; end < 90; ++end) {
+      ranges.push_back({begin, end});
+      for (int c = 0; c < 80; ++c) want.push_back(c >= begin && c < end);
+    }
+  const Buffer<int2> device_ranges(ranges);
+  const Buffer<int> found(std::vector<int>(want.size(), 0));
+  find_columns<<<static_cast<int>(ranges.size()), 32>>>(device_ranges.data, found.data);
+  finish("columns_between");
+  expect(found.read() == want, "columns_between finds each column once, for every range");
+}
+
+__global__ void transpose_quads(uint32_t* out) {
+  uint32_t a[4];
+  for (int i = 0; i < 4; ++i) a[i] = lane() % 4 * 4 + i;
+  quad_transpose(a);
+  for (int i = 0; i < 4; ++i) out[lane() * 4 + i] = a[i];
+}
+void check_transpose() {
+  const Buffer<uint32_t> out(128);
+  transpose_quads<<<1, 32>>>(out.data);
+  finish("quad_transpose");
+  std::vector<uint32_t> want;
+  for (uint32_t n = 0; n < 128; ++n) want.push_back(n % 4 * 4 + n / 4 % 4);
+  expect(out.read() == want, "quad_transpose");
+}
+
 }  // namespace
 
 void test_tiles() {
+  check_columns();
+  check_transpose();
   check_store<64, 128>();
   check_store<128, 128>();
   check_store<80, 128>();

@@ -18,6 +18,7 @@ TEA_DEVICE void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 }
 TEA_DEVICE void arrive(Barrier& b) {
+  perturb();
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(&b)) : "memory");
 }
 // Arrives at the same barrier in another block of the cluster.
@@ -28,6 +29,7 @@ TEA_DEVICE void arrive_remote(Barrier& b, uint32_t rank) {
 }
 // Arrives, and holds the phase open until the copy engine has brought this many bytes.
 TEA_DEVICE void arrive_expecting(Barrier& b, uint32_t transaction_bytes) {
+  perturb();
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(&b)),
                "r"(transaction_bytes)
                : "memory");
@@ -43,6 +45,7 @@ TEA_DEVICE bool try_wait(Barrier& b, uint32_t parity) {
   return done != 0;
 }
 TEA_DEVICE void wait(Barrier& b, uint32_t parity) {
+  perturb();
   while (!try_wait(b, parity)) {
   }
 }

@@ -14,6 +14,17 @@ __host__ __device__ constexpr int bytes(Type t) {
   return t == Type::kFp32 ? 4 : t == Type::kBf16 || t == Type::kFp16 ? 2 : 1;
 }
 
+// In a build for tests (TEA_PERTURB), now and then sleeps up to a microsecond: called wherever
+// another role may overtake, so that a missing wait shows as a wrong result.
+TEA_DEVICE void perturb() {
+#if TEA_PERTURB
+  uint32_t now;
+  asm volatile("mov.u32 %0, %%clock;\n" : "=r"(now));
+  const uint32_t random = (now ^ threadIdx.x / 32 * 0x9E3779B9u ^ blockIdx.x << 20) * 0x85EBCA6Bu;
+  if (random >> 30 == 0) asm volatile("nanosleep.u32 %0;\n" ::"r"(random >> 20 & 1023));
+#endif
+}
+
 // Shared memory as the 32-bit address that PTX wants.
 TEA_DEVICE uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -44,9 +55,11 @@ TEA_DEVICE void fence_shared_to_async() {
 
 // Named barriers 1..15 (0 is __syncthreads); threads is a multiple of 32.
 TEA_DEVICE void named_sync(int id, int threads) {
+  perturb();
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 TEA_DEVICE void named_arrive(int id, int threads) {
+  perturb();
   asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
@@ -81,6 +94,11 @@ TEA_DEVICE float exp2_fast(float x) {
 TEA_DEVICE float log2_fast(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+TEA_DEVICE float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
 }
 TEA_DEVICE float tanh_fast(float x) {

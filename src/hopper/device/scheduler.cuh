@@ -2,6 +2,7 @@
 // batch entry; tiles are numbered in an order that shares keys and values in the cache.
 #pragma once
 #include "hopper/device/barrier.cuh"
+#include "hopper/device/tile.cuh"
 
 namespace tea::hopper {
 
@@ -42,23 +43,53 @@ struct StaticTiles {
 // Dynamic: the first free block takes the next tile. The counter is zero at the start.
 TEA_DEVICE int claim_tile(int* counter) { return atomicAdd(counter, 1); }
 
-// How one thread of the block tells the others which tile it claimed, one ahead.
-struct TileMail {
-  Ring<2> ring;
-  int number[2];
+// Tiles of sequences of which only the device knows the lengths: a warp counts those of 32
+// sequences at a time. All its lanes ask, for numbers that do not fall.
+struct SequenceTiles {
+  int window = -32, before = 0, inclusive = 0, total = 0;
 
-  TEA_DEVICE void post(Position<2>& at, int tile) {
+  // Tile `number` is number `rest` of its sequence. False past the last one.
+  template <class Count>
+  TEA_DEVICE bool find(int number, int sequences, Count&& tiles_of, int& sequence, int& rest) {
+    while (number - before >= total) {
+      if (window + 32 >= sequences) return false;
+      before += total;
+      window += 32;
+      inclusive = window + lane() < sequences ? tiles_of(window + lane()) : 0;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int below = __shfl_up_sync(0xffffffff, inclusive, step);
+        if (lane() >= step) inclusive += below;
+      }
+      total = __shfl_sync(0xffffffff, inclusive, 31);
+    }
+    const int index = __popc(__ballot_sync(0xffffffff, number - before >= inclusive));
+    const int passed = __shfl_sync(0xffffffff, inclusive, index > 0 ? index - 1 : 0);
+    sequence = window + index;
+    rest = number - before - (index > 0 ? passed : 0);
+    return true;
+  }
+};
+
+// How the producer tells the consumers what to work on, one message ahead. A reader lets go of a
+// message when it needs it no longer.
+template <class Message>
+struct Mail {
+  Ring<2> ring;
+  Message message[2];
+
+  // The message to write before it is posted.
+  TEA_DEVICE Message& blank(Position<2> at) {
     ring.wait_empty(at);
-    number[at.stage] = tile;
-    arrive(ring.full[at.stage]);  // releases the write to whoever waits
+    return message[at.stage];
+  }
+  TEA_DEVICE void post(Position<2>& at) {
+    arrive(ring.full[at.stage]);  // releases the writes to whoever waits
     at.advance();
   }
-  TEA_DEVICE int read(Position<2>& at) {
+  TEA_DEVICE const Message& read(Position<2> at) {
     ring.wait_full(at);
-    const int tile = number[at.stage];
-    ring.release(at);
-    at.advance();
-    return tile;
+    return message[at.stage];
   }
 };
 

@@ -19,14 +19,6 @@ struct OnlineSoftmax {
       sum[r] = 0;
     }
   }
-  // With a sink: one more score (a natural logarithm) with no value behind it.
-  TEA_DEVICE void start(float sink) {
-    for (int r = 0; r < 2; ++r) {
-      top[r] = sink * kLog2E;
-      sum[r] = lane() % 4 == 0 ? 1 : 0;  // one thread of the quad accounts for it
-    }
-  }
-
   // Turns scores into 2^(score - top), masked scores being -infinity, and gives the factor by which
   // what was accumulated before must shrink. scale_log2 = scale * log2(e), positive.
   template <int kCount>
@@ -46,14 +38,19 @@ struct OnlineSoftmax {
     thread_row_sum(s, sum);
   }
 
-  // Once, at the end: what to multiply the output by, and the natural log of the row's sum.
-  TEA_DEVICE void finish(float (&factor)[2], float (&lse)[2]) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float total = quad_sum(sum[r]);
-      factor[r] = total > 0 ? 1 / total : 0.0f;
-      lse[r] = total > 0 ? (top[r] + log2_fast(total)) * kLn2 : kMinusInfinity;
-    }
+  // What becomes of row r, once, at the end: what to multiply the output by, and what is reported.
+  // sink: one more score (a natural logarithm) with no value behind it; -infinity: none.
+  struct End {
+    float factor, lse, max, sum_exp;
+  };
+  TEA_DEVICE End finish(int r, float sink = kMinusInfinity) const {
+    const float seen = quad_sum(sum[r]), extra = sink * kLog2E;
+    const float high = fmaxf(top[r], extra), base = high == kMinusInfinity ? 0.0f : high;
+    const float shrink = exp2_fast(top[r] - base), total = seen * shrink + exp2_fast(extra - base);
+    if (total == 0) return {0, kMinusInfinity, kMinusInfinity, 0};
+    const bool nothing = seen == 0;
+    return {nothing ? 0 : shrink * reciprocal_fast(total), (high + log2_fast(total)) * kLn2,
+            seen == seen ? top[r] * kLn2 : seen, nothing ? 0 : seen + exp2_fast(extra - top[r])};
   }
 };
 

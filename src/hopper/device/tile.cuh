@@ -24,6 +24,19 @@ TEA_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// Thread i of the quad gets register i of each thread, in their order.
+TEA_DEVICE void quad_transpose(uint32_t (&a)[4]) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const bool high = lane() & step;
+      const uint32_t got = __shfl_xor_sync(0xffffffff, high ? a[i] : a[i | step], step);
+      (high ? a[i] : a[i | step]) = got;
+    }
+}
+
 // The largest of the thread's elements of each of its rows, not less than `top` before.
 template <int kCount>
 TEA_DEVICE void thread_row_max(const float (&d)[kCount], float (&top)[2]) {
@@ -39,6 +52,20 @@ template <int kCount>
 TEA_DEVICE void scale_rows(float (&d)[kCount], const float (&factor)[2]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) d[i] *= factor[half_of(i)];
+}
+
+// The thread's elements of one row are numbered by rising column; element i of the tile is this
+// one.
+__host__ __device__ constexpr int number_in_row(int i) { return i / 4 * 2 + i % 2; }
+// One bit for each of the thread's elements of a row: is its column in [begin, end)?
+template <int kColumns>
+TEA_DEVICE uint32_t columns_between(int begin, int end) {
+  const auto first = [](int column) {  // number of the first element at or behind this column
+    const int x = max(0, min(column - column_of(0), kColumns));
+    return x / 8 * 2 + min(x % 8, 2);
+  };
+  const auto below = [](int n) { return static_cast<uint32_t>((uint64_t{1} << n) - 1); };
+  return below(first(end)) & ~below(first(begin));
 }
 
 // Columns 16c.. of the tile in 16 bits: both the A operand of a multiplication over those columns

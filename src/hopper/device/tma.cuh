@@ -67,12 +67,22 @@ TEA_DEVICE void load_multicast(void* to, const TensorMap& map, Barrier& b, const
 }
 
 // What falls outside the tensor is not written.
-TEA_DEVICE void store(const TensorMap& map, const void* from, const int (&at)[4]) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
-      "\n" ::"l"(&map),
-      "r"(shared_address(from)), TEA_AT4(at)
-      : "memory");
+template <int kRank>
+TEA_DEVICE void store(const TensorMap& map, const void* from, const int (&at)[kRank]) {
+  const uint32_t src = shared_address(from);
+  static_assert(kRank == 4 || kRank == 5, "tensor maps that are stored through");
+  if constexpr (kRank == 4)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];\n" ::
+            "l"(&map),
+        "r"(src), TEA_AT4(at)
+        : "memory");
+  if constexpr (kRank == 5)
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], "
+        "[%1];\n" ::"l"(&map),
+        "r"(src), TEA_AT5(at)
+        : "memory");
 }
 TEA_DEVICE void store_add(const TensorMap& map, const void* from, const int (&at)[4]) {
   asm volatile(

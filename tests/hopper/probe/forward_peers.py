@@ -21,27 +21,69 @@ from torch_facts import clocks, report
 
 ROUNDS, LAUNCHES = 5, 10
 LENGTHS = (512, 2048, 4096, 16384)
-DIMS = ((64, 64, 32), (128, 128, 16), (192, 128, 16), (256, 256, 8))
-UNBOUNDED = 1 << 60
+DIMS = ((64, 64, 32, 32), (128, 128, 16, 16), (192, 128, 16, 16), (256, 256, 8, 8))
+DENSE, PADDED, RAGGED = range(3)
 NAMES = ("dim", "dim_v", "consumers", "cols", "q_stages", "turns", "rescale_early", "skips")
 
 
 class Strided(ctypes.Structure):
     """Mirrors tea::hopper::Strided."""
 
-    _fields_ = [("data", ctypes.c_void_p)] + [(n, ctypes.c_int64) for n in ("batch", "head", "row")]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        *((n, ctypes.c_int64) for n in ("batch", "head", "row")),
+    ]
+
+
+class Sequences(ctypes.Structure):
+    """Mirrors tea::hopper::Sequences."""
+
+    _fields_ = [
+        *((n, ctypes.c_int32) for n in ("form", "rows", "tokens")),
+        *((n, ctypes.c_void_p) for n in ("cu_seqlens", "offsets")),
+    ]
+
+
+class Mask(ctypes.Structure):
+    """Mirrors tea::MaskRule."""
+
+    _fields_ = [
+        *((n, ctypes.c_int32) for n in ("causal", "bottom_right")),
+        *((n, ctypes.c_int64) for n in ("window_left", "window_right")),
+    ]
+
+
+class General(ctypes.Structure):
+    """Mirrors tea::hopper::General."""
+
+    _fields_ = [
+        ("bias", ctypes.c_void_p),
+        *((n, ctypes.c_int64) for n in ("bias_batch", "bias_head", "bias_row", "bias_col")),
+        *((n, ctypes.c_bool) for n in ("bias_is_fp32", "bias_before_scale", "alibi")),
+        ("slopes", ctypes.c_void_p),
+        ("slopes_batch", ctypes.c_int64),
+        *((n, ctypes.c_float) for n in ("softcap", "dropout")),
+        ("rng_state", ctypes.c_void_p),
+    ]
 
 
 class Forward(ctypes.Structure):
     """Mirrors tea::hopper::Forward."""
 
     _fields_ = [
-        *((n, Strided) for n in ("q", "k", "v", "o", "lse")),
-        *((n, ctypes.c_int64) for n in ("lo", "hi")),
+        *((n, Strided) for n in ("q", "k", "v", "o", "lse", "max", "sum_exp")),
+        *((n, Sequences) for n in ("queries", "keys")),
+        ("mask", Mask),
+        ("origin", ctypes.c_int64 * 4),
+        ("origin_device", ctypes.c_void_p),
+        ("status", ctypes.c_void_p),
+        ("sink", ctypes.c_int32),
+        ("sinks", ctypes.c_void_p),
         ("counter", ctypes.c_void_p),
-        *((n, ctypes.c_int32) for n in ("type", "batch", "heads", "heads_kv")),
-        *((n, ctypes.c_int32) for n in ("rows_q", "rows_kv", "dim", "dim_v")),
+        ("is_fp16", ctypes.c_bool),
+        *((n, ctypes.c_int32) for n in ("batch", "heads", "heads_kv", "dim", "dim_v")),
         ("scale", ctypes.c_float),
+        ("general", General),
     ]
 
 
@@ -53,46 +95,61 @@ def strided(x: torch.Tensor) -> Strided:
 class Cell:
     """One shape and mask, with its tensors."""
 
-    def __init__(self, dims: tuple, rows: int, causal: bool) -> None:
-        self.dim, self.dim_v, self.heads = dims
-        self.rows, self.causal, self.batch = rows, causal, 16384 // rows
-        shape = (self.batch, rows, self.heads)
-        make = lambda d: torch.randn(*shape, d, device="cuda", dtype=torch.bfloat16)  # noqa: E731
-        self.q, self.k, self.v = make(self.dim), make(self.dim), make(self.dim_v)
-        self.o = torch.empty_like(self.v)
+    def __init__(self, dims: tuple, rows: int, causal: bool, batch: int = 0, window: int = 0):
+        self.dim, self.dim_v, self.heads, self.heads_kv = dims
+        self.rows, self.causal, self.window = rows, causal, window
+        self.batch = batch or 16384 // rows
+
+        def make(heads: int, dim: int) -> torch.Tensor:
+            shape = (self.batch, rows, heads, dim)
+            return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+        self.q, self.k = make(self.heads, self.dim), make(self.heads_kv, self.dim)
+        self.v, self.o = make(self.heads_kv, self.dim_v), make(self.heads, self.dim_v)
         self.lse = torch.empty(self.batch, self.heads, rows, device="cuda")
         self.counter = torch.zeros(1, dtype=torch.int32, device="cuda")
-        per_head = 2.0 * (self.dim + self.dim_v) * rows * rows
-        self.flop = per_head * self.batch * self.heads / (2 if causal else 1)
+        pairs = rows * rows / (2 if causal else 1)
+        if window:
+            pairs = rows * (window + 1) - window * (window + 1) / 2
+        self.flop = 2.0 * (self.dim + self.dim_v) * pairs * self.batch * self.heads
 
     def name(self) -> str:
         head = f"d{self.dim}" + (f"/{self.dim_v}" if self.dim != self.dim_v else "")
         mask = "causal" if self.causal else "full"
-        return f"{head} {self.batch} x {self.rows} x {self.heads} {mask}"
+        mask += f" window {self.window}" if self.window else ""
+        heads = str(self.heads) + f"/{self.heads_kv}" * (self.heads != self.heads_kv)
+        return f"{head} {self.batch} x {self.rows} x {heads} {mask}"
 
     def arguments(self) -> Forward:
         lse = Strided(self.lse.data_ptr(), self.heads * self.rows, self.rows, 1)
-        return Forward(
-            *(strided(x) for x in (self.q, self.k, self.v, self.o)),
-            lse,
-            -UNBOUNDED,
-            0 if self.causal else UNBOUNDED,
-            self.counter.data_ptr(),
-            0,  # Type::kBf16
-            self.batch,
-            self.heads,
-            self.heads,
-            self.rows,
-            self.rows,
-            self.dim,
-            self.dim_v,
-            self.dim**-0.5,
+        side = Sequences(DENSE, self.rows)
+        f = Forward(
+            *(strided(x) for x in (self.q, self.k, self.v, self.o)), lse, queries=side, keys=side
         )
+        f.mask.causal = self.causal
+        f.mask.window_left = self.window + 1 if self.window else 0
+        f.counter = self.counter.data_ptr()
+        f.batch, f.heads, f.heads_kv = self.batch, self.heads, self.heads_kv
+        f.dim, f.dim_v, f.scale = self.dim, self.dim_v, self.dim**-0.5
+        return f
+
+    def ragged(self) -> Forward:
+        """The same work as sequences of equal lengths, which the kernel does not know to be."""
+        f = self.arguments()
+        tokens = self.batch * self.rows
+        starts = range(0, tokens + 1, self.rows)
+        self.cu_seqlens = torch.tensor(starts, dtype=torch.int32, device="cuda")
+        side = Sequences(RAGGED, self.rows, tokens, self.cu_seqlens.data_ptr())
+        f.queries = f.keys = side
+        f.lse = Strided(self.lse.data_ptr(), 0, 1, self.heads)
+        return f
 
     def cudnn(self) -> torch.Tensor:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             q, k, v = (x.transpose(1, 2) for x in (self.q, self.k, self.v))
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=self.causal, enable_gqa=self.heads != self.heads_kv
+            )
 
 
 def round_ms(work) -> float:
@@ -128,10 +185,10 @@ def candidates(library, cell: Cell) -> dict:
 
 def contenders(library, cell: Cell) -> dict:
     """Name -> a launch: the table's choice, the candidates, and cuDNN where it takes the cell."""
-    arguments = cell.arguments()
+    dense, ragged = cell.arguments(), cell.ragged()
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
 
-    def ours(row: int):
+    def ours(row: int, arguments=dense):
         def launch() -> None:
             code = library.hopper_forward(row, ctypes.byref(arguments), stream)
             if code:
@@ -141,6 +198,9 @@ def contenders(library, cell: Cell) -> dict:
 
     rows = {"table": -1, **candidates(library, cell)}
     found = {name: ours(row) for name, row in rows.items()}
+    found["table, ragged"] = ours(-1, ragged)
+    if cell.window:  # torch's cuDNN has no window
+        return found
     try:
         cell.cudnn()
         found["cudnn"] = cell.cudnn
@@ -188,6 +248,15 @@ def launch_one(library, dim: int, rows: int, causal: bool) -> None:
     torch.cuda.synchronize()
 
 
+def cells() -> list[tuple]:
+    """The arguments of each cell: 16384 tokens, the shapes of two models, and windows."""
+    found = [(d, n, causal) for d in DIMS for n in LENGTHS for causal in (False, True)]
+    found += [((192, 128, 128, 128), n, True, 1) for n in (2048, 4096, 8192)]
+    found += [((128, 128, 64, 8), n, True, 1) for n in (2048, 4096, 16384)]
+    found += [(d, 16384, True, 1, 1024) for d in DIMS[:2]]
+    return found
+
+
 def main() -> None:
     library = ctypes.CDLL(sys.argv[1])
     torch.manual_seed(20240711)
@@ -197,13 +266,11 @@ def main() -> None:
         return
     print(json.dumps({"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}))
     matrix_product("before")
-    for dims in DIMS:
-        for rows in LENGTHS:
-            for causal in (False, True):
-                try:
-                    measure(library, Cell(dims, rows, causal))
-                except RuntimeError as e:
-                    report(f"broken: {dims} {rows} {causal}", error=str(e))
+    for cell in cells():
+        try:
+            measure(library, Cell(*cell))
+        except RuntimeError as e:
+            report(f"broken: {cell}", error=str(e))
     matrix_product("after")
 
 

@@ -1,0 +1,462 @@
+// A kernel of the forward pass on sm_90a for 16-bit types: FlashAttention-3's plan (Shah et al.,
+// 2024) in the words of device/.
+//
+// A block of threads stays on its processor and takes tile after tile; a tile is 64 query rows for
+// each of its consumer warpgroups, of one head. Warpgroup 0 serves the others: the planner claims
+// tiles and describes them (forward_work.cuh), the producer copies Q, and K and V in blocks of
+// `cols` keys, last block first, through rings, and the caretaker sees to what no tile covers.
+//
+//   producer     K3 Q | K2 V3 | K1 V2 | K0 V1 | V0 | K3 Q of the next tile
+//   consumer 0   S3    | S2 and O += P3 V3, softmax 2 | S1 and O += P2 V2, softmax 1 | ...
+//   consumer 1           S3 | ... half a step later, so that one has the matrix units while the
+//                other does softmax: with `turns`, named barriers pass the turn around.
+//
+// A box of a tensor map must end where a sequence ends, wherever that is. So maps have one
+// dimension more: y, as long as the box is high, and z with the same stride. A box of n rows from
+// row r on begins at y = height - n, z = r + n, height rows before the tensor: what is beyond y
+// reads as zeros. The memory before the tensor may not exist, so no box is without a row.
+//
+// Shared memory: q[q_stages][consumers], each 64 rows; k[2]; v[2]; the barriers. Tiles lie in
+// slabs, one swizzle wide. O leaves from registers, so that Q's memory is free for the next tile as
+// soon as the last scores are there.
+#pragma once
+#include "hopper/device/tma.cuh"
+#include "hopper/device/wgmma.cuh"
+#include "hopper/forward_general.cuh"
+
+namespace tea::hopper {
+
+// One row of the table: a shape of tile that fits the registers and the shared memory.
+struct Row {
+  int dim, dim_v, consumers, cols, q_stages;
+  bool turns;          // consumers take turns at the matrix units
+  bool rescale_early;  // O shrinks while the next scores are computed, else once O is there
+  bool skips = false;  // under a mask, a consumer hands back blocks that none of its own rows sees
+};
+
+// What a kernel does beside the plain product: nothing, a band, or everything.
+enum class Kind { kFull, kMasked, kGeneral };
+
+// What names a kernel.
+struct Config {
+  Row row;
+  Type type;
+  Kind kind;
+  constexpr bool masked() const { return kind != Kind::kFull; }
+  constexpr bool general() const { return kind == Kind::kGeneral; }
+};
+
+struct Parameters {
+  TensorMap q, k, v;
+  Forward f;
+  TileOrder order;   // of dense queries
+  float scale_log2;  // what is left to multiply scores with, in powers of two
+};
+
+constexpr int kFirstTurn = 1;  // named barriers, one per consumer
+
+template <Config C>
+struct Kernel {
+  static constexpr int kDim = C.row.dim, kDimV = C.row.dim_v, kCols = C.row.cols;
+  static constexpr int kConsumers = C.row.consumers, kRows = 64 * kConsumers;
+  static constexpr int kThreads = 128 + 128 * kConsumers;
+  static constexpr Swizzle kSwizzle = kDim % 64 == 0 ? Swizzle::k128 : Swizzle::k64;
+  static constexpr int kSlab = width(kSwizzle), kSlabDim = kSlab / 2;
+  static_assert(kDim % kSlabDim == 0 && kDimV % kSlabDim == 0 && kDimV <= kDim);
+  using Scores = float[kCols / 2];
+  using Weights = uint32_t[kCols / 16][4];
+  using Output = float[kDimV / 2];
+
+  struct Smem {
+    alignas(1024) uint8_t q[C.row.q_stages][kConsumers][64 * kDim * 2];
+    alignas(1024) uint8_t k[2][kCols * kDim * 2];
+    alignas(1024) uint8_t v[2][kCols * kDimV * 2];
+    Ring<C.row.q_stages> ring_q[kConsumers];
+    Ring<2> ring_k, ring_v;
+    Mail<Work> mail;
+  };
+  static_assert(sizeof(Smem) <= 227 * 1024, "the shared-memory plan does not fit");
+
+  // Where a box of `height` rows begins, of which `count` from row `row` on are there.
+  struct Box {
+    int y, z, head, batch;
+    TEA_DEVICE Box(int height, int row, int count, int head_, int batch_)
+        : head(head_), batch(batch_) {
+      const int n = max(0, min(count, height));
+      y = height - n;
+      z = row + n;
+    }
+  };
+  // The sequence's place in a side's maps.
+  static TEA_DEVICE int batch_of(const Sequences& side, const Work& w) {
+    return side.form == Form::kRagged ? 0 : w.sequence;
+  }
+
+  // A warp that claims tiles, and describes them to everybody else.
+  struct Planner {
+    const Parameters& p;
+    Smem& s;
+    Position<2> at_mail{};
+
+    TEA_DEVICE int claim(int number) {
+      const int blocks = static_cast<int>(gridDim.x);
+      return p.f.counter ? blocks + claim_tile(p.f.counter) : number + blocks;
+    }
+    TEA_DEVICE void run() {
+      Tiles<kRows> tiles{p.f, p.order};
+      int number = static_cast<int>(blockIdx.x);
+      Tile t;
+      while (tiles.find(number, t)) {
+        if (lane() == 0) {
+          Work& w = s.mail.blank(at_mail);
+          describe<kRows, kCols>(w, p.f, t);
+          if constexpr (C.general()) add_general(w, p.f);
+          s.mail.post(at_mail);
+          number = claim(number);
+        }
+        number = __shfl_sync(0xffffffff, number, 0);
+      }
+      if (lane() > 0) return;
+      s.mail.blank(at_mail).head = -1;  // everybody stops
+      s.mail.post(at_mail);
+    }
+  };
+
+  // One thread that loads what the consumers work on.
+  struct Producer {
+    const Parameters& p;
+    Smem& s;
+    Position<C.row.q_stages> at_q{};
+    Position<2> at_k{}, at_v{}, at_mail{};
+
+    // A box in slabs.
+    template <int kDims, int kHeight>
+    TEA_DEVICE void load_slabs(uint8_t* to, const TensorMap& map, Barrier& full, const Box& b,
+                               Cache cache) {
+#pragma unroll
+      for (int slab = 0; slab < kDims / kSlabDim; ++slab)
+        load(to + slab * kHeight * kSlab, map, full, {slab * kSlabDim, b.y, b.head, b.z, b.batch},
+             cache);
+    }
+    TEA_DEVICE void load_q(const Work& w) {
+#pragma unroll
+      for (int c = 0; c < kConsumers; ++c) {
+        const int row = w.first + 64 * c;
+        s.ring_q[c].wait_empty(at_q);
+        if (row < w.rows) {
+          s.ring_q[c].fill(at_q, 64 * kDim * 2);
+          load_slabs<kDim, 64>(s.q[at_q.stage][c], p.q, s.ring_q[c].full[at_q.stage],
+                               {64, w.start + row, w.rows - row, w.head, batch_of(p.f.queries, w)},
+                               Cache::kEvictFirst);
+        } else {  // of a box without a row, the copy engine touches where the map begins
+          arrive(s.ring_q[c].full[at_q.stage]);
+        }
+      }
+      at_q.advance();
+    }
+    TEA_DEVICE Box keys(const Work& w, int block) {
+      const int key = block * kCols, group = p.f.heads / p.f.heads_kv;
+      return {kCols, w.start_kv + key, w.keys - key, w.head / group, batch_of(p.f.keys, w)};
+    }
+    TEA_DEVICE void load_k(const Work& w, int block) {
+      s.ring_k.wait_empty(at_k);
+      s.ring_k.fill(at_k, kCols * kDim * 2);
+      load_slabs<kDim, kCols>(s.k[at_k.stage], p.k, s.ring_k.full[at_k.stage], keys(w, block),
+                              Cache::kEvictLast);
+      at_k.advance();
+    }
+    TEA_DEVICE void load_v(const Work& w, int block) {
+      s.ring_v.wait_empty(at_v);
+      s.ring_v.fill(at_v, kCols * kDimV * 2);
+      load_slabs<kDimV, kCols>(s.v[at_v.stage], p.v, s.ring_v.full[at_v.stage], keys(w, block),
+                               Cache::kEvictLast);
+      at_v.advance();
+    }
+    TEA_DEVICE void load_tile(const Work& w) {
+      const Blocks b = w.blocks;
+      if (b.begin == b.end) return load_q(w);
+      load_k(w, b.end - 1);  // before Q, whose memory may be in use for longer
+      load_q(w);
+      for (int block = b.end - 1; block > b.begin; --block) {
+        load_k(w, block - 1);
+        load_v(w, block);
+      }
+      load_v(w, b.begin);
+    }
+    TEA_DEVICE void run() {
+      for (;;) {
+        const Work& w = s.mail.read(at_mail);
+        if (w.head < 0) return;
+        load_tile(w);
+        s.mail.ring.release(at_mail);
+        at_mail.advance();
+      }
+    }
+  };
+
+  struct Consumer {
+    const Parameters& p;
+    Smem& s;
+    const int number;
+    Position<C.row.q_stages> at_q{};
+    Position<2> at_k{}, at_v{}, at_mail{};
+
+    static TEA_DEVICE void clear(Output& o) {
+#pragma unroll
+      for (int i = 0; i < kDimV / 2; ++i) o[i] = 0;
+    }
+    TEA_DEVICE int first_row(const Work& w) { return w.first + 64 * number; }
+
+    TEA_DEVICE void wait_turn() {
+      if constexpr (C.row.turns) named_sync(kFirstTurn + number, 256);
+    }
+    TEA_DEVICE void pass_turn() {
+      if constexpr (C.row.turns)
+        named_arrive(kFirstTurn + (number + 1 == kConsumers ? 0 : number + 1), 256);
+    }
+    // The matrix units have read it; one thread of each warp says so.
+    template <int kStages>
+    TEA_DEVICE void release(Ring<kStages>& ring, Position<kStages>& at) {
+      if (lane() == 0) ring.release(at);
+      at.advance();
+    }
+
+    // scores = q k^T, issued; K is there.
+    TEA_DEVICE void multiply_qk(Scores& scores, Position<C.row.q_stages> of_q) {
+      const uint64_t left = descriptor(s.q[of_q.stage][number], kSwizzle);
+      const uint64_t right = descriptor(s.k[at_k.stage], kSwizzle);
+      matrix_fence();
+#pragma unroll
+      for (int step = 0; step < kDim / 16; ++step) {
+        const int slab = step * 32 / kSlab, at = step * 32 % kSlab;
+        multiply<Shape{kCols, C.type, C.type}>(scores, advanced(left, slab * 64 * kSlab + at),
+                                               advanced(right, slab * kCols * kSlab + at),
+                                               step > 0);
+      }
+      matrix_commit();
+    }
+    // o += p v, issued.
+    TEA_DEVICE void multiply_pv(Output& o, const Weights& weights) {
+      s.ring_v.wait_full(at_v);
+      const uint64_t right = descriptor(s.v[at_v.stage], kSwizzle, kCols * kSlab);
+      pin(o);
+      matrix_fence();
+#pragma unroll
+      for (int step = 0; step < kCols / 16; ++step)
+        multiply<Shape{kDimV, C.type, C.type, Major::kSummed, Major::kOuter}>(
+            o, weights[step], advanced(right, step * 16 * kSlab), true);
+      matrix_commit();
+    }
+
+    // From products to scores: what a row does not see becomes -infinity. `all_seen`: blocks that
+    // all rows see in full.
+    TEA_DEVICE void shape(Scores& scores, const Work& w, int block, Blocks all_seen) {
+      const bool all = block >= all_seen.begin && block < all_seen.end;
+      if (!C.general() && all) return;
+      const int row = first_row(w) + row_of(0), column = block * kCols;
+      uint32_t seen[2] = {~0u, ~0u};
+      if (!all)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const Columns c = w.seen(row + 8 * r);
+          seen[r] = columns_between<kCols>(static_cast<int>(max(c.begin - column, int64_t{0})),
+                                           static_cast<int>(min(c.end - column, int64_t{kCols})));
+        }
+      if constexpr (C.general()) bend<C.type>(scores, p.f, w, {row, column + column_of(0)}, seen);
+      if (all) return;
+#pragma unroll
+      for (int i = 0; i < kCols / 2; ++i)
+        if (!(seen[half_of(i)] >> number_in_row(i) & 1)) scores[i] = kMinusInfinity;
+    }
+    TEA_DEVICE void weigh(Weights& weights, Scores& scores, const Work& w, int block) {
+      if constexpr (C.general())
+        if (p.f.general.dropout > 0)
+          drop(scores, p.f, w, {first_row(w) + row_of(0), block * kCols + column_of(0)});
+#pragma unroll
+      for (int c = 0; c < kCols / 16; ++c) columns_as_operand<C.type>(weights[c], scores, c);
+    }
+
+    // Hands back blocks that none of the consumer's rows sees. Every block of a tile has a turn,
+    // since the others count on it.
+    TEA_DEVICE void skip(int count) {
+      for (int i = 0; i < count; ++i) {
+        s.ring_k.wait_full(at_k);
+        release(s.ring_k, at_k);
+        wait_turn();
+        pass_turn();
+        s.ring_v.wait_full(at_v);
+        release(s.ring_v, at_v);
+      }
+    }
+
+    TEA_DEVICE void report(const Strided& to, const Work& w, int row, float value) {
+      if (to.data)
+        static_cast<float*>(to.data)[batch_of(p.f.queries, w) * to.batch + w.head * to.head +
+                                     int64_t{w.start + row} * to.row] = value;
+    }
+    // Row r of the thread's two: the quad's pairs of columns become runs of eight for each thread.
+    TEA_DEVICE void write_row(const Output& o, const Work& w, int r, float factor) {
+      const int row = first_row(w) + row_of(2 * r);
+      uint16_t* const to = static_cast<uint16_t*>(p.f.o.data) +
+                           batch_of(p.f.queries, w) * p.f.o.batch + w.head * p.f.o.head +
+                           int64_t{w.start + row} * p.f.o.row + lane() % 4 * 8;
+#pragma unroll
+      for (int c = 0; c < kDimV / 32; ++c) {
+        uint32_t run[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = 16 * c + 4 * i + 2 * r;
+          run[i] = pack<C.type>(o[at] * factor, o[at + 1] * factor);
+          if (factor == 0) run[i] = 0;  // a row that sees nothing stays clean of its neighbours
+        }
+        quad_transpose(run);
+        if (row < w.rows && 32 * c + lane() % 4 * 8 < p.f.dim_v)
+          *reinterpret_cast<uint4*>(to + 32 * c) = {run[0], run[1], run[2], run[3]};
+      }
+    }
+    // The normalised rows of a tile leave, and the tile is over.
+    TEA_DEVICE void finish(const Output& o, const OnlineSoftmax& softmax, const Work& w) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const OnlineSoftmax::End end = softmax.finish(r, w.sink);
+        const int row = first_row(w) + row_of(2 * r);
+        if (lane() % 4 == 0 && row < w.rows) {
+          report(p.f.lse, w, row, end.lse);
+          report(p.f.max, w, row, end.max);
+          report(p.f.sum_exp, w, row, end.sum_exp);
+        }
+        const float kept = C.general() ? 1 / (1 - p.f.general.dropout) : 1;
+        write_row(o, w, r, end.factor * kept);
+      }
+      __syncwarp();
+      release(s.mail.ring, at_mail);
+    }
+
+    // What a consumer carries from block to block, in registers.
+    struct State {
+      Output o;
+      Scores scores;
+      Weights weights;
+      OnlineSoftmax softmax;
+      float shrink[2];
+    };
+
+    // The values of a tile's last block, with nothing beside them.
+    TEA_DEVICE void close(State& x, const Work& w) {
+      if constexpr (C.row.rescale_early) scale_rows(x.o, x.shrink);
+      multiply_pv(x.o, x.weights);
+      matrix_wait<0>();
+      pin(x.o);
+      release(s.ring_v, at_v);
+      finish(x.o, x.softmax, w);
+    }
+    // A tile of which none of the consumer's rows sees anything.
+    TEA_DEVICE void pass_over(State& x, const Work& w) {
+      release(s.ring_q[number], at_q);
+      skip(w.blocks.end - w.blocks.begin);
+      clear(x.o);
+      x.softmax.start();
+      finish(x.o, x.softmax, w);
+    }
+
+    // The first scores of a tile, with nothing beside them.
+    TEA_DEVICE void begin(State& x, const Work& w, int block, Blocks all_seen) {
+      s.ring_k.wait_full(at_k);
+      wait_turn();
+      multiply_qk(x.scores, at_q);
+      pass_turn();
+      matrix_wait<0>();
+      pin(x.scores);
+      release(s.ring_k, at_k);
+      shape(x.scores, w, block, all_seen);
+      x.softmax.start();
+      x.softmax.update(x.scores, p.scale_log2, x.shrink);
+      clear(x.o);
+      weigh(x.weights, x.scores, w, block);
+    }
+    // The scores of a block beside the values of the one before.
+    TEA_DEVICE void step(State& x, const Work& w, int block, Blocks all_seen) {
+      s.ring_k.wait_full(at_k);
+      wait_turn();
+      multiply_qk(x.scores, at_q);
+      if constexpr (C.row.rescale_early) scale_rows(x.o, x.shrink);
+      multiply_pv(x.o, x.weights);
+      pass_turn();
+      matrix_wait<1>();
+      pin(x.scores);
+      release(s.ring_k, at_k);
+      if constexpr (C.masked()) shape(x.scores, w, block, all_seen);
+      x.softmax.update(x.scores, p.scale_log2, x.shrink);
+      matrix_wait<0>();
+      pin(x.o);
+      release(s.ring_v, at_v);
+      if constexpr (!C.row.rescale_early) scale_rows(x.o, x.shrink);
+      weigh(x.weights, x.scores, w, block);
+    }
+
+    // The blocks of a tile that the consumer works on.
+    TEA_DEVICE Blocks own_blocks(const Work& w) {
+      if constexpr (!C.row.skips || !C.masked()) return w.blocks;
+      return w.template blocks_of<kCols>(first_row(w), 64);
+    }
+    TEA_DEVICE void attend(State& x, const Work& w) {
+      const Blocks own = own_blocks(w);
+      s.ring_q[number].wait_full(at_q);
+      if (own.begin >= own.end) return pass_over(x, w);
+      const Blocks all_seen = w.template clear_of<kCols>(first_row(w));
+      const int trail = own.begin - w.blocks.begin;
+      int block = own.end - 1;
+      skip(w.blocks.end - own.end);
+      begin(x, w, block, all_seen);
+      while (--block >= own.begin) step(x, w, block, all_seen);
+      release(s.ring_q[number], at_q);
+      close(x, w);
+      skip(trail);
+    }
+
+    TEA_DEVICE void run() {
+      if (C.row.turns && number == kConsumers - 1) pass_turn();  // the first goes first
+      State x;
+      for (;;) {
+        const Work& w = s.mail.read(at_mail);
+        if (w.head < 0) break;
+        attend(x, w);
+      }
+    }
+  };
+
+  static TEA_DEVICE void start(const Parameters& p, Smem& s) {
+    for (const TensorMap* map : {&p.q, &p.k, &p.v}) prefetch(*map);
+    for (auto& ring : s.ring_q) ring.start(1, 4);
+    s.ring_k.start(1, 4 * kConsumers);
+    s.ring_v.start(1, 4 * kConsumers);
+    s.mail.ring.start(1, 4 * kConsumers + 1);
+    publish_barriers();
+  }
+
+  static TEA_DEVICE void body(const Parameters& p) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    Smem& s = *reinterpret_cast<Smem*>(memory);
+    if (threadIdx.x == 0) start(p, s);
+    __syncthreads();
+    const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+    if (group == 0) {
+      // The warpgroups share what the launch gave them: 4 x 128 or 3 x 168 registers a thread.
+      shrink_registers<kConsumers == 3 ? 32 : 40>();
+      const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+      if (warp == 0) {
+        if (lane() == 0) Producer{p, s}.run();
+      } else if (warp == 1) {
+        Planner{p, s}.run();
+      } else {
+        const int share = static_cast<int>(blockIdx.x) * 64 + static_cast<int>(threadIdx.x) - 64;
+        Caretaker{p.f, share, static_cast<int>(gridDim.x) * 64}.run();
+      }
+    } else {
+      grow_registers<kConsumers == 3 ? 160 : 232>();
+      Consumer{p, s, group - 1}.run();
+    }
+  }
+};
+
+}  // namespace tea::hopper

@@ -1,0 +1,145 @@
+// The table of the forward kernels (forward_kernel.cuh), and the launch of one of them.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <utility>
+
+#include "hopper/forward_kernel.cuh"
+#include "hopper/tensor_map.h"
+
+namespace tea::hopper {
+
+constexpr Row kTable[] = {
+    // dim  v  consumers cols q_stages turns early skips
+    {64, 64, 3, 128, 2, true, false, true}, {96, 96, 2, 128, 2, true, false},
+    {128, 128, 2, 128, 2, true, false},     {192, 128, 2, 128, 1, false, true},
+    {192, 192, 2, 112, 1, false, true},     {256, 256, 2, 80, 1, false, true},
+};
+
+// The general kernels keep more in registers than a third consumer leaves.
+constexpr Row roomy(Row row) {
+  row.consumers = std::min(row.consumers, 2);
+  return row;
+}
+
+// Calls the kernel of a row of the table. One source file per kind, so that they compile at once.
+Outcome launch_full(int row, const Forward& f, cudaStream_t stream);
+Outcome launch_masked(int row, const Forward& f, cudaStream_t stream);
+Outcome launch_general(int row, const Forward& f, cudaStream_t stream);
+
+inline bool bounded(const MaskRule& m) { return m.causal || m.window_left || m.window_right; }
+inline Outcome refused(const char* what) {
+  return {cudaErrorInvalidValue, what, cudaGetErrorString(cudaErrorInvalidValue)};
+}
+
+namespace {
+
+// A table of rows for kernels of one kind, in both types or in bf16 only.
+template <Kind kKind>
+struct Table {
+  static constexpr const auto& rows = kTable;
+  static constexpr Kind kind = kKind;
+  static constexpr int types = 2;
+};
+template <class Rows>
+constexpr Config config(int number) {
+  const Row row = Rows::rows[number / Rows::types];
+  return {Rows::kind == Kind::kGeneral ? roomy(row) : row,
+          number % Rows::types ? Type::kFp16 : Type::kBf16, Rows::kind};
+}
+
+// Named by a number, not by a Config: GCC takes a Config whose row was read from a constant array
+// for another than the equal one that nvcc writes where it registers the kernel, and what is
+// launched is then unknown to CUDA (cudaErrorInvalidResourceHandle). registered.py looks for that.
+template <class Rows, int kNumber>
+__global__ void __launch_bounds__(Kernel<config<Rows>(kNumber)>::kThreads, 1)
+    entry(const __grid_constant__ Parameters p) {
+  Kernel<config<Rows>(kNumber)>::body(p);
+}
+
+// A tensor as the copy engine sees it: see the head of this file for y and z.
+bool map(TensorMap* to, const Strided& x, const Sequences& side, int dim, int heads, int batch,
+         Type type, Swizzle s, int box_rows) {
+  const int64_t rows = side.form == Form::kRagged ? side.tokens : side.rows;
+  const int batches = side.form == Form::kRagged ? 1 : batch;
+  const auto extent = [](int64_t n) { return static_cast<uint64_t>(std::max<int64_t>(n, 1)); };
+  const auto bytes = [](int64_t stride) { return static_cast<uint64_t>(stride) * 2; };
+  const MapShape shape = {
+      type,
+      s,
+      5,
+      {extent(dim), extent(box_rows), extent(heads), extent(rows + 1), extent(batches)},
+      {0, bytes(x.row), bytes(x.head), bytes(x.row), bytes(x.batch)},
+      {static_cast<uint32_t>(width(s) / 2), static_cast<uint32_t>(box_rows), 1, 1, 1}};
+  return encode(to, static_cast<char*>(x.data) - box_rows * x.row * 2, shape) == 0;
+}
+
+// False if the copy engine cannot address a tensor.
+template <Config C>
+bool fill(Parameters* p, const Forward& f) {
+  using K = Kernel<C>;
+  const int row_blocks = (f.queries.rows + K::kRows - 1) / K::kRows;
+  const int together = heads_at_once(f, f.keys.rows, int64_t{f.heads} * f.batch);
+  p->f = f;
+  if (!needs_counter(f)) p->f.counter = nullptr;
+  // Under a mask, heads whose keys and values stay in the second-level cache go together, long
+  // tiles first; else tiles are equal, and a head at a time needs the least cache.
+  p->order = {row_blocks, f.heads, f.batch, C.masked() ? together : 1, C.masked()};
+  p->scale_log2 = C.general() ? kLog2E : f.scale * kLog2E;
+  const auto mapped = [&](TensorMap& to, const Strided& x, const Sequences& side, int dim,
+                          int heads, int box) {
+    return map(&to, x, side, dim, heads, f.batch, C.type, K::kSwizzle, box);
+  };
+  return mapped(p->q, f.q, f.queries, f.dim, f.heads, 64) &&
+         mapped(p->k, f.k, f.keys, f.dim, f.heads_kv, K::kCols) &&
+         mapped(p->v, f.v, f.keys, f.dim_v, f.heads_kv, K::kCols);
+}
+
+#define TEA_TRY(call, what)                                                  \
+  if (const cudaError_t code = (call); code != cudaSuccess) return Outcome { \
+      code, what, cudaGetErrorString(code)                                   \
+    }
+
+template <class Rows, int kNumber>
+Outcome launch(const Forward& f, cudaStream_t stream) {
+  constexpr Config C = config<Rows>(kNumber);
+  constexpr int kThreads = Kernel<C>::kThreads, kShared = sizeof(typename Kernel<C>::Smem);
+  constexpr auto kLimit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  const auto kernel = entry<Rows, kNumber>;
+  int device = 0, processors = 0;
+  TEA_TRY(cudaGetDevice(&device), "cudaGetDevice");
+  TEA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+          "cudaDeviceGetAttribute");
+  // Before the driver encodes maps, which it refuses to a thread without a context.
+  TEA_TRY(cudaFuncSetAttribute(kernel, kLimit, kShared), "cudaFuncSetAttribute");
+  Parameters p = {};
+  if (!fill<C>(&p, f)) return refused("cuTensorMapEncodeTiled");
+  if (p.f.counter) TEA_TRY(cudaMemsetAsync(p.f.counter, 0, sizeof(int), stream), "cudaMemsetAsync");
+  // Of sequences whose lengths only the device knows, there may be fewer tiles than this.
+  kernel<<<std::clamp(p.order.count(), 1, processors), kThreads, kShared, stream>>>(p);
+  TEA_TRY(cudaGetLastError(), "the launch");
+  return {};
+}
+
+using Launch = Outcome (*)(const Forward&, cudaStream_t);
+template <class Rows, int... kNumber>
+constexpr std::array<Launch, sizeof...(kNumber)> launchers(std::integer_sequence<int, kNumber...>) {
+  return {launch<Rows, kNumber>...};
+}
+template <class Rows>
+constexpr int kCount = int{std::size(Rows::rows)} * Rows::types;
+template <class Rows>
+constexpr auto kLaunch = launchers<Rows>(std::make_integer_sequence<int, kCount<Rows>>());
+
+template <class Rows>
+Outcome launch_row(int row, const Forward& f, cudaStream_t stream) {
+  const int type = f.is_fp16 ? 1 : 0;
+  if (type >= Rows::types) return refused("a type that these rows do not have");
+  return kLaunch<Rows>[row * Rows::types + type](f, stream);
+}
+
+}  // namespace
+}  // namespace tea::hopper

@@ -1,0 +1,205 @@
+// What a block of the forward pass works on: which rows of which sequence, with which keys.
+// Lengths, starts and origins come from device memory, are clamped, and are reported where they are
+// nonsense.
+#pragma once
+#include "hopper/device/scheduler.cuh"
+#include "hopper/device/softmax.cuh"
+#include "hopper/forward.h"
+#include "te_attention.h"
+
+namespace tea::hopper {
+
+// Blocks of keys, half open.
+struct Blocks {
+  int begin, end;
+};
+
+// A tile, as the producer tells the consumers. Keys count from the first that any row attends to.
+struct Work {
+  int head, sequence;  // head < 0: there is no more
+  int first;           // its first row, in the sequence
+  int rows, start;     // of the sequence, and where that begins in the tensors of queries
+  int keys, start_kv;
+  int skipped;  // keys of the sequence before the first
+  int lo, hi;   // the band: key - row of what is visible
+  Blocks blocks;
+  float sink;  // -infinity: none
+  // For the general kernels. Where row 0 and key 0 lie in the global problem, how far ALiBi's
+  // diagonal lies from theirs, its slope, and the third word of dropout's counter.
+  int64_t global_row, global_key, diagonal;
+  float slope;
+  uint32_t stream;
+
+  TEA_DEVICE Columns seen(int row) const { return visible_columns({lo, hi}, row, keys); }
+  // Those that some of `count` rows from `row` on attend to, in blocks of kCols.
+  template <int kCols>
+  TEA_DEVICE Blocks blocks_of(int row, int count) const {
+    const int last = min(row + count, rows) - 1;
+    const int64_t begin = seen(row).begin, end = seen(last).end;
+    if (last < row || begin >= end) return {0, 0};
+    return {static_cast<int>(begin) / kCols, (static_cast<int>(end) + kCols - 1) / kCols};
+  }
+  // Those that all of 64 rows see in full.
+  template <int kCols>
+  TEA_DEVICE Blocks clear_of(int row) const {
+    const int64_t begin = seen(row + 63).begin, end = seen(row).end;
+    return {static_cast<int>(min(begin + kCols - 1, int64_t{kMaxRows})) / kCols,
+            static_cast<int>(max(end, int64_t{0})) / kCols};
+  }
+};
+
+TEA_DEVICE int64_t origin_of(const Forward& f, int dimension, bool* sane) {
+  return clamp_origin(f.origin_device ? f.origin_device[dimension] : f.origin[dimension], sane);
+}
+
+// A difference of row and key, cut to what no pair of them exceeds.
+TEA_DEVICE int cut(int64_t difference) {
+  return static_cast<int>(max(min(difference, int64_t{kMaxRows - 1}), int64_t{-kMaxRows}));
+}
+
+TEA_DEVICE float sink_of(const Forward& f, int head) {
+  if (f.sink == Sink::kTensor) return f.sinks[head];
+  return f.sink == Sink::kZero ? 0 : kMinusInfinity;
+}
+
+template <int kRows, int kCols>
+TEA_DEVICE void describe(Work& w, const Forward& f, const Tile& t) {
+  const Sequence q = f.queries.at(t.batch), kv = f.keys.at(t.batch);
+  bool sane;  // the caretaker reports
+  const int64_t row = origin_of(f, 2, &sane), key = origin_of(f, 3, &sane);
+  const int64_t delta = diagonal(f.mask.bottom_right, q.length, kv.length);
+  const Band band = tea::band(f.mask, delta, row, key);
+  const int64_t begin = visible_columns(band, 0, kv.length).begin;
+  const int64_t end = visible_columns(band, q.length - 1, kv.length).end;
+  const bool some = begin < end;
+  const int64_t skipped = some ? begin : 0;
+  w.head = t.head;
+  w.sequence = t.batch;
+  w.first = t.row_block * kRows;
+  w.rows = static_cast<int>(q.length);
+  w.start = static_cast<int>(q.start);
+  w.keys = some ? static_cast<int>(end - begin) : 0;
+  w.start_kv = static_cast<int>(kv.start + skipped);
+  w.skipped = static_cast<int>(skipped);
+  w.lo = cut(band.lo - skipped);
+  w.hi = cut(band.hi - skipped);
+  w.sink = sink_of(f, t.head);
+  w.global_row = row;
+  w.global_key = key + skipped;
+  w.diagonal = delta + w.global_row - w.global_key;
+  w.blocks = w.template blocks_of<kCols>(w.first, kRows);
+}
+
+// Heads whose rows are visited together: as many as keep their keys and values in the cache.
+__host__ __device__ inline int heads_at_once(const Forward& f, int64_t keys, int64_t heads) {
+  const int64_t cache = 32 << 20, head = keys * (f.dim + f.dim_v) * 2 + 1;
+  const int64_t fit = (cache / head > 0 ? cache / head : 1) * (f.heads / f.heads_kv);
+  return static_cast<int>(fit < heads ? fit : heads);
+}
+
+// Tiles by number: of equal sequences in one order over all heads, else sequence by sequence.
+template <int kRows>
+struct Tiles {
+  const Forward& f;
+  const TileOrder& order;
+  SequenceTiles sequences{};
+
+  TEA_DEVICE int row_blocks(int sequence) const {
+    return (static_cast<int>(f.queries.at(sequence).length) + kRows - 1) / kRows;
+  }
+  // All lanes of a warp; numbers do not fall. False past the last.
+  TEA_DEVICE bool find(int number, Tile& t) {
+    if (f.queries.form == Form::kDense) {
+      if (number >= order.count()) return false;
+      t = order.at(number);
+      return true;
+    }
+    const auto tiles_of = [&](int sequence) { return row_blocks(sequence) * f.heads; };
+    int sequence, rest;
+    if (!sequences.find(number, f.batch, tiles_of, sequence, rest)) return false;
+    const int together = heads_at_once(f, f.keys.at(sequence).length, f.heads);
+    t = TileOrder{row_blocks(sequence), f.heads, 1, together, order.longest_first}.at(rest);
+    t.batch = sequence;
+    return true;
+  }
+};
+
+// Looks after what no tile covers, on threads that have nothing else to do: rows outside every
+// sequence become zeros, and nonsense in device memory is reported.
+struct Caretaker {
+  const Forward& f;
+  const int first, step;  // this thread's share; whole warps
+
+  TEA_DEVICE void report(int bit) const {
+    if (f.status) atomicOr(f.status, bit);
+  }
+  TEA_DEVICE void check() const {
+#pragma unroll 1  // here and below: few registers, and no hurry
+    for (int i = first; i < f.batch; i += step)
+      if (!f.queries.at(i).sane || !f.keys.at(i).sane) report(TEA_STATUS_BAD_LENGTHS);
+    bool sane = true;
+#pragma unroll 1
+    for (int i = first; i < 4; i += step) origin_of(f, i, &sane);
+    if (!sane) report(TEA_STATUS_BAD_ORIGIN);
+  }
+
+  TEA_DEVICE bool holds(int sequence, int64_t token) const {
+    const Sequence s = f.queries.at(sequence);
+    return token >= s.start && token < s.start + s.length;
+  }
+  // Where starts rise, as they do unless someone shuffled them, the first look finds the sequence.
+  TEA_DEVICE bool in_some_sequence(int64_t token) const {
+    const int32_t* starts = f.queries.offsets ? f.queries.offsets : f.queries.cu_seqlens;
+    int low = 0, high = f.batch;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (starts[middle] <= token ? low : high) = middle;
+    }
+    if (low < high && holds(low, token)) return true;
+#pragma unroll 1
+    for (int i = 0; i < f.batch; ++i)
+      if (holds(i, token)) return true;
+    return false;
+  }
+
+  // By a warp: one row of O, and its LSE, MAX and SUM_EXP, of all heads.
+  TEA_DEVICE void clear(int64_t batch, int64_t row) const {
+    const int pieces = f.dim_v / 8;  // of 16 bytes
+#pragma unroll 1
+    for (int i = lane(); i < f.heads * pieces; i += 32) {
+      const int64_t at = batch * f.o.batch + i / pieces * f.o.head + row * f.o.row + i % pieces * 8;
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(f.o.data) + at) = uint4{};
+    }
+    const auto set = [&](const Strided& x, int64_t head, float value) {
+      if (x.data)
+        static_cast<float*>(x.data)[batch * x.batch + head * x.head + row * x.row] = value;
+    };
+#pragma unroll 1
+    for (int h = lane(); h < f.heads; h += 32) {
+      set(f.lse, h, kMinusInfinity);
+      set(f.max, h, kMinusInfinity);
+      set(f.sum_exp, h, 0);
+    }
+  }
+
+  TEA_DEVICE void run() const {
+    check();
+    if (f.queries.form == Form::kDense) return;
+    const bool ragged = f.queries.form == Form::kRagged;
+    const int64_t rows = ragged ? f.queries.tokens : f.queries.rows;
+    const int64_t count = ragged ? rows : rows * f.batch;
+    for (int64_t base = first - lane(); base < count; base += step) {
+      const int64_t mine = base + lane();
+      bool outside = false;
+      if (mine < count)
+        outside =
+            ragged ? !in_some_sequence(mine) : !holds(static_cast<int>(mine / rows), mine % rows);
+      for (uint32_t left = __ballot_sync(0xffffffff, outside); left; left &= left - 1) {
+        const int64_t row = base + __ffs(static_cast<int>(left)) - 1;
+        clear(ragged ? 0 : row / rows, ragged ? row : row % rows);
+      }
+    }
+  }
+};
+
+}  // namespace tea::hopper

@@ -1,0 +1,68 @@
+// The engine of sm_90: what it takes and what it refuses, which needs no GPU. What it computes is
+// tested by tests/gpu.
+#include <gtest/gtest.h>
+
+#include "hopper/engine.h"
+
+namespace tea::hopper {
+namespace {
+
+constexpr Engine kEngine{"hopper", kKnows, plan};
+constexpr Device kH200{0, 90, 132, 227 * 1024};
+constexpr const char* kSizes = " batch=2 heads_q=4 heads_kv=2 seqlen_q=64 seqlen_kv=64 ";
+
+// The reason for a refusal, or "accepts".
+std::string answer(const std::string& more, const Device& device = kH200,
+                   const std::string& what = "dtype=bf16 dim_qk=128") {
+  const Problem p = Problem::parse(what + kSizes + more);
+  p.check();
+  const Attempt attempt = kEngine.attempt(p.normalised(), device);
+  const auto* refusal = std::get_if<Refusal>(&attempt);
+  return refusal ? refusal->why : "accepts";
+}
+
+uint64_t bytes(const std::string& text) {
+  const Problem p = Problem::parse(text);
+  return workspace(p, default_geometry(p));
+}
+
+TEST(HopperEngine, TakesEveryOptionOfForward) {
+  EXPECT_EQ(answer(""), "accepts");
+  EXPECT_EQ(answer("causal=1 bottom_right=1 window_left=9"), "accepts");
+  EXPECT_EQ(answer("q_form=padded kv_form=padded softmax=learnable outputs=lse+max+sum_exp"),
+            "accepts");
+  EXPECT_EQ(answer("bias=post_scale bias_dtype=fp32 alibi=standard softcap=20"), "accepts");
+  EXPECT_EQ(answer("q=65536,16,1024"), "accepts");  // any order of the dimensions
+  EXPECT_EQ(answer("training=1 dropout=0.1 lse_gradient=1"), "accepts");
+}
+
+TEST(HopperEngine, RefusesOtherDevices) {
+  EXPECT_EQ(answer("", {}), "device is the host; it runs on GPUs of compute capability 9.0");
+  EXPECT_EQ(answer("", {0, 80, 108, 163 * 1024}), "compute capability is 80 tenths; needs 90");
+}
+
+TEST(HopperEngine, RefusesByNameWhatItDoesNotKnow) {
+  EXPECT_EQ(answer("", kH200, "dtype=fp32 dim_qk=64"), "dtype is fp32; needs fp16, bf16");
+  EXPECT_EQ(answer("", kH200, "dtype=e4m3 dim_qk=64 o_dtype=bf16"),
+            "dtype is e4m3; needs fp16, bf16");
+}
+
+TEST(HopperEngine, RefusesWhatTheCopyEngineCannotAddress) {
+  EXPECT_EQ(answer("q=65540,1024,16"),
+            "a stride of q is 65540; needs a multiple of 8, less than 2^39");
+  EXPECT_EQ(answer("alignment=8"), "alignment is 8; needs 16 or more");
+  EXPECT_EQ(answer("", kH200, "dtype=fp16 dim_qk=264"),
+            "dim_qk is 264 and dim_v 264; needs at most 256");
+}
+
+TEST(HopperEngine, NeedsMemoryOnlyForTheCounterOfUnequalTiles) {
+  const std::string sizes = " heads_q=1 heads_kv=1 dim_qk=64 seqlen_q=9 seqlen_kv=9";
+  EXPECT_EQ(bytes("dtype=fp16 batch=1" + sizes), 0u);
+  EXPECT_EQ(bytes("dtype=fp16 batch=1 causal=1" + sizes), 256u);
+  EXPECT_EQ(bytes("dtype=fp16 batch=1 q_form=padded" + sizes), 256u);
+  EXPECT_EQ(bytes("dtype=fp16 batch=0 causal=1" + sizes), 0u);
+  EXPECT_EQ(bytes("dtype=fp32 batch=1 causal=1" + sizes), 0u);
+}
+
+}  // namespace
+}  // namespace tea::hopper
