@@ -15,7 +15,8 @@ constexpr Engine kEngines[] = {
     portable::kPortable,
 #endif
 
-    cpu::kFlash,         cpu::kFlashAvx512, cpu::kFlashAvx2, cpu::kFlashGeneric, cpu::kReference,
+    cpu::kFlash,         cpu::kFlashAmx,     cpu::kFlashAvx512,
+    cpu::kFlashAvx2,     cpu::kFlashGeneric, cpu::kReference,
 };
 
 }  // namespace

@@ -4,12 +4,25 @@
 #include <algorithm>
 
 namespace tea::cpu {
+namespace {
+
+// Later rows see later columns: the first row that sees any begins, and the last one ends.
+Columns seen(const Group& g) {
+  const int64_t first = std::max<int64_t>(0, -g.band.hi);
+  const int64_t last = std::min(g.q.length, g.kv.length - g.band.lo) - 1;
+  if (first > last) return {0, 0};
+  return {visible_columns(g.band, first, g.kv.length).begin,
+          visible_columns(g.band, last, g.kv.length).end};
+}
+
+}  // namespace
 
 Group make_group(const View& view, int64_t b, int64_t kv_head) {
   const Problem& p = view.p;
-  Group g{b, kv_head, view.queries(b), view.keys(b), 0, {}, p.heads_q / p.heads_kv};
+  Group g{b, kv_head, view.queries(b), view.keys(b), 0, {}, p.heads_q / p.heads_kv, {}};
   g.delta = diagonal(p.bottom_right, g.q.length, g.kv.length);
   g.band = band(p.mask(), g.delta, view.origin[2], view.origin[3]);
+  g.seen = seen(g);
   return g;
 }
 

@@ -1,6 +1,8 @@
 // How query rows are cut into blocks: up to kRows rows that share their keys and values, taken from
 // one head or, where heads are short, from several heads of one group.
 #pragma once
+#include <cstddef>
+
 #include "cpu/view.h"
 #include "math/mask.h"
 
@@ -14,7 +16,9 @@ struct Group {
   Sequence q, kv;
   int64_t delta;
   Band band;
-  int64_t heads;  // query heads that share the keys
+  int64_t heads;                      // query heads that share the keys
+  Columns seen;                       // what some row sees
+  const std::byte* packed = nullptr;  // K and V of `seen`, as the kernels want them
 
   int64_t rows() const { return heads * q.length; }  // of all its heads, one after the other
   int64_t blocks() const { return (rows() + kRows - 1) / kRows; }

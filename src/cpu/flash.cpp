@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "cpu/pool.h"
@@ -18,7 +19,8 @@ namespace {
 
 // With fewer pieces than this, rows or keys are split further.
 constexpr int64_t kEnough = 16;
-constexpr int64_t kLeastKeys = 512;  // of a split: below, the merge costs more than it wins
+constexpr int64_t kLeastKeys = 512;         // of a split: below, the merge costs more than it wins
+constexpr int64_t kPackedBytes = 16 << 20;  // of packed heads at a time, if there are several
 
 template <class Real>
 class Buffer {
@@ -40,7 +42,7 @@ template <class Real>
 Real* thread_scratch(int64_t n) {
   thread_local std::unique_ptr<Buffer<Real>> buffer;
   thread_local int64_t size = 0;
-  if (n > size) {
+  if (!buffer || n > size) {
     buffer = std::make_unique<Buffer<Real>>(n);
     size = n;
   }
@@ -59,7 +61,7 @@ struct Piece {
   int64_t first;  // row of the block
 };
 
-std::vector<Piece> pieces(const std::vector<Group>& groups) {
+std::vector<Piece> pieces(std::span<const Group> groups) {
   std::vector<Piece> out;
   for (const Group& g : groups)
     for (int64_t block = 0; block < g.blocks(); ++block) out.push_back({&g, block * kRows});
@@ -71,6 +73,32 @@ double highest(const std::vector<double>& values) {
                          [](double a, double b) { return std::fmax(a, b); });
 }
 
+// K and V of heads as the kernels want them, in memory that the calling thread keeps. All threads
+// share the work.
+template <class Real>
+void pack(const View& view, const Kernels<Real>& kernels, Pass pass, std::span<Group> groups) {
+  if (!kernels.pack) return;
+  struct Part {
+    const Group* group;
+    int64_t first;
+    std::byte* to;
+  };
+  std::vector<Part> parts;
+  int64_t bytes = 0;
+  for (const Group& g : groups) bytes += kernels.packed_bytes(view.p, g, pass);
+  std::byte* memory = thread_scratch<std::byte>(bytes);
+  for (Group& g : groups) {
+    for (int64_t first = 0; first < g.seen.end - g.seen.begin; first += kPackedKeys)
+      parts.push_back({&g, first, memory});
+    g.packed = memory;
+    memory += kernels.packed_bytes(view.p, g, pass);
+  }
+  parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t i) {
+    const Part& part = parts[static_cast<size_t>(i)];
+    kernels.pack(view, *part.group, pass, part.first, part.to);
+  });
+}
+
 // ------------------------------------------------------------------------------------- forward
 
 template <class Real>
@@ -80,17 +108,14 @@ class Forward {
 
   void operator()() {
     fill_padding();
-    const std::vector<Group> all = groups(view_);
-    const std::vector<Piece> work = pieces(all);
-    s_amax_.assign(work.size(), 0), o_amax_.assign(work.size(), 0);
-    const auto n = static_cast<int64_t>(work.size());
-    const bool many = n >= kEnough, short_keys = view_.size.max_kv < 2 * kLeastKeys;
-    if (many || short_keys || view_.p.is_fp8())  // fp8 needs the row's maximum over all keys
-      parallel_for(n, [&](int64_t i) { whole(work[static_cast<size_t>(i)], i); });
-    else
-      for (int64_t i = 0; i < n; ++i) split(work[static_cast<size_t>(i)], i, (kEnough + n - 1) / n);
-    view_.raise(TEA_S_AMAX, highest(s_amax_));
-    view_.raise(TEA_O_AMAX, highest(o_amax_));
+    std::vector<Group> all = groups(view_);
+    // As many heads at a time as fit the memory for packed ones.
+    for (size_t first = 0, end = 0; first < all.size(); first = end) {
+      int64_t bytes = 0;
+      do bytes += packed_bytes(all[end++]);
+      while (end < all.size() && bytes + packed_bytes(all[end]) <= kPackedBytes);
+      attend(std::span(all).subspan(first, end - first));
+    }
   }
 
  private:
@@ -103,19 +128,40 @@ class Forward {
     if (p.outputs & TEA_OUTPUT_SUM_EXP) view_.fill(TEA_SUM_EXP, 0);
   }
 
-  int64_t partial_reals() const { return (view_.p.v_dim() + 2) * kRows; }
+  int64_t packed_bytes(const Group& g) const {
+    return kernels_.pack ? kernels_.packed_bytes(view_.p, g, Pass::kForward) : 0;
+  }
+
+  void attend(std::span<Group> some) {
+    pack(view_, kernels_, Pass::kForward, some);
+    const std::vector<Piece> work = pieces(some);
+    s_amax_.assign(work.size(), 0), o_amax_.assign(work.size(), 0);
+    const auto n = static_cast<int64_t>(work.size());
+    const bool many = n >= kEnough, short_keys = view_.size.max_kv < 2 * kLeastKeys;
+    if (many || short_keys || view_.p.is_fp8())  // fp8 needs the row's maximum over all keys
+      parallel_for(n, [&](int64_t i) { whole(work[static_cast<size_t>(i)], i); });
+    else
+      for (int64_t i = 0; i < n; ++i) split(work[static_cast<size_t>(i)], i, (kEnough + n - 1) / n);
+    view_.raise(TEA_S_AMAX, highest(s_amax_));
+    view_.raise(TEA_O_AMAX, highest(o_amax_));
+  }
+
+  int64_t partial_reals() const { return (padded(view_.p.v_dim()) + 2) * kRows; }
+  Real* scratch(int64_t more) const {
+    return thread_scratch<Real>(kernels_.scratch(view_.p) + more);
+  }
 
   Partial<Real> partial(Real* at) const {
-    const int64_t o = view_.p.v_dim() * kRows;
+    const int64_t o = padded(view_.p.v_dim()) * kRows;
     return {at, at + o, at + o + kRows};
   }
 
   void whole(const Piece& piece, int64_t i) {
     const RowBlock block = make_block(*piece.group, piece.first, kRows);
-    Real* scratch = thread_scratch<Real>(scratch_reals<Real>(view_.p) + partial_reals());
-    const Partial<Real> out = partial(scratch);
+    Real* memory = scratch(partial_reals());
+    const Partial<Real> out = partial(memory);
     const auto at = static_cast<size_t>(i);
-    s_amax_[at] = kernels_.attend(view_, block, block.all, out, scratch + partial_reals());
+    s_amax_[at] = kernels_.attend(view_, block, block.all, out, memory + partial_reals());
     o_amax_[at] = kernels_.finish(view_, block, out);
   }
 
@@ -130,7 +176,7 @@ class Forward {
       const int64_t begin = block.all.begin + part * step;
       const Columns columns{begin, std::min(begin + step, block.all.end)};
       kernels_.attend(view_, block, columns, partial(memory.get() + part * partial_reals()),
-                      thread_scratch<Real>(scratch_reals<Real>(view_.p) + partial_reals()));
+                      scratch(0));
     });
     const Partial<Real> all = partial(memory.get());
     for (int64_t part = 1; part < parts; ++part)
@@ -186,25 +232,29 @@ class Backward {
     std::vector<double> dsink;  // by head of the group
   };
 
-  int64_t row_reals() const { return padded(view_.p.dim_qk) + padded(view_.p.v_dim()); }
+  // dK and dV of a head. Kernels may write whole tiles beyond its last key.
+  int64_t dk_reals(const Group& g) const { return (g.kv.length + kCols) * padded(view_.p.dim_qk); }
+  int64_t reals(const Group& g) const {
+    return dk_reals(g) + (g.kv.length + kCols) * padded(view_.p.v_dim());
+  }
 
   void group(int64_t i, int64_t splits) {
-    const Group& g = groups_[static_cast<size_t>(i)];
-    const int64_t reals = g.kv.length * row_reals();
+    Group& g = groups_[static_cast<size_t>(i)];
+    pack(view_, kernels_, Pass::kBackward, {&g, 1});
+    const int64_t size = reals(g);
     splits = std::clamp<int64_t>(g.blocks(), 1, splits);
-    const Buffer<Real> memory(std::max<int64_t>(reals, 1) * splits);
+    const Buffer<Real> memory(size * splits);
     std::vector<Found> found(static_cast<size_t>(splits));
     parallel_for(splits, [&](int64_t part) {
-      found[static_cast<size_t>(part)] = blocks(g, part, splits, memory.get() + part * reals);
+      found[static_cast<size_t>(part)] = blocks(g, part, splits, memory.get() + part * size);
     });
     for (int64_t part = 1; part < splits; ++part)
-      for (int64_t at = 0; at < reals; ++at) memory.get()[at] += memory.get()[part * reals + at];
+      for (int64_t at = 0; at < size; ++at) memory.get()[at] += memory.get()[part * size + at];
     Found& all = found_[static_cast<size_t>(i)];
     all = found[0];
     for (size_t part = 1; part < found.size(); ++part) join(all, found[part]);
-    all.dk_amax = store(TEA_DK, TEA_DK_SCALE, g, memory.get());
-    all.dv_amax =
-        store(TEA_DV, TEA_DV_SCALE, g, memory.get() + g.kv.length * padded(view_.p.dim_qk));
+    all.dk_amax = kernels_.store_keys(view_, TEA_DK, TEA_DK_SCALE, g, memory.get());
+    all.dv_amax = kernels_.store_keys(view_, TEA_DV, TEA_DV_SCALE, g, memory.get() + dk_reals(g));
   }
 
   static void join(Found& to, const Found& from) {
@@ -215,38 +265,19 @@ class Backward {
 
   // Every splits-th block of a group, from block `part` on.
   Found blocks(const Group& g, int64_t part, int64_t splits, Real* memory) const {
-    const int64_t reals = g.kv.length * row_reals();
-    std::fill(memory, memory + reals, Real{0});
+    std::fill(memory, memory + reals(g), Real{0});
     Found found;
     found.dsink.assign(static_cast<size_t>(g.heads), 0);
     for (int64_t n = part; n < g.blocks(); n += splits) {
       const RowBlock block = make_block(g, n * kRows, kRows);
-      Gradients<Real> out{
-          memory, memory + g.kv.length * padded(view_.p.dim_qk), nullptr, 0, 0, {}, 0, 0};
-      kernels_.backward(view_, block, out, thread_scratch<Real>(scratch_reals<Real>(view_.p)));
+      Gradients<Real> out{memory, memory + dk_reals(g), nullptr, 0, 0, {}, 0, 0};
+      kernels_.backward(view_, block, out, thread_scratch<Real>(kernels_.scratch(view_.p)));
       for (int lane = 0; lane < block.count; ++lane)
         found.dsink[static_cast<size_t>(block.head[lane] - g.kv_head * g.heads)] += out.dsink[lane];
       found.dp_amax = std::fmax(found.dp_amax, out.dp_amax);
       found.dq_amax = std::fmax(found.dq_amax, out.dq_amax);
     }
     return found;
-  }
-
-  // Writes dK or dV of a group; returns the largest magnitude before scaling.
-  double store(tea_tensor t, tea_tensor scale_of, const Group& g, const Real* rows) const {
-    const int64_t dim = t == TEA_DK ? view_.p.dim_qk : view_.p.v_dim();
-    const RowsOf of = view_.rows(t);
-    const double scale = view_.scalar(scale_of, TEA_DQ_SCALE);
-    double amax = 0;
-    for (int64_t j = 0; j < g.kv.length; ++j) {
-      void* to = view_.address(of, {g.kv, g.b, g.kv_head, j});
-      for (int64_t d = 0; d < dim; ++d) {
-        const auto x = static_cast<double>(rows[j * padded(dim) + d]);
-        amax = std::fmax(amax, std::fabs(x));
-        store_real(to, of.dtype, d, x * scale);
-      }
-    }
-    return amax;
   }
 
   void finish() {
@@ -311,14 +342,14 @@ class Backward {
     for (int64_t row = first; row < g.q.length; row += kRows) {
       const int64_t count = std::min<int64_t>(kRows, g.q.length - row);
       const RowBlock block = make_block(g, head * g.q.length + row, count);
-      kernels_.backward(view_, block, out, thread_scratch<Real>(scratch_reals<Real>(view_.p)));
+      kernels_.backward(view_, block, out, thread_scratch<Real>(kernels_.scratch(view_.p)));
       if (!all) return;
     }
   }
 
   const View& view_;
   const Kernels<Real>& kernels_;
-  const std::vector<Group> groups_;
+  std::vector<Group> groups_;
   std::vector<Found> found_;
 };
 
@@ -345,12 +376,13 @@ struct Flash : Executable {
 Attempt plan_with(const InstructionSet& set, const Problem& problem, const Device& device) {
   TEA_REFUSE_IF(!device.is_host(), "device is a GPU; it runs on the host");
   TEA_REFUSE_IF(!set.available(), "this processor lacks the instructions");
+  if (set.others && problem.dtype != TEA_BF16) return plan_with(*set.others, problem, device);
   if (problem.dtype == TEA_FP64) return std::make_unique<Flash<double>>(problem, *set.twice);
   return std::make_unique<Flash<float>>(problem, *set.single);
 }
 
 Attempt plan_flash(const Problem& p, const Device& d) {
-  for (const InstructionSet* set : {&kAvx512, &kAvx2, &kGeneric})
+  for (const InstructionSet* set : {&kAmx, &kAvx512, &kAvx2, &kGeneric})
     if (set->available()) return plan_with(*set, p, d);
   return Refusal{"no instruction set fits this processor"};
 }

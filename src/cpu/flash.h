@@ -1,6 +1,8 @@
 // The fast engine of the CPU: tiled attention that trains with every option, in memory linear in
 // the sequence lengths, on vectors as wide as the machine has.
 #pragma once
+#include <cstddef>
+
 #include "core/engine.h"
 #include "cpu/blocks.h"
 #include "cpu/reference.h"
@@ -8,7 +10,7 @@
 namespace tea::cpu {
 
 inline constexpr int kCols = 64;  // keys of a tile
-inline constexpr int kPad = 16;   // rows are padded to whole vectors of any width
+inline constexpr int kPad = 16;   // rows are padded to whole vectors and tiles of any width
 
 constexpr int64_t padded(int64_t dim) { return (dim + kPad - 1) / kPad * kPad; }
 
@@ -35,17 +37,29 @@ struct Gradients {
   double dp_amax, dq_amax;
 };
 
-// The tiled algorithm for one instruction set and one type of arithmetic. `scratch` holds
-// scratch_reals(problem) values, aligned to a cache line and owned by the calling thread.
+enum class Pass { kForward, kBackward };
+
+// The tiled algorithm for one instruction set and one type of arithmetic.
 template <class Real>
 struct Kernels {
+  // How many Reals of scratch `attend` and `backward` need, aligned to a cache line and owned by
+  // the calling thread.
+  int64_t (*scratch)(const Problem&);
+  // Where keys and values are rearranged once per kv head: the bytes of a head, and what packs keys
+  // [first, first + kPackedKeys) of Group::seen into them. Null: they are read as they lie.
+  int64_t (*packed_bytes)(const Problem&, const Group&, Pass);
+  void (*pack)(const View&, const Group&, Pass, int64_t first, std::byte* packed);
   // Attends to `columns` of the block; initialises `out`.
   double (*attend)(const View&, const RowBlock&, Columns columns, Partial<Real> out, Real* scratch);
-  // Divides, and writes O, LSE, MAX and SUM_EXP of the block. Returns the largest |O|.
+  // Divides, and writes O, LSE, MAX and SUM_EXP of the block. Returns the largest |O| (FP8 only).
   double (*finish)(const View&, const RowBlock&, Partial<Real> all);
   // Adds to `g`, and writes dQ of the block.
   void (*backward)(const View&, const RowBlock&, Gradients<Real>& g, Real* scratch);
+  // Writes dK or dV of one head from [length][padded dim], which it may overwrite. Returns the
+  // largest magnitude (FP8 only).
+  double (*store_keys)(const View&, tea_tensor, tea_tensor scale, const Group&, Real* rows);
 };
+inline constexpr int64_t kPackedKeys = 256;
 
 template <class Real>
 int64_t scratch_reals(const Problem& p) {
@@ -58,18 +72,21 @@ struct InstructionSet {
   bool (*available)();
   const Kernels<float>* single;
   const Kernels<double>* twice;
+  const InstructionSet* others = nullptr;  // for what is not bf16, if this set is for bf16 only
 };
-extern const InstructionSet kAvx512, kAvx2, kGeneric;
+extern const InstructionSet kAmx, kAvx512, kAvx2, kGeneric;
 
 // The engine on one instruction set; refuses where the processor lacks it.
 Attempt plan_with(const InstructionSet& set, const Problem& problem, const Device& device);
 
 Attempt plan_flash(const Problem& problem, const Device& device);
+Attempt plan_amx(const Problem& problem, const Device& device);
 Attempt plan_avx512(const Problem& problem, const Device& device);
 Attempt plan_avx2(const Problem& problem, const Device& device);
 Attempt plan_generic(const Problem& problem, const Device& device);
 
 inline constexpr Engine kFlash{"cpu", kReferenceKnows, plan_flash};
+inline constexpr Engine kFlashAmx{"cpu-amx", kReferenceKnows, plan_amx, nullptr, true};
 inline constexpr Engine kFlashAvx512{"cpu-avx512", kReferenceKnows, plan_avx512, nullptr, true};
 inline constexpr Engine kFlashAvx2{"cpu-avx2", kReferenceKnows, plan_avx2, nullptr, true};
 inline constexpr Engine kFlashGeneric{"cpu-generic", kReferenceKnows, plan_generic, nullptr, true};

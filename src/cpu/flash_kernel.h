@@ -13,8 +13,14 @@ class Tile {
  public:
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
-  Tile(const View& view, const RowBlock& block, Real* scratch)
-      : view_(view), p_(view.p), block_(block), dk_(padded(p_.dim_qk)), dv_(padded(p_.v_dim())) {
+  // Of the keys in `limit` only.
+  Tile(const View& view, const RowBlock& block, Columns limit, Real* scratch)
+      : view_(view),
+        p_(view.p),
+        block_(block),
+        limit_(limit),
+        dk_(padded(p_.dim_qk)),
+        dv_(padded(p_.v_dim())) {
     const auto take = [&](int64_t n) {
       Real* at = scratch;
       scratch += n;
@@ -56,27 +62,42 @@ class Tile {
     }
   }
 
-  void load_keys(int64_t begin, int64_t end) {
+  // Moves to the keys [begin, end): what the rows see of them.
+  void move(int64_t begin, int64_t end) {
     first = begin, cols = end - begin;
-    load_side(TEA_K, p_.dim_qk, dk_, k);
-    load_side(TEA_V, p_.v_dim(), dv_, v);
     partial_ = false;
     for (int lane = 0; lane < kRows; ++lane) {
-      const Columns& c = block_.columns[lane];
+      const Columns& all = block_.columns[lane];
+      const Columns c{std::max(all.begin, limit_.begin), std::min(all.end, limit_.end)};
       begin_[lane] = static_cast<Real>(within(c.begin));
       end_[lane] = static_cast<Real>(within(c.end));
       partial_ |= c.begin > first || c.end < end;
     }
   }
 
-  // S = K Q^T, then everything between the product and the softmax. What a row does not see is
-  // -infinity. `wants_bend`: also the slope of the soft cap.
+  void load_keys(int64_t begin, int64_t end) {
+    move(begin, end);
+    load_side(TEA_K, p_.dim_qk, dk_, k);
+    load_side(TEA_V, p_.v_dim(), dv_, v);
+  }
+
+  // S = K Q^T, then the logits.
   void scores(bool wants_bend) {
     multiply<Real>(cols, lanes(), p_.dim_qk, {k, dk_, 1}, q, kRows, s, kRows, false);
+    logits(wants_bend);
+  }
+
+  // Everything between the product and the softmax. What a row does not see is -infinity.
+  // `wants_bend`: also the slope of the soft cap.
+  void logits(bool wants_bend) {
     if (p_.bias) load_bias();
     for (int lane = 0; lane < lanes(); lane += kLanes<Real>)
-      p_.bias || p_.alibi || p_.softcap > 0 ? general_scores(lane, wants_bend) : plain_scores(lane);
+      is_plain() ? plain_scores(lane) : general_scores(lane, wants_bend);
   }
+
+  // Whether logits are scores times the scale, and whether some row sees only a part of the tile.
+  bool is_plain() const { return !p_.bias && !p_.alibi && !(p_.softcap > 0); }
+  bool is_partial() const { return partial_; }
 
   // x where the row sees key j of the tile, else `hidden`.
   V<Real> where_seen(V<Real> x, int lane, int64_t j, Real hidden) const {
@@ -223,6 +244,7 @@ class Tile {
   const View& view_;
   const Problem& p_;
   const RowBlock& block_;
+  const Columns limit_;
   const int64_t dk_, dv_;
   Real *bias_, *slope_, *begin_, *end_;
   int64_t row_[kRows], aligned_[kRows];
@@ -308,12 +330,12 @@ template <class Real>
 double attend(const View& view, const RowBlock& block, Columns columns, Partial<Real> out,
               Real* scratch) {
   const Problem& p = view.p;
-  Tile<Real> t(view, block, scratch);
+  Tile<Real> t(view, block, columns, scratch);
   for (int lane = 0; lane < kRows; ++lane)
     out.max[lane] = -std::numeric_limits<Real>::infinity(), out.sum[lane] = 0;
   for (int64_t i = 0; i < p.v_dim() * kRows; ++i) out.o[i] = 0;
   t.load_queries(TEA_Q, view.scalar(TEA_Q_SCALE_INV), p.dim_qk, t.dim_k(), t.q_rows);
-  transpose(t.q_rows, t.dim_k(), p.dim_qk, t.q);
+  transpose(t.q_rows, t.dim_k(), kRows, t.dim_k(), t.q, kRows);
   if (p.is_fp8()) find_max(t, columns, out.max);
   double amax = 0;
   for (int64_t j0 = columns.begin; j0 < columns.end; j0 += kCols) {
@@ -341,33 +363,45 @@ double sink(const View& view, int64_t h) {
   return view.p.softmax == TEA_SOFTMAX_OFF_BY_ONE ? 0 : -std::numeric_limits<double>::infinity();
 }
 
+// What is written of one row beside O; returns the factor of O.
+template <class Real>
+double finish_row(const View& view, const RowBlock& block, int lane, Partial<Real> all) {
+  const Problem& p = view.p;
+  const double none = -std::numeric_limits<double>::infinity();
+  const RowAt at = block.at(lane);
+  const auto sum = static_cast<double>(all.sum[lane]);
+  auto max = static_cast<double>(all.max[lane]);
+  // Maxima skip a NaN logit, but it is in the sum. (So is the NaN of infinite ones.)
+  if (std::isnan(sum) && max < -none) max = sum;
+  const bool nothing = max == none;
+  const double keys = nothing ? none : max + std::log(sum), extra = sink(view, block.head[lane]);
+  const double lse = log_add(keys, extra);
+  if (p.writes_lse()) view.per_row(TEA_LSE, at) = static_cast<float>(lse);
+  if (p.outputs & TEA_OUTPUT_MAX) view.per_row(TEA_MAX, at) = static_cast<float>(max);
+  if (p.outputs & TEA_OUTPUT_SUM_EXP)
+    view.per_row(TEA_SUM_EXP, at) = static_cast<float>(nothing ? 0 : std::exp(lse - max));
+  if (nothing) return 0;
+  return extra == none ? 1 / sum : std::exp(max - lse);
+}
+
 template <class Real>
 double finish(const View& view, const RowBlock& block, Partial<Real> all) {
-  const Problem& p = view.p;
+  const int64_t dim = view.p.v_dim();
   const RowsOf of = view.rows(TEA_O);
-  const double o_scale = view.scalar(TEA_O_SCALE), none = -std::numeric_limits<double>::infinity();
-  Real row[512];
+  const auto o_scale = static_cast<Real>(view.scalar(TEA_O_SCALE));
+  Real rows[kLanes<Real> * 512];
   double amax = 0;
   for (int lane = 0; lane < block.count; ++lane) {
-    const RowAt at = block.at(lane);
-    const auto sum = static_cast<double>(all.sum[lane]);
-    auto max = static_cast<double>(all.max[lane]);
-    // Maxima skip a NaN logit, but it is in the sum. (So is the NaN of infinite ones.)
-    if (std::isnan(sum) && max < -none) max = sum;
-    const bool nothing = max == none;
-    const double keys = nothing ? none : max + std::log(sum);
-    const double lse = log_add(keys, sink(view, block.head[lane]));
-    const auto norm = static_cast<Real>(nothing ? 0 : std::exp(max - lse));
-    for (int64_t d = 0; d < p.v_dim(); ++d)
-      row[d] = nothing ? Real{0} : all.o[d * kRows + lane] * norm;
-    amax = std::fmax(amax, largest(row, p.v_dim()));
+    const int n = lane % kLanes<Real>;
+    if (n == 0) transpose(all.o + lane, kRows, padded(dim), kLanes<Real>, rows, 512);
+    Real* row = rows + n * 512;
+    const double norm = finish_row(view, block, lane, all);
+    for (int64_t d = 0; d < dim; ++d)
+      row[d] = norm == 0 ? Real{0} : row[d] * static_cast<Real>(norm);
+    if (view.p.is_fp8()) amax = std::fmax(amax, largest(row, dim));
     if (o_scale != 1)
-      for (int64_t d = 0; d < p.v_dim(); ++d) row[d] *= static_cast<Real>(o_scale);
-    store_row(view.address(of, at), of.dtype, p.v_dim(), row);
-    if (p.writes_lse()) view.per_row(TEA_LSE, at) = static_cast<float>(lse);
-    if (p.outputs & TEA_OUTPUT_MAX) view.per_row(TEA_MAX, at) = static_cast<float>(max);
-    if (p.outputs & TEA_OUTPUT_SUM_EXP)
-      view.per_row(TEA_SUM_EXP, at) = static_cast<float>(nothing ? 0 : std::exp(lse - max));
+      for (int64_t d = 0; d < dim; ++d) row[d] *= o_scale;
+    store_row(view.address(of, block.at(lane)), of.dtype, dim, row);
   }
   return amax;
 }
@@ -460,34 +494,56 @@ void backward_tile(const View& view, const RowBlock& block, Tile<Real>& t, Gradi
 }
 
 template <class Real>
-void store_dq(const View& view, const RowBlock& block, const Tile<Real>& t, Gradients<Real>& g) {
+void store_dq(const View& view, const RowBlock& block, const Real* dq, Gradients<Real>& g) {
+  const int64_t dim = view.p.dim_qk;
   const RowsOf of = view.rows(TEA_DQ);
   const auto scale = static_cast<Real>(view.scalar(TEA_DQ_SCALE));
-  Real row[512];
+  Real rows[kLanes<Real> * 512];
   for (int lane = 0; lane < block.count; ++lane) {
-    for (int64_t d = 0; d < view.p.dim_qk; ++d) row[d] = t.dq[d * kRows + lane];
-    g.dq_amax = std::fmax(g.dq_amax, largest(row, view.p.dim_qk));
-    for (int64_t d = 0; d < view.p.dim_qk; ++d) row[d] *= scale;
-    store_row(view.address(of, block.at(lane)), of.dtype, view.p.dim_qk, row);
+    const int n = lane % kLanes<Real>;
+    if (n == 0) transpose(dq + lane, kRows, padded(dim), kLanes<Real>, rows, 512);
+    Real* row = rows + n * 512;
+    if (view.p.is_fp8()) g.dq_amax = std::fmax(g.dq_amax, largest(row, dim));
+    if (scale != 1)
+      for (int64_t d = 0; d < dim; ++d) row[d] *= scale;
+    store_row(view.address(of, block.at(lane)), of.dtype, dim, row);
   }
+}
+
+// Writes dK or dV of one head; returns the largest magnitude before scaling.
+template <class Real>
+double store_keys(const View& view, tea_tensor t, tea_tensor scale_of, const Group& g, Real* rows) {
+  const int64_t dim = t == TEA_DK ? view.p.dim_qk : view.p.v_dim();
+  const RowsOf of = view.rows(t);
+  const auto scale = static_cast<Real>(view.scalar(scale_of, TEA_DQ_SCALE));
+  double amax = 0;
+  for (int64_t j = 0; j < g.kv.length; ++j) {
+    Real* row = rows + j * padded(dim);
+    if (view.p.is_fp8()) amax = std::fmax(amax, largest(row, dim));
+    if (scale != 1)
+      for (int64_t d = 0; d < dim; ++d) row[d] *= scale;
+    store_row(view.address(of, {g.kv, g.b, g.kv_head, j}), of.dtype, dim, row);
+  }
+  return amax;
 }
 
 template <class Real>
 void backward(const View& view, const RowBlock& block, Gradients<Real>& g, Real* scratch) {
   const Problem& p = view.p;
-  Tile<Real> t(view, block, scratch);
+  Tile<Real> t(view, block, block.all, scratch);
   t.load_queries(TEA_Q, view.scalar(TEA_Q_SCALE_INV), p.dim_qk, t.dim_k(), t.q_rows);
   t.load_queries(TEA_DOUT, view.scalar(TEA_DOUT_SCALE_INV), p.v_dim(), t.dim_v(), t.dout_rows);
-  transpose(t.q_rows, t.dim_k(), p.dim_qk, t.q);
-  transpose(t.dout_rows, t.dim_v(), p.v_dim(), t.dout);
+  transpose(t.q_rows, t.dim_k(), kRows, t.dim_k(), t.q, kRows);
+  transpose(t.dout_rows, t.dim_v(), kRows, t.dim_v(), t.dout, kRows);
   row_sums(view, block, t, g.dsink);
   for (int64_t i = 0; i < t.dim_k() * kRows; ++i) t.dq[i] = 0;
   for (int64_t j0 = block.all.begin; j0 < block.all.end; j0 += kCols) {
     t.load_keys(j0, std::min<int64_t>(j0 + kCols, block.all.end));
     backward_tile(view, block, t, g);
   }
-  if (!g.dbias) store_dq(view, block, t, g);
+  if (!g.dbias) store_dq(view, block, t.dq, g);
 }
 
 template <class Real>
-constexpr Kernels<Real> kKernels{attend<Real>, finish<Real>, backward<Real>};
+constexpr Kernels<Real> kKernels{scratch_reals<Real>, nullptr,        nullptr,         attend<Real>,
+                                 finish<Real>,        backward<Real>, store_keys<Real>};

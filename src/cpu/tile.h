@@ -51,11 +51,45 @@ void store_row(void* to, int32_t dtype, int64_t n, const Real* from) {
   }
 }
 
-// [rows][stride] -> [n][kRows].
+// One step of a transposition: exchanges bit S of the number of the row with that of the lane.
+template <int S, class Real>
+TEA_WORD void transpose_step(V<Real> (&row)[kLanes<Real>]) {
+  constexpr int n = kLanes<Real>;
+  if constexpr (S < n) {
+    I<Real> low, high;
+    for (int lane = 0; lane < n; ++lane) {
+      low[lane] = lane & S ? n + lane - S : lane;
+      high[lane] = lane & S ? n + lane : lane + S;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) {
+      if (i & S) continue;
+      const V<Real> a = row[i], b = row[i + S];
+      row[i] = __builtin_shuffle(a, b, low);
+      row[i + S] = __builtin_shuffle(a, b, high);
+    }
+    transpose_step<2 * S, Real>(row);
+  }
+}
+
+// As many rows as lanes.
 template <class Real>
-void transpose(const Real* from, int64_t stride, int64_t n, Real* to) {
-  for (int64_t i = 0; i < n; ++i)
-    for (int lane = 0; lane < kRows; ++lane) to[i * kRows + lane] = from[lane * stride + i];
+TEA_WORD void transpose_lanes(V<Real> (&row)[kLanes<Real>]) {
+  transpose_step<1, Real>(row);
+}
+
+// to[n][ld_to] = from[m][ld_from] transposed; m and n are multiples of the lanes.
+template <class Real>
+void transpose(const Real* from, int64_t ld_from, int64_t m, int64_t n, Real* to, int64_t ld_to) {
+  for (int64_t i = 0; i < m; i += kLanes<Real>)
+    for (int64_t j = 0; j < n; j += kLanes<Real>) {
+      V<Real> row[kLanes<Real>];
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes<Real>; ++r) row[r] = load(from + (i + r) * ld_from + j);
+      transpose_lanes<Real>(row);
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes<Real>; ++r) store(to + (j + r) * ld_to + i, row[r]);
+    }
 }
 
 // An operand whose elements are read one by one: element (m, k) at data[m * row + k * col].

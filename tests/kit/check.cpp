@@ -10,6 +10,7 @@
 #include "core/boundary.h"
 #include "core/plan.h"
 #include "core/registry.h"
+#include "cpu/flash.h"
 #include "kit/codec.h"
 
 namespace tea::kit {
@@ -274,14 +275,23 @@ class Checker {
 
 }  // namespace
 
+namespace {
+
+// Whether an engine keeps P and dS as it computes them. In fp8 a P that differs in its last bit may
+// be cast to the neighbouring value. The matrix unit of a CPU takes P as bf16.
+bool keeps_p(std::string_view engine, const Problem& p) {
+  if (engine == "reference") return true;
+  if (!engine.starts_with("cpu") || p.is_fp8()) return false;
+  const bool matrix = engine == "cpu-amx" || (engine == "cpu" && cpu::kAmx.available());
+  return !(matrix && p.dtype == TEA_BF16);
+}
+
+}  // namespace
+
 oracle::Precision precision_of(std::string_view engine, const Problem& p) {
   oracle::Precision out = oracle::precision(oracle_type(p.dtype));
-  const bool is_reference = engine == "reference";
-  if (is_reference) out.unit_acc = 0x1p-50;
-  // The engines of the CPU keep P and dS as they compute them. In fp8 a P that differs in its last
-  // bit may be cast to the neighbouring value.
-  if (is_reference || (engine.starts_with("cpu") && !p.is_fp8()))
-    out.p = oracle::rounding(oracle::Type::kExact);
+  if (engine == "reference") out.unit_acc = 0x1p-50;
+  if (keeps_p(engine, p)) out.p = oracle::rounding(oracle::Type::kExact);
   out.o = oracle::rounding(oracle_type(p.o_type()));
   out.dqkv = oracle::rounding(oracle_type(p.dqkv_type()));
   out.dbias = oracle::rounding(oracle_type(p.bias_type()));

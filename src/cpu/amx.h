@@ -1,0 +1,182 @@
+// The words of the matrix unit (AMX): operands packed into tiles, and their products. A tile has 16
+// rows of 64 bytes. C[16][16] of fp32 += A[16][32] B[32][16] of bf16, where B is held as
+// [16 pairs of k][16][2]. Included by flash_amx.cpp after tile.h, inside its namespace.
+#pragma once
+
+inline constexpr int kSide = 16;         // rows of a tile, and fp32 columns of C
+inline constexpr int kDepth = 32;        // of k in one product of tiles
+inline constexpr int kTileBytes = 1024;  // a packed tile: rows without a gap
+
+constexpr int64_t tiles_of(int64_t n, int side) { return (n + side - 1) / side; }
+
+// The instructions, as words that the compiler does not move memory accesses across: those of GCC
+// 12 do not say what they read.
+template <int T>
+TEA_WORD void load_tile(const void* from, int64_t pitch) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(pitch), "i"(T) : "memory");
+}
+template <int T>
+TEA_WORD void store_tile(void* to, int64_t pitch) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(pitch), "i"(T) : "memory");
+}
+template <int T>
+TEA_WORD void zero_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(T));
+}
+template <int C, int A, int B>
+TEA_WORD void multiply_tile() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+
+// All eight tile registers in their full size while this lives. The registers are the caller's
+// again afterwards, and an idle unit costs nothing at a context switch.
+class Configured {
+ public:
+  Configured() {
+    alignas(64) uint8_t config[64] = {1};  // palette 1
+    for (int i = 0; i < 8; ++i) config[16 + 2 * i] = 64, config[48 + i] = kSide;
+    asm volatile("ldtilecfg %0" ::"m"(config));
+  }
+  ~Configured() { asm volatile("tilerelease"); }
+  Configured(const Configured&) = delete;
+  Configured& operator=(const Configured&) = delete;
+};
+
+// A matrix of tiles: the bytes from one tile to the next across the product (rows of A, columns of
+// B), from one to the next along k, and from row to row inside a tile.
+struct Tiles {
+  const void* data;
+  int64_t next, step, pitch;
+
+  const char* at(int64_t n, int64_t k = 0) const {
+    return static_cast<const char*>(data) + n * next + k * step;
+  }
+};
+
+// M x N tiles of C = or += A B over `steps` tiles of k. `between` is called for each of them: what
+// it does on vectors runs beside the products.
+template <int M, int N, class Between>
+TEA_WORD void multiply_tiles(int64_t steps, const Tiles& a, const Tiles& b, float* c, int64_t ldc,
+                             bool add, Between& between) {
+  const int64_t pitch = ldc * static_cast<int64_t>(sizeof(float));
+  float* const below = c + kSide * ldc;
+  if (add) {
+    load_tile<0>(c, pitch);
+    if constexpr (N > 1) load_tile<1>(c + kSide, pitch);
+    if constexpr (M > 1) load_tile<2>(below, pitch);
+    if constexpr (M > 1 && N > 1) load_tile<3>(below + kSide, pitch);
+  } else {
+    zero_tile<0>();
+    if constexpr (N > 1) zero_tile<1>();
+    if constexpr (M > 1) zero_tile<2>();
+    if constexpr (M > 1 && N > 1) zero_tile<3>();
+  }
+  for (int64_t k = 0; k < steps; ++k) {
+    load_tile<6>(b.at(0, k), b.pitch);
+    load_tile<4>(a.at(0, k), a.pitch);
+    multiply_tile<0, 4, 6>();
+    if constexpr (N > 1) {
+      load_tile<7>(b.at(1, k), b.pitch);
+      multiply_tile<1, 4, 7>();
+    }
+    if constexpr (M > 1) {
+      load_tile<5>(a.at(1, k), a.pitch);
+      multiply_tile<2, 5, 6>();
+    }
+    if constexpr (M > 1 && N > 1) multiply_tile<3, 5, 7>();
+    between();
+  }
+  store_tile<0>(c, pitch);
+  if constexpr (N > 1) store_tile<1>(c + kSide, pitch);
+  if constexpr (M > 1) store_tile<2>(below, pitch);
+  if constexpr (M > 1 && N > 1) store_tile<3>(below + kSide, pitch);
+}
+
+struct Nothing {
+  void operator()() const {}
+};
+
+// C = or += A B; `rows` and `columns` count tiles.
+template <class Between = const Nothing>
+void multiply_tiles(int64_t rows, int64_t columns, int64_t steps, const Tiles& a, const Tiles& b,
+                    float* c, int64_t ldc, bool add, Between&& between = {}) {
+  const auto pair = [&](int64_t m, int64_t n, auto height, auto width) {
+    const Tiles left{a.at(m), a.next, a.step, a.pitch}, right{b.at(n), b.next, b.step, b.pitch};
+    multiply_tiles<decltype(height)::value, decltype(width)::value>(
+        steps, left, right, c + m * kSide * ldc + n * kSide, ldc, add, between);
+  };
+  constexpr std::integral_constant<int, 1> one;
+  constexpr std::integral_constant<int, 2> two;
+  for (int64_t m = 0; m < rows; m += 2)
+    for (int64_t n = 0; n < columns; n += 2) {
+      const bool tall = m + 1 < rows, wide = n + 1 < columns;
+      if (tall && wide) pair(m, n, two, two);
+      if (tall && !wide) pair(m, n, two, one);
+      if (!tall && wide) pair(m, n, one, two);
+      if (!tall && !wide) pair(m, n, one, one);
+    }
+}
+
+// ------------------------------------------------------------------------------------- packing
+
+// Where 16 or 32 rows of bf16 begin; null stands for a row of zeros.
+using Rows16 = const uint16_t* const*;
+
+// Elements [from, from + 32) of a row of n.
+TEA_WORD __m512i load_32(const uint16_t* row, int64_t from, int64_t n) {
+  if (!row) return _mm512_setzero_si512();
+  const int64_t left = n - from;
+  if (left >= 32) return _mm512_loadu_si512(row + from);
+  return _mm512_maskz_loadu_epi16((1u << left) - 1, row + from);
+}
+TEA_WORD __m512i load_16(const uint16_t* row, int64_t from, int64_t n) {
+  if (!row) return _mm512_setzero_si512();
+  const int64_t left = n - from;
+  const auto mask = static_cast<__mmask16>(left >= 16 ? 0xFFFF : (1u << left) - 1);
+  return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, row + from));
+}
+// Two rows of 16 elements, element by element.
+TEA_WORD __m512i paired(const uint16_t* low, const uint16_t* high, int64_t from, int64_t n) {
+  return _mm512_or_si512(load_16(low, from, n), _mm512_slli_epi32(load_16(high, from, n), 16));
+}
+
+// 16 rows of 16 words, transposed, as a tile.
+TEA_WORD void store_transposed(V<float> (&row)[kSide], std::byte* to) {
+  transpose_lanes<float>(row);
+#pragma GCC unroll 16
+  for (int i = 0; i < kSide; ++i) _mm512_store_si512(to + 64 * i, (__m512i)row[i]);
+}
+
+// 16 rows as tiles of A along their n elements.
+inline void pack_rows(Rows16 rows, int64_t n, std::byte* to) {
+  for (int64_t from = 0; from < n; from += kDepth, to += kTileBytes)
+    for (int i = 0; i < kSide; ++i) _mm512_store_si512(to + 64 * i, load_32(rows[i], from, n));
+}
+
+// 16 rows as the columns of B: k runs along their elements, `step` bytes from tile to tile.
+inline void pack_columns(Rows16 rows, int64_t n, std::byte* to, int64_t step) {
+  for (int64_t from = 0; from < n; from += kDepth, to += step) {
+    V<float> row[kSide];
+#pragma GCC unroll 16
+    for (int i = 0; i < kSide; ++i) row[i] = (V<float>)load_32(rows[i], from, n);
+    store_transposed(row, to);
+  }
+}
+
+// 32 rows along k as tiles of B, one for every 16 elements.
+inline void pack_pairs(Rows16 rows, int64_t n, std::byte* to) {
+  for (int64_t from = 0; from < n; from += kSide, to += kTileBytes)
+    for (int i = 0; i < kSide; ++i)
+      _mm512_store_si512(to + 64 * i, paired(rows[2 * i], rows[2 * i + 1], from, n));
+}
+
+// 32 rows along k as tiles of A, whose rows are 16 of their elements.
+inline void pack_transposed(Rows16 rows, int64_t n, std::byte* to) {
+  for (int64_t from = 0; from < n; from += kSide, to += kTileBytes) {
+    V<float> row[kSide];
+#pragma GCC unroll 16
+    for (int i = 0; i < kSide; ++i)
+      row[i] = (V<float>)paired(rows[2 * i], rows[2 * i + 1], from, n);
+    store_transposed(row, to);
+  }
+}

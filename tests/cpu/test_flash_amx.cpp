@@ -1,0 +1,57 @@
+// plan_amx: the kernels for the matrix unit against the oracle, with every option, and at sizes
+// that the random cases do not reach.
+#include "core/plan.h"
+#include "cpu/flash.h"
+#include "cpu/fuzz.h"
+#include "kit/inputs.h"
+
+namespace tea::cpu {
+namespace {
+
+constexpr const char* kLacks = "cpu-amx: this processor lacks the instructions";
+
+TEST(FlashAmx, RandomCasesAgreeWithTheOracle) {
+  expect_set_agrees("cpu-amx", kAmx.available(), 400000);
+}
+
+TEST(FlashAmx, RefusesDevices) {
+  EXPECT_TRUE(std::holds_alternative<Refusal>(plan_amx(Problem{}, Device{0, 90})));
+}
+
+// More than one panel of keys, whose edges and masks fall everywhere.
+TEST(FlashAmx, ManyPanels) {
+  if (!kAmx.available()) GTEST_SKIP() << kLacks;
+  for (const char* options :
+       {"", "causal=1", "causal=1 bottom_right=1", "window_left=300 window_right=3",
+        "causal=1 window_left=270 bias=post_scale alibi=standard softcap=20 softmax=learnable",
+        "dropout=0.2 causal=1 lse_gradient=1", "has_scale=1 scale=-0.25", "has_scale=1 scale=0",
+        "bias=pre_scale bias_broadcast=batch+row has_scale=1 scale=-1"})
+    for (const char* sizes :
+         {"batch=1 seqlen_q=80 seqlen_kv=600 heads_q=3 heads_kv=1 dim_qk=40 dim_v=72",
+          "batch=1 seqlen_q=300 seqlen_kv=270 heads_q=1 heads_kv=1 dim_qk=96 dim_v=32"}) {
+      const kit::Report report =
+          kit::check(kit::Case::parse("dtype=bf16 training=1 " + std::string(sizes) + " " +
+                                      options + " | seed=3 values=randn"),
+                     "cpu-amx");
+      EXPECT_TRUE(report.ok()) << report.text();
+    }
+}
+
+// Other types run on AVX-512, with its bits.
+TEST(FlashAmx, OnlyBf16IsItsOwn) {
+  if (!kAmx.available()) GTEST_SKIP() << kLacks;
+  const auto bytes = [](const char* dtype, const char* engine) {
+    kit::Inputs inputs(kit::Case::parse(
+        "dtype=" + std::string(dtype) +
+        " heads_q=2 heads_kv=2 dim_qk=64 batch=1 seqlen_q=70 seqlen_kv=300 | seed=8 values=randn"));
+    inputs.fill(kit::Poison::kNan);
+    forward(*planner().plan(inputs.problem(), kHost, engine), &inputs.run(0));
+    return inputs.output_bytes(kit::Written::kForward);
+  };
+  for (const char* dtype : {"fp32", "fp16", "fp64", "e4m3"})
+    EXPECT_EQ(bytes(dtype, "cpu-amx"), bytes(dtype, "cpu-avx512")) << dtype;
+  EXPECT_NE(bytes("bf16", "cpu-amx"), bytes("bf16", "cpu-avx512"));
+}
+
+}  // namespace
+}  // namespace tea::cpu
