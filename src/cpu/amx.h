@@ -96,26 +96,33 @@ struct Nothing {
   void operator()() const {}
 };
 
-// C = or += A B; `rows` and `columns` count tiles.
-template <class Between = const Nothing>
-void multiply_tiles(int64_t rows, int64_t columns, int64_t steps, const Tiles& a, const Tiles& b,
-                    float* c, int64_t ldc, bool add, Between&& between = {}) {
-  const auto pair = [&](int64_t m, int64_t n, auto height, auto width) {
+// C = or += A B in parts of two by two tiles; `rows` and `columns` count tiles, `steps` tiles of k.
+struct Product {
+  int64_t rows, columns, steps;
+  Tiles a, b;
+  float* c;
+  int64_t ldc;
+  bool add;
+
+  int64_t parts() const { return tiles_of(rows, 2) * tiles_of(columns, 2); }
+
+  template <class Between = const Nothing>
+  void part(int64_t i, Between&& between = {}) const {
+    const int64_t m = i / tiles_of(columns, 2) * 2, n = i % tiles_of(columns, 2) * 2;
     const Tiles left{a.at(m), a.next, a.step, a.pitch}, right{b.at(n), b.next, b.step, b.pitch};
-    multiply_tiles<decltype(height)::value, decltype(width)::value>(
-        steps, left, right, c + m * kSide * ldc + n * kSide, ldc, add, between);
-  };
-  constexpr std::integral_constant<int, 1> one;
-  constexpr std::integral_constant<int, 2> two;
-  for (int64_t m = 0; m < rows; m += 2)
-    for (int64_t n = 0; n < columns; n += 2) {
-      const bool tall = m + 1 < rows, wide = n + 1 < columns;
-      if (tall && wide) pair(m, n, two, two);
-      if (tall && !wide) pair(m, n, two, one);
-      if (!tall && wide) pair(m, n, one, two);
-      if (!tall && !wide) pair(m, n, one, one);
-    }
-}
+    float* to = c + m * kSide * ldc + n * kSide;
+    const bool tall = m + 1 < rows, wide = n + 1 < columns;
+    if (tall && wide) return multiply_tiles<2, 2>(steps, left, right, to, ldc, add, between);
+    if (tall) return multiply_tiles<2, 1>(steps, left, right, to, ldc, add, between);
+    if (wide) return multiply_tiles<1, 2>(steps, left, right, to, ldc, add, between);
+    multiply_tiles<1, 1>(steps, left, right, to, ldc, add, between);
+  }
+
+  template <class Between = const Nothing>
+  void operator()(Between&& between = {}) const {
+    for (int64_t i = 0; i < parts(); ++i) part(i, between);
+  }
+};
 
 // ------------------------------------------------------------------------------------- packing
 

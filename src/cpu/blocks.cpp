@@ -31,6 +31,7 @@ RowBlock make_block(const Group& group, int64_t first, int64_t count) {
   block.group = group;
   block.count = static_cast<int>(std::min<int64_t>({count, kRows, group.rows() - first}));
   block.all = {group.kv.length, 0};
+  block.common = {0, group.kv.length};
   for (int lane = 0; lane < kRows; ++lane) {
     block.row[lane] = block.head[lane] = 0;
     block.columns[lane] = {0, 0};
@@ -38,6 +39,8 @@ RowBlock make_block(const Group& group, int64_t first, int64_t count) {
     block.row[lane] = (first + lane) % group.q.length;
     block.head[lane] = group.kv_head * group.heads + (first + lane) / group.q.length;
     block.columns[lane] = visible_columns(group.band, block.row[lane], group.kv.length);
+    block.common.begin = std::max(block.common.begin, block.columns[lane].begin);
+    block.common.end = std::min(block.common.end, block.columns[lane].end);
     if (!block.sees(lane)) continue;
     block.all.begin = std::min(block.all.begin, block.columns[lane].begin);
     block.all.end = std::max(block.all.end, block.columns[lane].end);

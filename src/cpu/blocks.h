@@ -33,6 +33,7 @@ struct RowBlock {
   int64_t head[kRows];
   Columns columns[kRows];  // what the row sees; empty for lanes beyond count
   Columns all;             // what some row sees
+  Columns common;          // what each of the rows sees
 
   RowAt at(int lane) const { return {group.q, group.b, head[lane], row[lane]}; }
   bool sees(int lane) const { return columns[lane].begin < columns[lane].end; }

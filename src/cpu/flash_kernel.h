@@ -65,14 +65,19 @@ class Tile {
   // Moves to the keys [begin, end): what the rows see of them.
   void move(int64_t begin, int64_t end) {
     first = begin, cols = end - begin;
-    partial_ = false;
-    for (int lane = 0; lane < kRows; ++lane) {
+    partial_ = !whole({begin, end});
+    for (int lane = 0; partial_ && lane < kRows; ++lane) {
       const Columns& all = block_.columns[lane];
-      const Columns c{std::max(all.begin, limit_.begin), std::min(all.end, limit_.end)};
-      begin_[lane] = static_cast<Real>(within(c.begin));
-      end_[lane] = static_cast<Real>(within(c.end));
-      partial_ |= c.begin > first || c.end < end;
+      begin_[lane] = static_cast<Real>(within(std::max(all.begin, limit_.begin)));
+      end_[lane] = static_cast<Real>(within(std::min(all.end, limit_.end)));
     }
+  }
+
+  // Whether each lane has a row, and it sees all of these keys.
+  bool whole(Columns keys) const {
+    const Columns& all = block_.common;
+    return block_.count == kRows && keys.begin >= std::max(all.begin, limit_.begin) &&
+           keys.end <= std::min(all.end, limit_.end);
   }
 
   void load_keys(int64_t begin, int64_t end) {
@@ -95,9 +100,8 @@ class Tile {
       is_plain() ? plain_scores(lane) : general_scores(lane, wants_bend);
   }
 
-  // Whether logits are scores times the scale, and whether some row sees only a part of the tile.
+  // Whether logits are scores times the scale.
   bool is_plain() const { return !p_.bias && !p_.alibi && !(p_.softcap > 0); }
-  bool is_partial() const { return partial_; }
 
   // x where the row sees key j of the tile, else `hidden`.
   V<Real> where_seen(V<Real> x, int lane, int64_t j, Real hidden) const {

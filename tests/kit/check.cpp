@@ -1,6 +1,7 @@
 // Running a case and comparing it.
 #include "kit/check.h"
 
+#include <cfloat>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -277,13 +278,16 @@ class Checker {
 
 namespace {
 
+// The matrix unit of a CPU takes P and dS as bf16, and subnormal operands as zero.
+bool is_on_matrix_unit(std::string_view engine, const Problem& p) {
+  return p.dtype == TEA_BF16 && (engine == "cpu-amx" || (engine == "cpu" && cpu::kAmx.available()));
+}
+
 // Whether an engine keeps P and dS as it computes them. In fp8 a P that differs in its last bit may
-// be cast to the neighbouring value. The matrix unit of a CPU takes P as bf16.
+// be cast to the neighbouring value.
 bool keeps_p(std::string_view engine, const Problem& p) {
   if (engine == "reference") return true;
-  if (!engine.starts_with("cpu") || p.is_fp8()) return false;
-  const bool matrix = engine == "cpu-amx" || (engine == "cpu" && cpu::kAmx.available());
-  return !(matrix && p.dtype == TEA_BF16);
+  return engine.starts_with("cpu") && !p.is_fp8() && !is_on_matrix_unit(engine, p);
 }
 
 }  // namespace
@@ -292,6 +296,7 @@ oracle::Precision precision_of(std::string_view engine, const Problem& p) {
   oracle::Precision out = oracle::precision(oracle_type(p.dtype));
   if (engine == "reference") out.unit_acc = 0x1p-50;
   if (keeps_p(engine, p)) out.p = oracle::rounding(oracle::Type::kExact);
+  if (is_on_matrix_unit(engine, p)) out.least = FLT_MIN;
   out.o = oracle::rounding(oracle_type(p.o_type()));
   out.dqkv = oracle::rounding(oracle_type(p.dqkv_type()));
   out.dbias = oracle::rounding(oracle_type(p.bias_type()));

@@ -62,14 +62,15 @@ class Solver {
 // Rounding each partial sum, none larger than the sum of magnitudes, costs n units at worst; half
 // of it here, since a check allows twice the bound.
 Approx Solver::dot(const double* a, const double* b, int64_t n, double factor) const {
-  double sum = 0, size = 0;
+  double sum = 0, size = 0, lost = 0;
   for (int64_t d = 0; d < n; ++d) {
     const double product = a[d] * b[d];
     sum += product;
     size += abs(product);
+    if (std::min(abs(a[d]), abs(b[d])) < p_.least) lost += abs(product);
   }
   const double terms = static_cast<double>(n);
-  return {factor * sum, abs(factor) * (size * u_ * (terms / 2 + 4) + terms * flush_)};
+  return {factor * sum, abs(factor) * (size * u_ * (terms / 2 + 4) + terms * flush_ + lost)};
 }
 
 // Softcap by its extremes over the error, which may exceed the range where it is linear. tanh by
@@ -165,7 +166,7 @@ void Solver::output() {
     Approx y = operand(weight, f.s, f.s_scale, rounding_of_p(pair.keep));
     if (fp8) y.error += (z_error_ + exp_error(0, shift)) * y.value;
     accumulate({y.value * norm, y.error * abs(norm)}, roundings, &c_.v[pair.kv * c_.dim_v],
-               c_.dim_v, r_.o, row_ * c_.dim_v);
+               c_.dim_v, r_.o, row_ * c_.dim_v, p_.least);
   }
 }
 
@@ -209,7 +210,7 @@ void Solver::pair_gradients(const Pair& pair, Approx shift) {
   const double blown = dp > FLT_MAX ? dp : 0;
   const Approx kept{keep * p, std::max(keep * dp, blown)};
   accumulate(operand(kept, f.s, f.s_scale, rounding_of_p(keep, f.s)), rows, dout, c_.dim_v, r_.dv,
-             pair.kv * c_.dim_v);
+             pair.kv * c_.dim_v, p_.least);
 
   const Approx a = dot(dout, v, c_.dim_v, keep * f.dout_scale_inv * f.v_scale_inv);
   const double t = a.value + shift.value;
@@ -228,8 +229,8 @@ void Solver::pair_gradients(const Pair& pair, Approx shift) {
   }
   dp_amax_.add({abs(g.value), g.error});
   const Approx w = operand(g, f.dp, f.dp_scale, rounding_of_p(std::max(1.0, abs(c_.scale)), f.dp));
-  accumulate(w, cols, &c_.k[pair.kv * c_.dim_qk], c_.dim_qk, r_.dq, row_ * c_.dim_qk);
-  accumulate(w, rows, &c_.q[row_ * c_.dim_qk], c_.dim_qk, r_.dk, pair.kv * c_.dim_qk);
+  accumulate(w, cols, &c_.k[pair.kv * c_.dim_qk], c_.dim_qk, r_.dq, row_ * c_.dim_qk, p_.least);
+  accumulate(w, rows, &c_.q[row_ * c_.dim_qk], c_.dim_qk, r_.dk, pair.kv * c_.dim_qk, p_.least);
   if (std::max(abs(g.value), abs(before.value)) < p_.p.largest) return;
   std::fill_n(&r_.dq.bound[row_ * c_.dim_qk], c_.dim_qk, kInfinity);
   std::fill_n(&r_.dk.bound[pair.kv * c_.dim_qk], c_.dim_qk, kInfinity);

@@ -28,6 +28,7 @@ struct Precision {
   // running row maximum; then the rounding of that FP8 type.
   Rounding p;
   Rounding o, dqkv, dbias;
+  double least = 0;  // smaller operands of a product may count as zero
 };
 
 // An engine with inputs and outputs of `type`: P as `type`, accumulation in fp32 (fp64 for fp64).

@@ -1,0 +1,155 @@
+// What the matrix unit multiplies: keys and values packed once per kv head, the rows of a block,
+// and P and dS rounded to bf16. Included by flash_amx.cpp after amx.h, inside its namespace.
+#pragma once
+
+constexpr int kGroups = kRows / kSide;
+constexpr float kLog2e = 1.44269504f;
+
+// How many tiles the operands of a problem have.
+struct Sizes {
+  explicit Sizes(const Problem& p)
+      : deep_k(tiles_of(p.dim_qk, kDepth)),
+        deep_v(tiles_of(p.v_dim(), kDepth)),
+        wide_k(tiles_of(p.dim_qk, kSide)),
+        wide_v(tiles_of(p.v_dim(), kSide)) {}
+  int64_t deep_k, deep_v;  // along k of a product
+  int64_t wide_k, wide_v;  // along rows or columns of C
+};
+
+// A packed head, by tiles: rows of K; forward: V transposed; backward: rows of V, K transposed.
+struct Packed {
+  Packed(const Problem& p, const Group& g, Pass pass, const std::byte* memory) : size(p) {
+    const int64_t chunks = tiles_of(g.seen.end - g.seen.begin, kDepth);
+    const std::byte* at = memory;
+    const auto take = [&](int64_t tiles_of_a_chunk) {
+      const std::byte* from = at;
+      at += chunks * tiles_of_a_chunk * kTileBytes;
+      return from;
+    };
+    k = take(2 * size.deep_k);
+    if (pass == Pass::kForward) {
+      v_turned = take(size.wide_v);
+    } else {
+      v = take(2 * size.deep_v);
+      k_turned = take(size.wide_k);
+    }
+    bytes = at - memory;
+  }
+  // As A of a product, from key `first` of the head on, a multiple of kDepth.
+  Tiles rows_k(int64_t first) const { return rows(k, size.deep_k, first); }
+  Tiles rows_v(int64_t first) const { return rows(v, size.deep_v, first); }
+  Tiles turned_k(int64_t first) const { return turned(k_turned, size.wide_k, first); }
+  Tiles turned_v(int64_t first) const { return turned(v_turned, size.wide_v, first); }
+
+  Sizes size;
+  const std::byte *k, *v = nullptr, *k_turned = nullptr, *v_turned = nullptr;
+  int64_t bytes;
+
+ private:
+  static Tiles rows(const std::byte* from, int64_t deep, int64_t first) {
+    return {from + first / kSide * deep * kTileBytes, deep * kTileBytes, kTileBytes, 64};
+  }
+  static Tiles turned(const std::byte* from, int64_t wide, int64_t first) {
+    return {from + first / kDepth * wide * kTileBytes, kTileBytes, wide * kTileBytes, 64};
+  }
+};
+
+int64_t packed_bytes(const Problem& p, const Group& g, Pass pass) {
+  return Packed(p, g, pass, nullptr).bytes;
+}
+
+std::byte* writable(Tiles t) { return static_cast<std::byte*>(const_cast<void*>(t.data)); }
+
+void pack_head(const View& view, const Group& g, Pass pass, int64_t first, std::byte* memory) {
+  const Problem& p = view.p;
+  const Packed packed(p, g, pass, memory);
+  const RowsOf of_k = view.rows(TEA_K), of_v = view.rows(TEA_V);
+  const int64_t end = std::min(first + kPackedKeys, g.seen.end - g.seen.begin);
+  for (int64_t j = first; j < end; j += kDepth) {
+    const uint16_t *k[kDepth]{}, *v[kDepth]{};
+    for (int64_t i = 0; i < std::min<int64_t>(kDepth, end - j); ++i) {
+      const RowAt at{g.kv, g.b, g.kv_head, g.seen.begin + j + i};
+      k[i] = static_cast<const uint16_t*>(view.address(of_k, at));
+      v[i] = static_cast<const uint16_t*>(view.address(of_v, at));
+    }
+    for (int half = 0; half < 2; ++half) {
+      pack_rows(k + half * kSide, p.dim_qk, writable(packed.rows_k(j + half * kSide)));
+      if (pass == Pass::kBackward)
+        pack_rows(v + half * kSide, p.v_dim(), writable(packed.rows_v(j + half * kSide)));
+    }
+    if (pass == Pass::kBackward)
+      pack_transposed(k, p.dim_qk, writable(packed.turned_k(j)));
+    else
+      pack_transposed(v, p.v_dim(), writable(packed.turned_v(j)));
+  }
+}
+
+// Where the rows of a block begin; those that see nothing count as zero.
+struct BlockRows {
+  BlockRows(const View& view, const RowBlock& block, tea_tensor t) {
+    const RowsOf of = view.rows(t);
+    for (int lane = 0; lane < kRows; ++lane)
+      row[lane] = block.sees(lane) ? static_cast<const uint16_t*>(view.address(of, block.at(lane)))
+                                   : nullptr;
+  }
+  const uint16_t* row[kRows];
+};
+
+// The rows of a block as the columns of B, [tile of k][16 rows].
+void pack_block(const BlockRows& rows, int64_t dim, std::byte* to) {
+  for (int group = 0; group < kGroups; ++group)
+    pack_columns(rows.row + group * kSide, dim, to + group * kTileBytes, kGroups * kTileBytes);
+}
+Tiles block_columns(const std::byte* packed) {
+  return {packed, kTileBytes, kGroups * kTileBytes, 64};
+}
+
+// ------------------------------------------------------------------------------ exponentials
+
+// While this lives, subnormal results are 0 or what they are. One takes the processor some 280
+// cycles, but where a soft cap is huge they matter.
+class Subnormals {
+ public:
+  explicit Subnormals(bool exact) {
+    _mm_setcsr(exact ? before_ & ~unsigned{_MM_FLUSH_ZERO_MASK} : before_ | _MM_FLUSH_ZERO_ON);
+  }
+  ~Subnormals() { _mm_setcsr(before_); }
+  Subnormals(const Subnormals&) = delete;
+  Subnormals& operator=(const Subnormals&) = delete;
+
+ private:
+  const unsigned before_ = _mm_getcsr();
+};
+
+// 2^x with a relative error of a few units in the last place: a polynomial in x - floor(x).
+TEA_WORD VF power_of_two(VF x) {
+  const VF r = (VF)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  VF p = 1.8775766831e-3f * r + 8.9893401418e-3f;
+  p = p * r + 5.5826317935e-2f;
+  p = p * r + 2.4015361712e-1f;
+  p = p * r + 6.9315307318e-1f;
+  p = p * r + 9.9999992506e-1f;
+  return (VF)_mm512_scalef_ps((__m512)p, (__m512)x);
+}
+
+// Two vectors of numbers that are not negative as bf16, element by element. Ties round up.
+TEA_WORD __m512i as_pairs_up(VF low, VF high) {
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i a = _mm512_add_epi32((__m512i)low, half);
+  const __m512i b = _mm512_add_epi32((__m512i)high, half);
+  return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(a, 16), b);
+}
+
+// Two vectors as bf16, element by element.
+TEA_WORD __m512i as_pairs(VF low, VF high) {
+  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  alignas(64) static constexpr uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                      21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                      11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both);
+}
+
+// Two vectors as bf16, one after the other.
+TEA_WORD __m512i joined(VF low, VF high) {
+  return (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+}
