@@ -118,7 +118,11 @@ uint64_t forward_workspace(const Problem& problem, const Geometry& size) {
 
 void forward(const Problem& problem, const Run& run) {
   const auto stream = static_cast<cudaStream_t>(run.stream);
-  Parameters p{make_work(problem, run), few_queries(problem, run.size), {}, 0};
+  Parameters p{make_work(problem, run),
+               few_queries(problem, run.size),
+               {},
+               0,
+               problem.heads_q / problem.heads_kv};
   clear_gaps(p.w, p.w.queries, {{p.w.o, p.w.heads_q, p.w.dim_v}}, true, stream);
   Tiling& t = p.tiling;
   int number = table_row(problem) * kVariants + general_variant(problem);

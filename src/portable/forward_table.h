@@ -19,10 +19,13 @@ struct Row {
 };
 
 // Scores go straight from scale to mask, and everything can be copied 16 bytes at a time.
+// Chosen by measurement (docs/kernels/portable.md), within 99 KiB of shared memory, which every GPU
+// has: rows of a warp until O and the scores fill 255 registers, since each load of K and V serves
+// all of them; keys until nothing is spilled.
 inline constexpr Row kPlain[] = {
     // dim  v  warps tall groups cols resident
-    {64, 64, 4, 2, 1, 64, 2},   {128, 128, 4, 2, 1, 64, 2}, {192, 128, 4, 1, 1, 64, 2},
-    {256, 256, 4, 1, 1, 64, 2}, {512, 512, 2, 1, 2, 32, 1},
+    {64, 64, 4, 2, 1, 64, 3},   {128, 128, 4, 2, 1, 64, 2}, {192, 128, 4, 1, 1, 64, 2},
+    {256, 256, 4, 1, 1, 48, 2}, {512, 512, 2, 1, 2, 32, 1},
 };
 inline constexpr Row kGeneral[] = {
     {64, 64, 4, 1, 1, 64, 2},   {128, 128, 4, 1, 1, 64, 2}, {192, 128, 4, 1, 1, 64, 2},
@@ -63,11 +66,21 @@ struct Tiling {
     int64_t number, b, first;  // first: row, or with pack > 1 row * pack + head of the group
     int head, split;           // head: the first query head
   };
+  // Divisions in 32 bits, which are short, where the numbers fit.
   __host__ __device__ Tile at(int64_t block) const {
-    const int64_t number = block / splits, rest = number / row_blocks;
-    const int64_t row_block = row_blocks - 1 - number % row_blocks;
-    return {number, rest / heads, row_block * rows, static_cast<int>(rest % heads) * pack,
-            static_cast<int>(block % splits)};
+    return block < int64_t{1} << 31 && row_blocks < int64_t{1} << 31 ? at_number<uint32_t>(block)
+                                                                     : at_number<uint64_t>(block);
+  }
+  template <class Number>
+  __host__ __device__ Tile at_number(int64_t block) const {
+    const auto all = static_cast<Number>(block);
+    const Number number = splits == 1 ? all : all / static_cast<Number>(splits);
+    const Number rest = number / static_cast<Number>(row_blocks);
+    const Number b = rest / static_cast<Number>(heads);
+    const auto row_block = row_blocks - 1 - (number - rest * row_blocks);
+    return {static_cast<int64_t>(number), static_cast<int64_t>(b),
+            static_cast<int64_t>(row_block) * rows, static_cast<int>(rest - b * heads) * pack,
+            static_cast<int>(all - number * splits)};
   }
 };
 
@@ -81,6 +94,7 @@ struct Parameters {
   Tiling tiling;
   Partial partial;
   int64_t first_block;  // of this launch
+  int group;            // query heads that share a head of keys
 };
 // Launches kernel `number` of the table on so many blocks, first_block being the first. Each serves
 // the variants that its name says: they are compiled apart, since that takes long.

@@ -15,6 +15,8 @@
 // split among blocks, whose parts merge_entry adds in a fixed order.
 #include <cuda_runtime.h>
 #pragma once
+#include <algorithm>
+
 #include "portable/device/forward_rows.cuh"
 
 namespace tea::portable {
@@ -70,7 +72,7 @@ struct Kernel {
           w(p.w),
           tile(p.tiling.at(p.first_block + blockIdx.x)),
           item(item_of(w, tile.b)),
-          kv_head(tile.head / (w.heads_q / w.heads_kv)),
+          kv_head(tile.head / p.group),
           q{shared_address(s.q)},
           k{shared_address(s.k)},
           v{shared_address(s.v)},
@@ -199,7 +201,7 @@ struct Kernel {
         for (int n = 0; n < kCols / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) s[m][n][i] = 0;
-#pragma unroll(C.general ? 4 : kDim / 16)  // compile time
+#pragma unroll(C.general ? 4 : kDim / 16)  // rolled up, it compiles faster
       for (int d = 0; d < kDim; d += 16) {
         Left<kDtype> a[kTall];
 #pragma unroll
@@ -349,8 +351,9 @@ struct Kernel {
               continue;
             }
             float shrink[2];
-            softmax[m].update(s[m], scale_log2, shrink);
-            shrink_rows(o[m], shrink);
+            softmax[m].template update<C.fp8>(s[m], scale_log2, shrink);
+            // After the first blocks tops seldom rise; all lanes of the warp must agree.
+            if (__any_sync(0xffffffff, shrink[0] != 1 || shrink[1] != 1)) shrink_rows(o[m], shrink);
           }
           if (pass == 0) continue;
           if (C.general && w.rng) drop_all(s, dropping, block);
@@ -401,16 +404,25 @@ struct Kernel {
                            pack<kDtype>(finished(o[m][n][2 * r], factors.of[m][r]),
                                         finished(o[m][n][2 * r + 1], factors.of[m][r])));
       __syncwarp();
-      constexpr int kPieces = kOwnV / 8;
-      auto* const data = static_cast<uint16_t*>(w.o.data);
-      const int64_t first = first_element(w.o, w.queries, item.q, item.b, 0);
-#pragma unroll 4
-      for (int i = lane(); i < 16 * kTall * kPieces; i += 32) {
-        const int local = row + i / kPieces, col = column + i % kPieces * 8;
-        const Query at = query(local);
-        if (at.row < written_rows(w, item) && col < w.dim_v)
-          *reinterpret_cast<uint4*>(data + first + at.row * w.o.seq + at.head * w.o.head + col) =
-              load_shared_16(to.at(local, col));
+      // The lane's piece stays; its row moves on. All loads of a batch before its stores.
+      constexpr int kPieces = kOwnV / 8, kRowsAtOnce = 32 / kPieces;
+      constexpr int kBatch = std::min(8, 16 * kTall / kRowsAtOnce);
+      static_assert(kPieces <= 32 && 16 * kTall / kRowsAtOnce % kBatch == 0);
+      const int local = row + lane() / kPieces, col = column + lane() % kPieces * 8;
+      auto* const data =
+          static_cast<uint16_t*>(w.o.data) + col + first_element(w.o, w.queries, item.q, item.b, 0);
+      const int64_t rows = written_rows(w, item);
+#pragma unroll 1
+      for (int from = local; from < local + 16 * kTall; from += kBatch * kRowsAtOnce) {
+        uint4 x[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) x[i] = load_shared_16(to.at(from + i * kRowsAtOnce, col));
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          const Query at = query(from + i * kRowsAtOnce);
+          if (at.row < rows && col < w.dim_v)
+            *reinterpret_cast<uint4*>(data + at.row * w.o.seq + at.head * w.o.head) = x[i];
+        }
       }
     }
     // In any type and alignment.
@@ -474,11 +486,21 @@ struct Kernel {
         }
     }
 
-    TEA_DEVICE void run() const {
-      Output o = {};
-      OnlineSoftmax softmax[kTall];
+    static TEA_DEVICE void start(Output& o, OnlineSoftmax (&softmax)[kTall]) {
 #pragma unroll
-      for (int m = 0; m < kTall; ++m) softmax[m].start();
+      for (int m = 0; m < kTall; ++m) {
+        softmax[m].start();
+#pragma unroll
+        for (int n = 0; n < kOwnV / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[m][n][i] = 0;
+      }
+    }
+
+    TEA_DEVICE void run() const {
+      Output o;
+      OnlineSoftmax softmax[kTall];
+      start(o, softmax);
       const int rows = valid_rows();
       const Blocks b = blocks(rows);
       float s_largest = 0;

@@ -86,8 +86,17 @@ TEA_DEVICE float float_of_half(uint32_t bits) {
 }
 // To nearest even, saturating.
 TEA_DEVICE uint8_t to_fp8(float x, int32_t dtype) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t both;
+  if (dtype == TEA_E4M3)
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\n" : "=h"(both) : "f"(0.0f), "f"(x));
+  else
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;\n" : "=h"(both) : "f"(0.0f), "f"(x));
+  return static_cast<uint8_t>(both);
+#else
   constexpr Fp8Format e4m3 = kE4M3, e5m2 = kE5M2;
   return dtype == TEA_E4M3 ? fp8_encode(x, e4m3) : fp8_encode(x, e5m2);
+#endif
 }
 
 // One element as a float; exact for every type but fp64.

@@ -200,40 +200,35 @@ struct OnlineSoftmax {
   }
 
   // Turns scores into exp(scale * (score - top)) and gives the factor by which what was accumulated
-  // before must shrink, which is exactly 1 where the top stays. scale_log2 = scale * log2(e),
-  // positive. One multiply-add per score, unless tops are so large that the rounding of their
-  // product would show.
-  template <int kTiles>
+  // before must shrink. scale_log2 = scale * log2(e), positive. One multiply-add per score, in
+  // which the product with the top is rounded: all exponentials of the row share that error, which
+  // scores of this size have anyway. From kFar on it could take them out of range; there the factor
+  // is a power of two, whose product is exact, since scores that differ at all differ by more
+  // than 8. Exact: the top is subtracted first, so that no exponential is above 1.
+  static constexpr float kFar = 1 << 28;
+  template <bool kExact, int kTiles>
   TEA_DEVICE void update(float (&s)[kTiles][4], float scale_log2, float (&shrink)[2]) {
-    constexpr float kLarge = 1 << 14;
     const float before[2] = {top[0], top[1]};
-    float base[2];
+    float finite[2], factor[2], base[2];
     raise_top(s);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      base[r] = top[r] == kMinusInfinity ? 0.0f : top[r];  // else NaN
-      shrink[r] = exp2_fast((before[r] - base[r]) * scale_log2);
+      finite[r] = top[r] == kMinusInfinity ? 0.0f : top[r];  // else NaN
+      shrink[r] = exp2_fast((before[r] - finite[r]) * scale_log2);
       sum[r] *= shrink[r];
-    }
-    const float largest = fmaxf(fabsf(base[0]), fabsf(base[1])) * scale_log2;
-    if (__any_sync(0xffffffff, largest > kLarge)) {
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[n][i] = exp2_fast((s[n][i] - base[half_of(i)]) * scale_log2);
-    } else {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) base[r] *= scale_log2;
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          s[n][i] = exp2_fast(fmaf(s[n][i], scale_log2, -base[half_of(i)]));
+      const float power = __uint_as_float(__float_as_uint(scale_log2) & 0x7F800000);
+      factor[r] = fabsf(finite[r]) * scale_log2 < kFar ? scale_log2 : power;
+      base[r] = finite[r] * factor[r];
     }
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[half_of(i)] += s[n][i];
+      for (int i = 0; i < 4; ++i) {
+        const int r = half_of(i);
+        s[n][i] = exp2_fast(kExact ? (s[n][i] - finite[r]) * scale_log2
+                                   : fmaf(s[n][i], factor[r], -base[r]));
+        sum[r] += s[n][i];
+      }
   }
 };
 
