@@ -4,7 +4,6 @@
 #include "ops/moves.h"
 
 namespace tea {
-namespace {
 
 // Odd places get the bytes of the place before; every fourth becomes zero.
 struct Odd : Moves {
@@ -16,8 +15,6 @@ struct Odd : Moves {
     return {data + i * bytes, i % 4 == 1 ? data + (i - 1) * bytes : nullptr};
   }
 };
-
-}  // namespace
 
 // What a rule's device code is where there is some: this one runs on the host only.
 template <>
