@@ -86,7 +86,6 @@ class WalkBack {
   // P and dS of the step, as operands.
   void gradients() {
     const bool plain = t_.is_plain() && !p_.drops();
-    const Subnormals flushed(!plain);
     for (int64_t j = 0; j < keys_; j += kCols) {
       t_.s = s_ + j * kRows, t_.dp = dp_ + j * kRows;
       t_.move(first_ + j, first_ + std::min<int64_t>(j + kCols, keys_));

@@ -146,7 +146,6 @@ class Walk {
     const int64_t skipped = (columns_.begin - base_key()) / kDepth * kDepth;
     Chunk now = chunk(base_key() + skipped, 0);
     if (now.first >= columns_.end) return;
-    const Subnormals none(false);
     panel_ = {now.first, 0, probs_};
     scores(now)();
     logits(now);
@@ -197,7 +196,6 @@ class Walk {
       chunk.factor = static_cast<float>(p_.scale_value());
       return;
     }
-    const Subnormals kept(true);
     t_.s = chunk.s;
     t_.move(keys.begin, keys.end);
     t_.logits(false);

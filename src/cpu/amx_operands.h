@@ -106,21 +106,6 @@ Tiles block_columns(const std::byte* packed) {
 
 // ------------------------------------------------------------------------------ exponentials
 
-// While this lives, subnormal results are 0 or what they are. One takes the processor some 280
-// cycles, but where a soft cap is huge they matter.
-class Subnormals {
- public:
-  explicit Subnormals(bool exact) {
-    _mm_setcsr(exact ? before_ & ~unsigned{_MM_FLUSH_ZERO_MASK} : before_ | _MM_FLUSH_ZERO_ON);
-  }
-  ~Subnormals() { _mm_setcsr(before_); }
-  Subnormals(const Subnormals&) = delete;
-  Subnormals& operator=(const Subnormals&) = delete;
-
- private:
-  const unsigned before_ = _mm_getcsr();
-};
-
 // 2^x with a relative error of a few units in the last place: a polynomial in x - floor(x).
 TEA_WORD VF power_of_two(VF x) {
   const VF r = (VF)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);

@@ -35,6 +35,7 @@ constexpr int kBytes = 64, kTall = 6, kStrip = 4;
 double attend_amx(const View& view, const RowBlock& block, Columns columns, Partial<float> out,
                   float* scratch) {
   const Configured unit;
+  const Subnormals none(false);
   Walk(view, block, columns, out, scratch)();
   return 0;
 }
@@ -47,6 +48,7 @@ int64_t scratch_amx(const Problem& p) {
 void backward_amx(const View& view, const RowBlock& block, Gradients<float>& g, float* scratch) {
   if (g.dbias) return kAvx512.single->backward(view, block, g, scratch);
   const Configured unit;
+  const Subnormals none(false);
   WalkBack walk(view, block, g, scratch);
   walk();
   store_dq(view, block, walk.dq(), g);

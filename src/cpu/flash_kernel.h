@@ -28,7 +28,7 @@ class Tile {
     };
     q = take(dk_ * kRows), q_rows = take(dk_ * kRows), dq = take(dk_ * kRows);
     dout = take(dv_ * kRows), dout_rows = take(dv_ * kRows), o = take(dv_ * kRows);
-    k = take(dk_ * kCols), v = take(dv_ * kCols);
+    k_copy_ = take(dk_ * kCols), v_copy_ = take(dv_ * kCols);
     constexpr int64_t tile = int64_t{kCols} * kRows;
     s = take(tile), dp = take(tile), bend = take(tile), bias_ = take(tile), keep = take(tile);
     lse = take(kRows), delta = take(kRows);
@@ -38,7 +38,7 @@ class Tile {
 
   Real *q, *q_rows, *dq;       // Q^T [dim][row], Q [row][dim], dQ^T
   Real *dout, *dout_rows, *o;  // dO^T, dO, O^T
-  Real *k, *v;                 // [key][dim]
+  Operand<Real> k{}, v{};      // [key][dim]
   Real *s, *dp, *bend, *keep;  // [key][row]: scores then P; dP then dS; slope of the cap; dropout
   Real *lse, *delta;           // [row]
   int64_t first = 0;           // column of the tile's first key
@@ -82,19 +82,20 @@ class Tile {
 
   void load_keys(int64_t begin, int64_t end) {
     move(begin, end);
-    load_side(TEA_K, p_.dim_qk, dk_, k);
-    load_side(TEA_V, p_.v_dim(), dv_, v);
+    k = load_side(TEA_K, p_.dim_qk, dk_, k_copy_);
+    v = load_side(TEA_V, p_.v_dim(), dv_, v_copy_);
   }
 
   // S = K Q^T, then the logits.
   void scores(bool wants_bend) {
-    multiply<Real>(cols, lanes(), p_.dim_qk, {k, dk_, 1}, q, kRows, s, kRows, false);
+    multiply<Real>(cols, lanes(), p_.dim_qk, k, q, kRows, s, kRows, false);
     logits(wants_bend);
   }
 
   // Everything between the product and the softmax. What a row does not see is -infinity.
   // `wants_bend`: also the slope of the soft cap.
   void logits(bool wants_bend) {
+    const Subnormals kept(true);
     if (p_.bias) load_bias();
     for (int lane = 0; lane < lanes(); lane += kLanes<Real>)
       is_plain() ? plain_scores(lane) : general_scores(lane, wants_bend);
@@ -146,28 +147,42 @@ class Tile {
     return double{view_.run.as<const float>(TEA_SLOPES)[block_.group.b * view_.size.slopes + h]};
   }
 
-  void load_side(tea_tensor t, int64_t dim, int64_t stride, Real* to) const {
+  // Keys or values of the tile: where they lie if they are Reals at a constant distance, else in
+  // `copy`.
+  Operand<Real> load_side(tea_tensor t, int64_t dim, int64_t stride, Real* copy) const {
     const RowsOf of = view_.rows(t);
+    const Group& g = block_.group;
+    const auto row = [&](int64_t j) {
+      return view_.address(of, {g.kv, g.b, g.kv_head, first + j});
+    };
+    constexpr int32_t kOwn = std::is_same_v<Real, float> ? +TEA_FP32 : +TEA_FP64;
+    if (of.dtype == kOwn && of.form != TEA_PAGED)
+      return {static_cast<const Real*>(row(0)), of.stride.seq, 1};
     const double scale =
         view_.scalar(t == TEA_K ? TEA_K_SCALE_INV : TEA_V_SCALE_INV, TEA_Q_SCALE_INV);
-    const Group& g = block_.group;
-    for (int64_t j = 0; j < cols; ++j) {
-      load_row(view_.address(of, {g.kv, g.b, g.kv_head, first + j}), of.dtype, dim, scale,
-               to + j * stride);
-      for (int64_t i = dim; i < stride; ++i) to[j * stride + i] = 0;
-    }
+    for (int64_t j = 0; j < cols; ++j) load_row(row(j), of.dtype, dim, scale, copy + j * stride);
+    return {copy, stride, 1};
   }
 
   void load_bias() {
     const tea_bias_strides& st = view_.size.bias;
-    for (int lane = 0; lane < kRows; ++lane) {
-      if (!block_.sees(lane)) continue;
-      const int64_t at = block_.group.b * st.batch + block_.head[lane] * st.head +
-                         block_.row[lane] * st.row + first * st.col;
-      for (int64_t j = 0; j < cols; ++j)
-        bias_[j * kRows + lane] = static_cast<Real>(
-            load_real(view_.run.tensor[TEA_BIAS], p_.bias_type(), at + j * st.col));
+    const int32_t dtype = p_.bias_type();
+    const auto at = [&](int lane) {
+      return block_.group.b * st.batch + block_.head[lane] * st.head + block_.row[lane] * st.row +
+             first * st.col;
+    };
+    if (st.col == 1 && (dtype == TEA_FP32 || dtype == TEA_BF16)) {
+      Real rows[kRows * kCols]{};
+      const auto* data = static_cast<const char*>(view_.run.tensor[TEA_BIAS]);
+      for (int lane = 0; lane < kRows; ++lane)
+        if (block_.sees(lane))
+          load_row(data + at(lane) * dtype_bytes(dtype), dtype, cols, 1, rows + lane * kCols);
+      return transpose(rows, kCols, kRows, kCols, bias_, kRows);
     }
+    for (int lane = 0; lane < kRows; ++lane)
+      for (int64_t j = 0; block_.sees(lane) && j < cols; ++j)
+        bias_[j * kRows + lane] =
+            static_cast<Real>(load_real(view_.run.tensor[TEA_BIAS], dtype, at(lane) + j * st.col));
   }
 
   void plain_scores(int lane) {
@@ -250,7 +265,7 @@ class Tile {
   const RowBlock& block_;
   const Columns limit_;
   const int64_t dk_, dv_;
-  Real *bias_, *slope_, *begin_, *end_;
+  Real *k_copy_, *v_copy_, *bias_, *slope_, *begin_, *end_;
   int64_t row_[kRows], aligned_[kRows];
   uint32_t stream_[kRows];
   bool partial_ = false;
@@ -334,6 +349,7 @@ template <class Real>
 double attend(const View& view, const RowBlock& block, Columns columns, Partial<Real> out,
               Real* scratch) {
   const Problem& p = view.p;
+  const Subnormals none(false);
   Tile<Real> t(view, block, columns, scratch);
   for (int lane = 0; lane < kRows; ++lane)
     out.max[lane] = -std::numeric_limits<Real>::infinity(), out.sum[lane] = 0;
@@ -355,8 +371,7 @@ double attend(const View& view, const RowBlock& block, Columns columns, Partial<
       cast_tile(t.s, t.cols * kRows, p.dtype, view.scalar(TEA_S_SCALE),
                 view.scalar(TEA_S_SCALE_INV));
     }
-    multiply<Real>(p.v_dim(), t.lanes(), t.cols, {t.v, 1, t.dim_v()}, t.s, kRows, out.o, kRows,
-                   true);
+    multiply<Real>(p.v_dim(), t.lanes(), t.cols, t.v.transposed(), t.s, kRows, out.o, kRows, true);
   }
   return amax;
 }
@@ -474,8 +489,7 @@ template <class Real>
 void backward_tile(const View& view, const RowBlock& block, Tile<Real>& t, Gradients<Real>& g) {
   const Problem& p = view.p;
   t.scores(p.softcap > 0);
-  multiply<Real>(t.cols, t.lanes(), p.v_dim(), {t.v, t.dim_v(), 1}, t.dout, kRows, t.dp, kRows,
-                 false);
+  multiply<Real>(t.cols, t.lanes(), p.v_dim(), t.v, t.dout, kRows, t.dp, kRows, false);
   if (p.drops()) t.dropout();
   probabilities(p, t);
   const bool pre = p.bias == TEA_BIAS_PRE_SCALE;
@@ -494,7 +508,7 @@ void backward_tile(const View& view, const RowBlock& block, Tile<Real>& t, Gradi
                  true);
   multiply<Real>(t.cols, dk, t.lanes(), {t.dp, kRows, 1}, t.q_rows, dk, g.dk + t.first * dk, dk,
                  true);
-  multiply<Real>(p.dim_qk, t.lanes(), t.cols, {t.k, 1, dk}, t.dp, kRows, t.dq, kRows, true);
+  multiply<Real>(p.dim_qk, t.lanes(), t.cols, t.k.transposed(), t.dp, kRows, t.dq, kRows, true);
 }
 
 template <class Real>
@@ -534,6 +548,7 @@ double store_keys(const View& view, tea_tensor t, tea_tensor scale_of, const Gro
 template <class Real>
 void backward(const View& view, const RowBlock& block, Gradients<Real>& g, Real* scratch) {
   const Problem& p = view.p;
+  const Subnormals none(false);
   Tile<Real> t(view, block, block.all, scratch);
   t.load_queries(TEA_Q, view.scalar(TEA_Q_SCALE_INV), p.dim_qk, t.dim_k(), t.q_rows);
   t.load_queries(TEA_DOUT, view.scalar(TEA_DOUT_SCALE_INV), p.v_dim(), t.dim_v(), t.dout_rows);

@@ -97,6 +97,7 @@ template <class Real>
 struct Operand {
   const Real* data;
   int64_t row, col;
+  Operand transposed() const { return {data, col, row}; }
 };
 
 // C[M][N vectors] = or += A B over k; B and C row-major. The sum over k starts at zero and is added
@@ -107,6 +108,10 @@ TEA_WORD void multiply_micro(int64_t k, Operand<Real> a, const Real* b, int64_t 
   V<Real> sum[M][N];
   for (int m = 0; m < M; ++m)
     for (int n = 0; n < N; ++n) sum[m][n] = V<Real>{};
+  for (int m = 0; m < M; ++m)  // the rows that come next
+    for (int64_t i = 0; i < k; i += 64 / static_cast<int64_t>(sizeof(Real)))
+      __builtin_prefetch(a.data + (M + m) * a.row + i * a.col);
+#pragma GCC unroll 2
   for (int64_t i = 0; i < k; ++i) {
     V<Real> right[N];
     for (int n = 0; n < N; ++n) right[n] = load(b + i * ldb + n * kLanes<Real>);
@@ -130,6 +135,7 @@ void multiply_strip(int64_t rows, int64_t k, Operand<Real> a, const Real* b, int
   const auto left = [&] { return Operand<Real>{a.data + m * a.row, a.row, a.col}; };
   for (; m + kTall <= rows; m += kTall)
     multiply_micro<kTall, N>(k, left(), b, ldb, c + m * ldc, ldc, add);
+  for (; m + 4 <= rows; m += 4) multiply_micro<4, N>(k, left(), b, ldb, c + m * ldc, ldc, add);
   for (; m + 2 <= rows; m += 2) multiply_micro<2, N>(k, left(), b, ldb, c + m * ldc, ldc, add);
   for (; m < rows; ++m) multiply_micro<1, N>(k, left(), b, ldb, c + m * ldc, ldc, add);
 }
@@ -138,7 +144,7 @@ void multiply_strip(int64_t rows, int64_t k, Operand<Real> a, const Real* b, int
 template <class Real>
 void multiply(int64_t rows, int64_t n, int64_t k, Operand<Real> a, const Real* b, int64_t ldb,
               Real* c, int64_t ldc, bool add) {
-  constexpr int64_t wide = int64_t{kStrip} * kLanes<Real>, chunk = 16;
+  constexpr int64_t wide = int64_t{kStrip} * kLanes<Real>, chunk = 64;
   int64_t at = 0;
   const auto strip = [&](auto width) {
     for (int64_t i = 0; i < k; i += chunk)
