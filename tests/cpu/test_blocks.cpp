@@ -21,6 +21,7 @@ TEST(Blocks, CoverEveryRowOfTheGroupOnce) {
       const Group group = make_group(view, 0, 1);
       EXPECT_EQ(group.rows(), heads * length);
       std::set<std::pair<int64_t, int64_t>> seen;
+      Columns all{100, 0};  // of the group
       for (int64_t n = 0; n < group.blocks(); ++n) {
         const RowBlock block = make_block(group, n * kRows, kRows);
         for (int lane = 0; lane < block.count; ++lane) {
@@ -28,15 +29,21 @@ TEST(Blocks, CoverEveryRowOfTheGroupOnce) {
           EXPECT_EQ(block.head[lane] / heads, 1);
           const Columns c = visible_columns(group.band, block.row[lane], 100);
           EXPECT_EQ(block.sees(lane), c.begin < c.end);
+          EXPECT_GE(block.common.begin, block.columns[lane].begin);
+          EXPECT_LE(block.common.end, block.columns[lane].end);
           if (!block.sees(lane)) continue;
           EXPECT_EQ(block.columns[lane].begin, c.begin);
           EXPECT_EQ(block.columns[lane].end, c.end);
           EXPECT_LE(block.all.begin, c.begin);
           EXPECT_GE(block.all.end, c.end);
+          all = {std::min(all.begin, c.begin), std::max(all.end, c.end)};
         }
         for (int lane = block.count; lane < kRows; ++lane) EXPECT_FALSE(block.sees(lane));
       }
       EXPECT_EQ(seen.size(), static_cast<size_t>(heads * length));
+      if (all.begin >= all.end) all = {0, 0};
+      EXPECT_EQ(group.seen.begin, all.begin);
+      EXPECT_EQ(group.seen.end, all.end);
     }
 }
 

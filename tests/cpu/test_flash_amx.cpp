@@ -37,6 +37,26 @@ TEST(FlashAmx, ManyPanels) {
     }
 }
 
+// Each was wrong once.
+TEST(FlashAmx, Regressions) {
+  if (!kAmx.available()) GTEST_SKIP() << kLacks;
+  for (const char* line :
+       {// No key to pack, so no memory to pack it in.
+        "dtype=bf16 training=1 q_form=ragged kv_form=ragged heads_q=2 heads_kv=2 dim_qk=64 | "
+        "lens_q=3 lens_kv=0 max_q=3 max_kv=8 seed=1 values=randn",
+        // Lanes without a row read a bias that nobody wrote.
+        "dtype=bf16 bias_dtype=fp32 training=1 deterministic=1 lse_gradient=1 q_form=ragged "
+        "kv_form=ragged gaps=1 heads_q=2 heads_kv=1 dim_qk=72 bias=post_scale alibi=slopes | "
+        "lens_q=1,1,0,1 lens_kv=1,1,0,1 max_q=1 max_kv=8 gap=3 seed=5798 values=negative",
+        // Subnormal values, which the unit takes as zero, times 1 / (1 - 0.9).
+        "dtype=bf16 training=1 deterministic=1 heads_q=16 heads_kv=2 dim_qk=96 batch=2 seqlen_q=12 "
+        "seqlen_kv=9 causal=1 bottom_right=1 window_left=1 bias=post_scale dropout=0.9 scale=1 "
+        "has_scale=1 | seed=5198 values=denormal layout=interleaved2 omit_optional=1"}) {
+    const kit::Report report = kit::check(kit::Case::parse(line), "cpu-amx");
+    EXPECT_TRUE(report.ok()) << report.text();
+  }
+}
+
 // Other types run on AVX-512, with its bits.
 TEST(FlashAmx, OnlyBf16IsItsOwn) {
   if (!kAmx.available()) GTEST_SKIP() << kLacks;
