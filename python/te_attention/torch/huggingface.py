@@ -1,0 +1,120 @@
+"""Attention for Hugging Face Transformers: attn_implementation="te_attention".
+
+    import te_attention.torch.huggingface
+    model = AutoModel.from_pretrained(..., attn_implementation="te_attention")
+
+A plain causal, sliding-window or bidirectional mask stays a word, and padding costs one number per
+key. Only other masks (packed, chunked, of one's own) become the four-dimensional mask that
+Transformers builds for PyTorch's SDPA.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    sdpa_mask,
+)
+
+from te_attention.torch.functional import attention
+
+NAME = "te_attention"
+
+
+def _is_sliding(mask_function: Callable) -> bool:
+    """Is it Transformers' own causal sliding window, whose size the layer passes too?"""
+    cells = getattr(mask_function, "__closure__", None) or ()
+    parts = next((c.cell_contents for c in cells if isinstance(c.cell_contents, tuple)), ())
+    return (
+        len(parts) == 2
+        and "sliding_window_overlay" in getattr(parts[0], "__qualname__", "")
+        and parts[1] is causal_mask_function
+    )
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    **kwargs,
+) -> Tensor | None:
+    """The mask that attention_forward() takes.
+
+    Returns None (the layer's own structure says it all), a boolean [b, kv_length] of keys that are
+    no padding, or a boolean [b, 1, q_length, kv_length] that says everything.
+    """
+    named = mask_function in (causal_mask_function, bidirectional_mask_function)
+    # The last query must sit on the last key; with a static cache it does not.
+    aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
+    if aligned and (named or _is_sliding(mask_function)):
+        if attention_mask is None:
+            return None
+        keys = attention_mask[:, -kv_length:]
+        if keys.shape[1] == kv_length:
+            return keys.bool()
+    kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    return sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        **kwargs,
+    )
+
+
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a key may be seen and -inf elsewhere, with as many dimensions of 1 as possible."""
+    mask = mask[:, None, None] if mask.dim() == 2 else mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_,
+) -> tuple[Tensor, None]:
+    """The attention of a layer: q, k, v [b, heads, s, d]; O comes back as [b, s, heads, d].
+
+    Key and value keep their own heads (no expansion). `s_aux`: the learnable sinks of GPT-OSS.
+    """
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    structured = attention_mask is None or attention_mask.dim() == 2
+    bias = attention_mask
+    if bias is not None and bias.dtype == torch.bool:
+        bias = _bias(bias, query.dtype)
+    o = attention(
+        query,
+        key,
+        value,
+        mask="causal_bottom_right" if structured and causal else None,
+        window=(sliding_window - 1, None) if structured and causal and sliding_window else None,
+        bias=bias,
+        softcap=softcap or 0.0,
+        sink=None if s_aux is None else s_aux.float(),
+        dropout=dropout,
+        scale=scaling,
+    )
+    return o.transpose(1, 2), None
+
+
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, attention_mask)

@@ -1,0 +1,158 @@
+"""scaled_dot_product_attention by TE Attention, with no change of code.
+
+    import te_attention.torch.sdpa
+    torch.nn.attention.activate_flash_attention_impl("TE_ATTENTION")
+
+After that PyTorch's own FlashAttention backend on CUDA is ours, wherever PyTorch would choose it.
+On the CPU, and for what that backend does not take (masks as tensors, more head dims), `enabled()`
+replaces the function itself for the time of a `with`.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import register_flash_attention_impl
+
+from te_attention.torch._arguments import Arguments, trimmed
+from te_attention.torch._library import OPS
+from te_attention.torch.functional import attention, new_rng_state
+
+NAME = "TE_ATTENTION"
+_original = functional.scaled_dot_product_attention
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch.nn.functional's function with its arguments, computed by attention().
+
+    A boolean mask becomes a bias of 0 and -inf, and has no gradient. What attention() cannot take
+    (not four dimensions, a head dim that is no multiple of 8, a last stride other than 1) goes to
+    PyTorch's own.
+    """
+    if not _fits(query, key, value, attn_mask, enable_gqa):
+        return _original(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    bias = attn_mask
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        bias = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
+    if bias is not None:
+        bias = bias[(None,) * (4 - bias.dim())]
+    return attention(
+        query,
+        key,
+        value,
+        mask="causal" if is_causal else None,
+        bias=bias,
+        dropout=dropout_p,
+        scale=scale,
+    )
+
+
+def _fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> bool:
+    return (
+        q.dim() == k.dim() == v.dim() == 4
+        and q.shape[0] == k.shape[0] == v.shape[0]
+        and (q.shape[1] == k.shape[1] or gqa)
+        and k.shape[1] == v.shape[1]
+        and all(t.shape[-1] % 8 == 0 and 0 < t.shape[-1] <= 512 for t in (q, v))
+        and all(t.stride(-1) == 1 and t.device.type in ("cpu", "cuda") for t in (q, k, v))
+        and (mask is None or mask.dtype in (torch.bool, q.dtype, torch.float32))
+    )
+
+
+@contextlib.contextmanager
+def enabled() -> Iterator[None]:
+    """Within it, torch.nn.functional.scaled_dot_product_attention is the one of this module."""
+    before = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = scaled_dot_product_attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = before
+
+
+# ---- The route that PyTorch offers: the kernels behind its FlashAttention backend ----------------
+
+
+def _arguments(q, k, v, dropout, causal, scale, rng_state, training) -> Arguments:
+    return Arguments(
+        q,
+        k,
+        v,
+        mask="causal" if causal else "none",
+        training=training,
+        scale=scale,
+        dropout=dropout,
+        rng_state=rng_state if dropout else None,
+    )
+
+
+def _flash_forward(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+    """aten::_scaled_dot_product_flash_attention."""
+    if return_debug_mask:
+        raise RuntimeError("return_debug_mask is True; needs False: there is no S by S tensor")
+    rng_state = new_rng_state(q.device)
+    arguments = _arguments(q, k, v, dropout_p, is_causal, scale, rng_state, True)
+    o, lse, _ = OPS.forward.default(*trimmed(arguments))
+    if o.stride() != q.stride() and o.shape == q.shape:
+        o = torch.empty_like(q).copy_(o)  # compiled code counts on the strides of q
+    empty = torch.empty(0, dtype=torch.int64, device=q.device)
+    # cu_seqlens, maxima, rng_state, an offset that rng_state already holds, and the debug mask
+    return o, lse, None, None, q.shape[2], k.shape[2], rng_state, empty, q.new_empty(0)
+
+
+def _flash_backward(
+    dout,
+    q,
+    k,
+    v,
+    o,
+    lse,
+    _cum_q,
+    _cum_k,
+    _max_q,
+    _max_k,
+    dropout_p,
+    is_causal,
+    rng_state,
+    _offset,
+    *,
+    scale=None,
+):
+    """aten::_scaled_dot_product_flash_attention_backward."""
+    arguments = _arguments(q, k, v, dropout_p, is_causal, scale, rng_state, True)
+    dq, dk, dv, _, _ = OPS.backward.default(dout, None, o, lse, False, False, *arguments)
+    return dq, dk, dv
+
+
+@dataclass
+class _Handle:
+    library: torch.library.Library | None
+
+    def remove(self) -> None:
+        """Gives PyTorch's own kernels back."""
+        self.library = None
+
+
+def register() -> _Handle:
+    """Puts our kernels behind PyTorch's FlashAttention backend on CUDA; PyTorch calls this."""
+    library = torch.library.Library("aten", "IMPL", "CUDA")
+    library.impl("_scaled_dot_product_flash_attention", _flash_forward, "CUDA")
+    library.impl("_scaled_dot_product_flash_attention_backward", _flash_backward, "CUDA")
+    return _Handle(library)
+
+
+register_flash_attention_impl(NAME, register_fn=register)

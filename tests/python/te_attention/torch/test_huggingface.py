@@ -1,0 +1,84 @@
+"""Small models of Transformers, made from a config: logits and gradients equal to eager's."""
+
+import pytest
+import torch
+import transformers
+
+from te_attention.torch import huggingface
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+CONFIGS = {
+    "llama": lambda: transformers.LlamaConfig(**SMALL),
+    "mistral": lambda: transformers.MistralConfig(**SMALL, sliding_window=5),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **SMALL, head_dim=16, sliding_window=5, attn_logit_softcapping=5.0
+    ),
+}
+
+
+def pair(name: str) -> list[torch.nn.Module]:
+    """The same weights with eager attention and with ours."""
+    models = []
+    for implementation in ("eager", huggingface.NAME):
+        torch.manual_seed(0)
+        config = CONFIGS[name]()
+        config._attn_implementation = implementation
+        models.append(transformers.AutoModelForCausalLM.from_config(config))
+    return models
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(3, 97, (2, 13), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_and_gradients(name: str) -> None:
+    eager, ours = pair(name)
+    ids = tokens()
+    losses = [m(input_ids=ids, labels=ids).loss for m in (eager, ours)]
+    torch.testing.assert_close(losses[1], losses[0])
+    for loss in losses:
+        loss.backward()
+    for (label, a), b in zip(ours.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-5, rtol=1e-3, msg=label)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding(name: str, side: str) -> None:
+    eager, ours = (m.eval() for m in pair(name))
+    keep = torch.ones(2, 13, dtype=torch.long)
+    keep[0, : 4 if side == "left" else None] = 0
+    if side == "right":
+        keep[0] = torch.cat([torch.ones(9), torch.zeros(4)])
+    with torch.no_grad():
+        want, got = (m(input_ids=tokens(), attention_mask=keep).logits for m in (eager, ours))
+    torch.testing.assert_close(got[keep.bool()], want[keep.bool()], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation(cache: str) -> None:
+    eager, ours = (m.eval() for m in pair("llama"))
+    options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache}
+    want, got = (m.generate(tokens(), disable_compile=True, **options) for m in (eager, ours))
+    assert torch.equal(got, want)
+
+
+def test_the_mask_stays_a_word_where_it_can() -> None:
+    assert huggingface.attention_mask(2, 13, 13) is None
+    assert huggingface.attention_mask(2, 1, 13, q_offset=12) is None
+    padded = torch.ones(2, 13, dtype=torch.bool)
+    assert huggingface.attention_mask(2, 13, 13, attention_mask=padded).shape == (2, 13)
+    custom = huggingface.attention_mask(2, 5, 5, mask_function=lambda _b, _h, q, k: q == k)
+    assert custom.shape == (2, 1, 5, 5)

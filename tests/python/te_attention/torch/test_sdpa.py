@@ -1,0 +1,68 @@
+"""Plain users of scaled_dot_product_attention: the same results through ours."""
+
+import pytest
+import torch
+from torch.nn import attention, functional
+
+from te_attention.torch import sdpa
+
+CASES = {
+    "plain": ({}, (2, 4, 9, 16), (2, 4, 7, 16)),
+    "causal": ({"is_causal": True}, (2, 4, 9, 16), (2, 4, 9, 16)),
+    "scale": ({"scale": 0.5}, (2, 4, 9, 16), (2, 4, 7, 16)),
+    "gqa": ({"enable_gqa": True}, (2, 4, 9, 16), (2, 2, 7, 16)),
+    "boolean": ({"attn_mask": torch.ones(9, 7).tril().bool()}, (2, 4, 9, 16), (2, 4, 7, 16)),
+    "float": ({"attn_mask": torch.randn(4, 9, 7)}, (2, 4, 9, 16), (2, 4, 7, 16)),
+    "odd dim": ({}, (2, 4, 9, 13), (2, 4, 7, 13)),
+    "three dims": ({}, (4, 9, 16), (4, 7, 16)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_enabled_gives_the_same(name: str) -> None:
+    options, shape_q, shape_kv = CASES[name]
+    q = torch.randn(shape_q, requires_grad=True)
+    k, v = (torch.randn(shape_kv, requires_grad=True) for _ in range(2))
+    want = functional.scaled_dot_product_attention(q, k, v, **options)
+    with sdpa.enabled():
+        got = functional.scaled_dot_product_attention(q, k, v, **options)
+    torch.testing.assert_close(got, want)
+    gradients = [torch.autograd.grad(o.square().sum(), (q, k, v)) for o in (got, want)]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_enabled_ends_with_its_block() -> None:
+    before = functional.scaled_dot_product_attention
+    with sdpa.enabled():
+        assert functional.scaled_dot_product_attention is sdpa.scaled_dot_product_attention
+    assert functional.scaled_dot_product_attention is before
+
+
+def test_it_is_registered_and_not_active_by_itself() -> None:
+    assert sdpa.NAME in attention.list_flash_attention_impls()
+    assert attention.current_flash_attention_impl() is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_pytorchs_flash_backend_is_ours_while_active(causal: bool) -> None:
+    options = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+    q, k, v = (torch.randn(2, 4, 64, 64, **options) for _ in range(3))
+
+    def both() -> tuple[torch.Tensor, ...]:
+        with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
+            o = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return o, *torch.autograd.grad(o.float().square().sum(), (q, k, v))
+
+    want = both()
+    attention.activate_flash_attention_impl(sdpa.NAME)
+    try:
+        with torch.profiler.profile() as profile:
+            got = both()
+    finally:
+        attention.restore_flash_attention_impl()
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=5e-2, rtol=5e-2)
+    names = {event.key for event in profile.key_averages()}
+    assert {"te_attention::forward", "te_attention::backward"} <= names
