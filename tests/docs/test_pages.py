@@ -22,7 +22,8 @@ class Pages(unittest.TestCase):
                     self.assertIn(code, (ROOT / name).read_text())
 
     def test_all_code_of_the_readme_is(self):
-        fences = re.findall(r"^```(?:c|cpp)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+        text = (ROOT / "README.md").read_text()
+        fences = re.findall(r"^```(?:c|cpp|python)$", text, re.MULTILINE)
         self.assertGreater(len(fences), 0)
         self.assertEqual(len(fences), len(blocks(ROOT / "README.md", r"examples/\S+")))
 

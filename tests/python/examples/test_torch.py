@@ -1,0 +1,20 @@
+"""The examples for PyTorch run and find nothing wrong."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "torch"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("quickstart.py", "cpu: accepts"), ("gpt.py", "the paged cache writes the same")],
+)
+def test_it_runs(name: str, words: str) -> None:
+    command = [sys.executable, EXAMPLES / name, *(["--steps", "6"] if name == "gpt.py" else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert words in done.stdout
