@@ -174,21 +174,23 @@ __global__ void __launch_bounds__(kThreads) finish_entry(const __grid_constant__
   raise_by_block(p.work.w.scales.dq_amax, largest);
 }
 
-// One block for each head; rows are added up in an order that only the sizes decide.
+// One block for each head; rows are added up in an order that only the sizes decide. In double
+// precision, since a sink far below its row's scores, too small for a float to hold, may meet a
+// delta as far above 1.
 __global__ void __launch_bounds__(kSinkThreads)
     dsink_entry(const __grid_constant__ BackwardWork work) {
-  __shared__ float share[kSinkThreads];
+  __shared__ double share[kSinkThreads];
   const Work& w = work.w;
   const int64_t head = blockIdx.x;
-  const float sink = sink_of(w, head);
-  float sum = 0;
+  const double sink = sink_of(w, head);
+  double sum = 0;
   for (int64_t b = 0; b < w.batch; ++b) {
     const Item item = item_of(w, b);
-    const int64_t first = first_entry(work, item, head);
+    const float* const delta = work.sums.delta + first_entry(work, item, head);
+    const float* const lses = w.per_row.lse + first_per_row(w, item.q, b, head);
     for (int64_t i = threadIdx.x; i < item.q.length; i += kSinkThreads) {
-      const float lse2 = work.sums.lse2[first + i];
-      if (lse2 == -kMinusInfinity) continue;
-      sum -= exp2_fast(fmaf(sink, kLog2E, -lse2)) * work.sums.delta[first + i];
+      const double lse = lses[i * w.per_row.seq];
+      if (lse != kMinusInfinity) sum -= exp(sink - lse) * delta[i];
     }
   }
   share[threadIdx.x] = sum;
@@ -196,7 +198,7 @@ __global__ void __launch_bounds__(kSinkThreads)
     __syncthreads();
     if (threadIdx.x < n) share[threadIdx.x] += share[threadIdx.x + n];
   }
-  if (threadIdx.x == 0) w.dsink[head] = share[0];
+  if (threadIdx.x == 0) w.dsink[head] = static_cast<float>(share[0]);
 }
 
 template <class Kernel>
