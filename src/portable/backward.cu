@@ -220,6 +220,7 @@ struct Kernel {
     Scores x = {}, dp = {};
     multiply_tiles<kDtype, kDim / 16, Summed::kAlongRows, Summed::kAlongRows>(
         x, q, spot.row, Operand{shared_address(k.s.k)}, spot.column);
+    if (!all) each_hidden(k, spot, at.first, x, [](float& hidden) { hidden = kMinusInfinity; });
 #pragma unroll
     for (int m = 0; m < OfScores::kRows16; ++m) {
       float lse2[2];
@@ -230,7 +231,6 @@ struct Kernel {
         for (int i = 0; i < 4; ++i)
           x[m][n][i] = probability(x[m][n][i], k.p.scale_log2, lse2[half_of(i)]);
     }
-    if (!all) each_hidden(k, spot, at.first, x, [](float& hidden) { hidden = 0; });
     put({shared_address(k.s.p)}, spot, x, [](float p) { return p; });
     multiply_tiles<kDtype, kDim / 16, Summed::kAlongRows, Summed::kAlongRows>(
         dp, dout, spot.row, Operand{shared_address(k.s.v)}, spot.column);
@@ -477,10 +477,11 @@ constexpr std::array<Choice, sizeof...(kRow)> choices(std::integer_sequence<int,
 }
 constexpr auto kChoices = choices(std::make_integer_sequence<int, int{std::size(kTable)}>());
 
+// Plain kernels hide a score as minus infinity before its scale, which must keep it that.
 bool is_plain(const Work& w) {
   bool wide = true;
   for (const Rows* rows : {&w.q, &w.k, &w.v, &w.dout, &w.dk, &w.dv}) wide &= rows->wide != 0;
-  return has_plain_scores(w) && wide && tile_type(w) == w.q.dtype;
+  return has_plain_scores(w) && w.scale > 0 && wide && tile_type(w) == w.q.dtype;
 }
 
 // Null: none fits.
