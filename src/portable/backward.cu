@@ -38,12 +38,11 @@ struct Row {
 };
 
 // The first row that fits serves. General rows have little to do for each thread, which keeps the
-// rules' registers out of memory; the second plain row of a dimension is for 99 KB of shared
-// memory.
+// rules' registers out of memory; they serve plain scores too where shared memory is too small for
+// the plain row: their head dimensions up to 128 fit 99 KB (sm_86, sm_89, sm_120).
 constexpr Row kTable[] = {
     // general dim rows cols warps, down: S dK dQ, stages
-    {false, 64, 128, 128, 8, 2, 4, 4, 2}, {false, 64, 64, 64, 4, 2, 2, 2, 2},
-    {false, 128, 64, 128, 8, 2, 2, 2, 2}, {false, 128, 64, 64, 8, 4, 4, 4, 1},
+    {false, 64, 128, 128, 8, 2, 4, 4, 2}, {false, 128, 64, 128, 8, 2, 2, 2, 2},
     {false, 256, 64, 64, 8, 4, 2, 2, 2},  {true, 64, 64, 64, 8, 4, 4, 4, 2},
     {true, 128, 64, 64, 8, 4, 4, 4, 1},   {true, 256, 64, 64, 8, 4, 4, 4, 2},
 };
@@ -490,7 +489,7 @@ const Choice* choose(const Work& w, const Device& device) {
   const int dim = std::max(w.dim_qk, w.dim_v);
   const bool general = !is_plain(w);
   const auto fits = [&](const Choice& c) {
-    return c.row.general == general && dim <= c.row.dim && c.shared <= device.shared_bytes;
+    return (c.row.general || !general) && dim <= c.row.dim && c.shared <= device.shared_bytes;
   };
   const auto* const found = std::find_if(kChoices.begin(), kChoices.end(), fits);
   return found == kChoices.end() ? nullptr : found;
