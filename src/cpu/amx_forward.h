@@ -146,7 +146,7 @@ class Walk {
     const int64_t skipped = (columns_.begin - base_key()) / kDepth * kDepth;
     Chunk now = chunk(base_key() + skipped, 0);
     if (now.first >= columns_.end) return;
-    panel_ = {now.first, 0, probs_};
+    panel_ = waiting_ = {now.first, 0, probs_};
     scores(now)();
     logits(now);
     Maxima<N> first(now, out_.max);

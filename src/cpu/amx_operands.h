@@ -18,40 +18,41 @@ struct Sizes {
 
 // A packed head, by tiles: rows of K; forward: V transposed; backward: rows of V, K transposed.
 struct Packed {
-  Packed(const Problem& p, const Group& g, Pass pass, const std::byte* memory) : size(p) {
+  Packed(const Problem& p, const Group& g, Pass pass, const std::byte* memory)
+      : size(p), memory_(memory) {
     const int64_t chunks = tiles_of(g.seen.end - g.seen.begin, kDepth);
-    const std::byte* at = memory;
     const auto take = [&](int64_t tiles_of_a_chunk) {
-      const std::byte* from = at;
-      at += chunks * tiles_of_a_chunk * kTileBytes;
+      const int64_t from = bytes;
+      bytes += chunks * tiles_of_a_chunk * kTileBytes;
       return from;
     };
-    k = take(2 * size.deep_k);
+    k_ = take(2 * size.deep_k);
     if (pass == Pass::kForward) {
-      v_turned = take(size.wide_v);
+      v_turned_ = take(size.wide_v);
     } else {
-      v = take(2 * size.deep_v);
-      k_turned = take(size.wide_k);
+      v_ = take(2 * size.deep_v);
+      k_turned_ = take(size.wide_k);
     }
-    bytes = at - memory;
   }
   // As A of a product, from key `first` of the head on, a multiple of kDepth.
-  Tiles rows_k(int64_t first) const { return rows(k, size.deep_k, first); }
-  Tiles rows_v(int64_t first) const { return rows(v, size.deep_v, first); }
-  Tiles turned_k(int64_t first) const { return turned(k_turned, size.wide_k, first); }
-  Tiles turned_v(int64_t first) const { return turned(v_turned, size.wide_v, first); }
+  Tiles rows_k(int64_t first) const { return rows(k_, size.deep_k, first); }
+  Tiles rows_v(int64_t first) const { return rows(v_, size.deep_v, first); }
+  Tiles turned_k(int64_t first) const { return turned(k_turned_, size.wide_k, first); }
+  Tiles turned_v(int64_t first) const { return turned(v_turned_, size.wide_v, first); }
 
-  Sizes size;
-  const std::byte *k, *v = nullptr, *k_turned = nullptr, *v_turned = nullptr;
-  int64_t bytes;
+  const Sizes size;
+  int64_t bytes = 0;
 
  private:
-  static Tiles rows(const std::byte* from, int64_t deep, int64_t first) {
-    return {from + first / kSide * deep * kTileBytes, deep * kTileBytes, kTileBytes, 64};
+  Tiles rows(int64_t from, int64_t deep, int64_t first) const {
+    return {memory_ + from + first / kSide * deep * kTileBytes, deep * kTileBytes, kTileBytes, 64};
   }
-  static Tiles turned(const std::byte* from, int64_t wide, int64_t first) {
-    return {from + first / kDepth * wide * kTileBytes, kTileBytes, wide * kTileBytes, 64};
+  Tiles turned(int64_t from, int64_t wide, int64_t first) const {
+    return {memory_ + from + first / kDepth * wide * kTileBytes, kTileBytes, wide * kTileBytes, 64};
   }
+
+  const std::byte* const memory_;
+  int64_t k_ = 0, v_ = 0, k_turned_ = 0, v_turned_ = 0;  // where each begins
 };
 
 int64_t packed_bytes(const Problem& p, const Group& g, Pass pass) {
