@@ -262,7 +262,12 @@ struct Kernel {
           seen[r] = columns_between<kCols>(static_cast<int>(max(c.begin - column, int64_t{0})),
                                            static_cast<int>(min(c.end - column, int64_t{kCols})));
         }
-      if constexpr (C.general()) bend<C.type>(scores, p.f, w, {row, column + column_of(0)}, seen);
+      if constexpr (C.general()) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          if (row + 8 * r >= w.rows) seen[r] = 0;  // a bias has no such row
+        bend<C.type>(scores, p.f, w, {row, column + column_of(0)}, seen);
+      }
       if (all) return;
 #pragma unroll
       for (int i = 0; i < kCols / 2; ++i)
