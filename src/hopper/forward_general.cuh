@@ -48,9 +48,7 @@ struct BiasReader {
   }
   static TEA_DEVICE float widen(uint32_t bits) {
     if constexpr (kType == Type::kBf16) return __uint_as_float(bits << 16);
-    float x;
-    asm("cvt.f32.f16 %0, %1;\n" : "=f"(x) : "h"(static_cast<uint16_t>(bits)));
-    return x;
+    return half_value(static_cast<uint16_t>(bits));
   }
   TEA_DEVICE float one(const char* p) const {
     return g.bias_is_fp32 ? *reinterpret_cast<const float*>(p)

@@ -101,6 +101,11 @@ TEA_DEVICE float reciprocal_fast(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
 }
+TEA_DEVICE float half_value(uint16_t bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;\n" : "=f"(x) : "h"(bits));
+  return x;
+}
 TEA_DEVICE float tanh_fast(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;\n" : "=f"(y) : "f"(x));

@@ -1,0 +1,259 @@
+// What a tile is, and what the general kernels do to its scores: the device code of the forward
+// pass compiled for the host, thread by thread, against the definition in double precision.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "hopper/forward_general.cuh"
+
+namespace tea::hopper {
+namespace {
+
+constexpr int kHeads = 4;
+
+struct Draw {
+  std::mt19937 generator;
+  int between(int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(generator);
+  }
+  bool sometimes() { return between(0, 1); }
+  float normal() { return std::normal_distribution<float>()(generator); }
+};
+
+// One side: lengths, and a ragged buffer with gaps before each sequence and behind the last.
+struct Lengths {
+  std::vector<int32_t> cu_seqlens{0}, offsets;
+  Sequences sequences;
+
+  Lengths(Draw& d, int batch, int most) {
+    int tokens = 0;
+    for (int i = 0; i < batch; ++i) {
+      const int length = d.between(0, most);
+      cu_seqlens.push_back(cu_seqlens.back() + length);
+      offsets.push_back(tokens += d.between(0, 5));
+      tokens += length;
+    }
+    offsets.push_back(tokens);
+    sequences.form = static_cast<Form>(d.between(0, 2));
+    sequences.rows = most;
+    if (sequences.form != Form::kDense) sequences.cu_seqlens = cu_seqlens.data();
+    if (sequences.form != Form::kRagged) return;
+    sequences.tokens = tokens + 3;
+    sequences.offsets = offsets.data();
+  }
+};
+
+// A random problem with every option, and its definition.
+struct Problem {
+  Draw d;
+  const int batch, most_q, most_kv;
+  const Type type;
+  Lengths q, kv;
+  Forward f = {};
+  std::vector<char> bias;
+  std::vector<float> slopes, sinks;
+  int64_t rng[2];
+
+  Problem(uint32_t seed, Type t)
+      : d{std::mt19937(seed)},
+        batch(d.between(1, 3)),
+        most_q(d.between(1, 200)),
+        most_kv(d.between(1, 260)),
+        type(t),
+        q(d, batch, most_q),
+        kv(d, batch, most_kv),
+        rng{d.between(0, 1 << 30), int64_t{d.between(0, 1 << 30)} << 20} {
+    f.batch = batch, f.heads = kHeads, f.heads_kv = 2, f.dim = f.dim_v = 64;
+    f.scale = d.between(0, 3) ? 0.3f : -0.2f;
+    f.queries = q.sequences, f.keys = kv.sequences;
+    f.mask = {d.sometimes(), d.sometimes(), d.sometimes() ? d.between(1, 100) : 0,
+              d.sometimes() ? d.between(1, 100) : 0};
+    if (d.sometimes())
+      for (int64_t& o : f.origin) o = d.sometimes() ? 16 * d.between(0, 5) : d.between(0, 100);
+    for (int i = 0; i < batch * kHeads; ++i) slopes.push_back(d.normal());
+    for (int i = 0; i < kHeads; ++i) sinks.push_back(d.normal());
+    f.sink = static_cast<Sink>(d.between(0, 2)), f.sinks = sinks.data();
+    General& g = f.general;
+    constexpr float kCaps[] = {0.5f, 3, 50, 1e6f};
+    if (d.sometimes()) g.softcap = kCaps[d.between(0, 3)];
+    if (d.sometimes()) g.dropout = 0.3f;
+    g.rng_state = rng;
+    g.alibi = d.sometimes();
+    if (d.sometimes()) g.slopes = slopes.data(), g.slopes_batch = d.sometimes() ? kHeads : 0;
+    if (d.between(0, 2)) add_bias();
+  }
+
+  void add_bias() {
+    General& g = f.general;
+    g.bias_is_fp32 = d.sometimes(), g.bias_before_scale = d.sometimes();
+    int64_t size = 1;
+    const auto stride = [&](int n, int64_t smallest) {
+      if (d.between(0, 3) == 0) return int64_t{0};  // broadcast
+      const int64_t s = std::max(size, smallest);
+      size = s * n + d.between(0, 1);  // rows that begin anywhere
+      return s;
+    };
+    g.bias_col = stride(most_kv, d.between(1, 2)), g.bias_row = stride(most_q, 1);
+    g.bias_head = stride(kHeads, 1), g.bias_batch = stride(batch, 1);
+    bias.resize(static_cast<size_t>(size + 1) * 4);
+    for (int64_t i = 0; i <= size; ++i) {
+      const float x = d.normal();
+      const uint16_t code = type == Type::kBf16 ? bf16_encode(x) : fp16_encode(x);
+      if (g.bias_is_fp32)
+        memcpy(&bias[static_cast<size_t>(i) * 4], &x, 4);
+      else
+        memcpy(&bias[static_cast<size_t>(i) * 2], &code, 2);
+    }
+    g.bias = bias.data();
+  }
+
+  // Of the definition; i and j count from the start of the sequence.
+  int64_t delta(int b) const {
+    return diagonal(f.mask.bottom_right, f.queries.at(b).length, f.keys.at(b).length);
+  }
+  Band band(int b) const { return tea::band(f.mask, delta(b), f.origin[2], f.origin[3]); }
+  double bias_at(int b, int h, int64_t i, int64_t j) const {
+    const General& g = f.general;
+    const auto at =
+        static_cast<size_t>(b * g.bias_batch + h * g.bias_head + i * g.bias_row + j * g.bias_col);
+    if (g.bias_is_fp32) {
+      float x;
+      memcpy(&x, &bias[at * 4], 4);
+      return double{x};
+    }
+    uint16_t code;
+    memcpy(&code, &bias[at * 2], 2);
+    return double{type == Type::kBf16 ? bf16_decode(code) : fp16_decode(code)};
+  }
+  double score(double x, int b, int h, int64_t i, int64_t j) const {
+    const General& g = f.general;
+    if (g.bias && g.bias_before_scale) x += bias_at(b, h, i, j);
+    x *= double{f.scale};
+    if (g.softcap > 0) x = softcap(x, double{g.softcap});
+    if (g.bias && !g.bias_before_scale) x += bias_at(b, h, i, j);
+    const int64_t distance = alibi_distance(i + f.origin[2], delta(b), j + f.origin[3]);
+    const double slope = !g.alibi   ? 0
+                         : g.slopes ? double{g.slopes[b * g.slopes_batch + h]}
+                                    : alibi_slope(h, kHeads);
+    return x - slope * static_cast<double>(distance);
+  }
+  bool keeps(int b, int h, int64_t i, int64_t j) const {
+    return dropout_keeps({static_cast<uint64_t>(rng[0]), static_cast<uint64_t>(rng[1])},
+                         dropout_stream(b + f.origin[0], h + f.origin[1]), i + f.origin[2],
+                         j + f.origin[3], dropout_threshold(f.general.dropout));
+  }
+};
+
+// The band and the keys of the tile show each row what it may see, and nothing more is loaded than
+// the rows of the sequence see between them.
+void check_columns(const Problem& p, const Work& w) {
+  const int64_t length = p.f.keys.at(w.sequence).length;
+  int64_t first = INT32_MAX, last = 0;
+  for (int i = 0; i < w.rows; ++i) {
+    const Columns want = visible_columns(p.band(w.sequence), i, length), got = w.seen(i);
+    const bool sees = want.begin < want.end;
+    ASSERT_EQ(w.keys > 0 && got.begin < got.end, sees) << "row " << i;
+    if (!sees) continue;
+    ASSERT_EQ(got.begin + w.skipped, want.begin) << "row " << i;
+    ASSERT_EQ(got.end + w.skipped, want.end) << "row " << i;
+    first = std::min(first, want.begin), last = std::max(last, want.end);
+  }
+  if (first > last) return;
+  EXPECT_EQ(w.skipped, first);
+  EXPECT_EQ(w.keys, last - first);
+  EXPECT_EQ(w.start_kv, p.f.keys.at(w.sequence).start + first);
+}
+
+// A thread's elements of a block, as the kernel treats them.
+template <Type kType, int kCols>
+void check_thread(Problem& p, const Work& w, int block) {
+  const int row = w.first + row_of(0), column = block * kCols;
+  const Corner corner = {row, column + column_of(0)};
+  uint32_t seen[2];
+  for (int r = 0; r < 2; ++r) {
+    const Columns c = w.seen(row + 8 * r);
+    seen[r] = columns_between<kCols>(static_cast<int>(std::max(c.begin - column, int64_t{0})),
+                                     static_cast<int>(std::min(c.end - column, int64_t{kCols})));
+    if (row + 8 * r >= w.rows) seen[r] = 0;
+  }
+  float raw[kCols / 2], bent[kCols / 2], kept[kCols / 2];
+  for (int i = 0; i < kCols / 2; ++i) raw[i] = bent[i] = 4 * p.d.normal(), kept[i] = 1;
+  bend<kType>(bent, p.f, w, corner, seen);
+  if (p.f.general.dropout > 0) drop(kept, p.f, w, corner);
+  for (int i = 0; i < kCols / 2; ++i) {
+    const int64_t at = w.first + row_of(i), key = column + column_of(i), j = key + w.skipped;
+    const bool sees = at < w.rows && key < w.keys && visible(p.band(w.sequence), at, j);
+    ASSERT_EQ(seen[half_of(i)] >> number_in_row(i) & 1, sees) << "row " << at << " key " << j;
+    if (!sees) continue;
+    const double want = p.score(double{raw[i]}, w.sequence, w.head, at, j);
+    const double unsure = 1e-5 + 3e-7 * double{p.f.general.softcap} + 1e-6 * std::fabs(want);
+    ASSERT_NEAR(double{bent[i]}, want, unsure) << "row " << at << " key " << j;
+    const bool stays = p.f.general.dropout == 0 || p.keeps(w.sequence, w.head, at, j);
+    ASSERT_EQ(kept[i] != 0, stays) << "row " << at << " key " << j;
+  }
+}
+
+template <Type kType, int kCols>
+void check_tile(uint32_t seed) {
+  Problem p(seed, kType);
+  const int b = p.d.between(0, p.batch - 1), h = p.d.between(0, kHeads - 1);
+  const Sequence q = p.f.queries.at(b);
+  if (q.length == 0) return;
+  Work w;
+  describe<64, kCols>(w, p.f, Tile{p.d.between(0, static_cast<int>(q.length - 1) / 64), h, b});
+  add_general(w, p.f);
+  EXPECT_EQ(w.rows, q.length);
+  EXPECT_EQ(w.start, q.start);
+  check_columns(p, w);
+  const Blocks clear = w.clear_of<kCols>(w.first);
+  for (int block = w.blocks.begin; block < w.blocks.end; ++block) {
+    for (int i = w.first; i < std::min(w.first + 64, w.rows); ++i) {
+      const Columns c = w.seen(i);
+      const bool all = c.begin <= block * kCols && c.end >= (block + 1) * kCols;
+      ASSERT_TRUE(all || block < clear.begin || block >= clear.end);
+    }
+    for (unsigned thread = 0; thread < 128; ++thread) {
+      threadIdx.x = thread;
+      check_thread<kType, kCols>(p, w, block);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(HopperWork, ScoresOfRandomTilesAgreeWithTheDefinition) {
+  for (uint32_t seed = 0; seed < 400 && !HasFatalFailure(); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    check_tile<Type::kBf16, 128>(seed);
+    check_tile<Type::kFp16, 80>(seed);
+    check_tile<Type::kBf16, 112>(seed);
+  }
+}
+
+// A row with scores exp(top) * sum, or none, and a sink or none.
+TEST(HopperWork, TheEndOfARowAccountsForTheSink) {
+  Draw d{std::mt19937(5)};
+  for (int i = 0; i < 2000; ++i) {
+    const double top = 5 * d.normal(), sum = 1 + std::fabs(d.normal());
+    const double sink = d.sometimes() ? 5 * d.normal() : -INFINITY;
+    const bool none = d.between(0, 4) == 0;
+    OnlineSoftmax softmax;
+    softmax.start();
+    if (!none) {
+      softmax.top[0] = static_cast<float>(top) * kLog2E;
+      softmax.sum[0] = static_cast<float>(sum) / 4;  // of one thread in four
+    }
+    const OnlineSoftmax::End end = softmax.finish(0, static_cast<float>(sink));
+    const double seen = none ? 0 : sum * std::exp(top), total = seen + std::exp(sink);
+    const auto near = [](double got, double want) {
+      return got == want || std::fabs(got - want) <= 5e-6 * (1 + std::fabs(want));
+    };
+    EXPECT_TRUE(near(end.lse, std::log(total))) << end.lse;
+    EXPECT_TRUE(near(end.factor, none ? 0 : std::exp(top) / total)) << end.factor;
+    EXPECT_TRUE(near(end.max, none ? -INFINITY : top)) << end.max;
+    EXPECT_TRUE(near(end.sum_exp, none ? 0 : total / std::exp(top))) << end.sum_exp;
+  }
+}
+
+}  // namespace
+}  // namespace tea::hopper
