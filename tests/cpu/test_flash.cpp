@@ -137,6 +137,8 @@ uint64_t digest_of_outputs() {
        {"dtype=fp32 training=1 heads_q=4 heads_kv=2 dim_qk=32 batch=2 seqlen_q=200 seqlen_kv=300 "
         "causal=1 bias=post_scale bias_broadcast=batch softmax=learnable dropout=0.1 | seed=1 "
         "values=randn",
+        "dtype=bf16 training=1 heads_q=4 heads_kv=2 dim_qk=72 batch=2 seqlen_q=200 seqlen_kv=300 "
+        "causal=1 bottom_right=1 softcap=20 | seed=3 values=randn",
         "dtype=bf16 heads_q=8 heads_kv=1 dim_qk=64 batch=1 seqlen_q=1 seqlen_kv=5000 outputs=lse | "
         "seed=2 values=randn"}) {
     kit::Inputs inputs(kit::Case::parse(line));
