@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from te_attention import _library as core
+from te_attention.torch import functional
 from te_attention.torch._arguments import Arguments, trimmed
 from te_attention.torch._library import OPS
 from te_attention.torch._schemas import SCHEMAS
@@ -33,6 +34,12 @@ def test_trimming_leaves_what_differs_from_the_defaults() -> None:
     q = torch.zeros(1)
     assert len(trimmed(Arguments(q, q, q))) == 3
     assert trimmed(Arguments(q, q, q, mask="causal"))[3:] == ("bhsd", "causal")
+
+
+def test_what_attention_passes_is_trimmed() -> None:
+    q = torch.zeros(1, 1, 1, 8)
+    assert len(trimmed(functional._describe(q, q, q, softcap=0.0, dropout=0.0))) == 3
+    assert len(trimmed(functional._describe(q, q, q, mask="causal"))) == 5
 
 
 def test_the_library_needs_neither_python_nor_the_classes_of_torch() -> None:

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+NONE = 0.0  # of softcap and dropout: one object, so that trimmed() knows it
+
 
 class Arguments(NamedTuple):
     """What forward, backward and explain take, with the defaults of their schema.
@@ -21,7 +23,7 @@ class Arguments(NamedTuple):
     scale: float | None = None
     window_left: int = -1
     window_right: int = -1
-    dropout: float = 0.0
+    dropout: float = NONE
     rng_state: Tensor | None = None
     bias: Tensor | None = None
     sink: Tensor | None = None
@@ -30,7 +32,7 @@ class Arguments(NamedTuple):
     max_seqlen_q: int = -1
     max_seqlen_kv: int = -1
     page_table: Tensor | None = None
-    softcap: float = 0.0
+    softcap: float = NONE
     slopes: Tensor | None = None
     alibi: bool = False
     offsets_q: Tensor | None = None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from te_attention.torch import _autograd
-from te_attention.torch._arguments import Arguments, trimmed
+from te_attention.torch._arguments import NONE, Arguments, trimmed
 from te_attention.torch._library import OPS
 
 Mask: TypeAlias = Literal["causal", "causal_bottom_right", "bottom_right"]
@@ -164,7 +164,7 @@ def _describe(
         differentiable or dropout > 0,
         scale,
         *_bounds(window),
-        dropout,
+        dropout or NONE,
         rng_state if dropout else None,
         bias,
         sink if isinstance(sink, Tensor) else None,
@@ -173,7 +173,7 @@ def _describe(
         -1 if max_seqlen_q is None else max_seqlen_q,
         -1 if max_seqlen_kv is None else max_seqlen_kv,
         page_table,
-        softcap,
+        softcap or NONE,
         alibi if isinstance(alibi, Tensor) else None,
         alibi is True,
         offsets_q,
