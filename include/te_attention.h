@@ -199,6 +199,11 @@ typedef enum tea_tensor {
    capacity; no memory outside the tensors was touched. */
 enum { TEA_STATUS_BAD_LENGTHS = 1, TEA_STATUS_BAD_PAGE = 2, TEA_STATUS_BAD_ORIGIN = 4 };
 
+/* Calls body(argument, i) once for each i in [0, count), in any order, on any threads, at the same
+   time or one after the other, and returns when all have returned. It must not throw or jump. */
+typedef void (*tea_parallel_for)(void* context, int64_t count,
+                                 void (*body)(void* argument, int64_t i), void* argument);
+
 /* One execution: pointers and the sizes that the problem leaves open. For host plans all pointers
    are host pointers and stream is ignored; for device plans they are device pointers (but `tensors`
    itself and this struct are always on the host, and free to reuse when the call returns). */
@@ -218,6 +223,10 @@ typedef struct tea_run {
   int64_t origin[4];
   const int64_t* origin_device; /* int64[4] beside the tensors, used instead of `origin`; or NULL */
   int32_t* status;              /* one word, bits are OR-ed in; or NULL */
+  /* Host plans only: runs the engine's work on the caller's threads, with the same results; NULL:
+     on the library's own. `parallel_context` is handed to it. */
+  tea_parallel_for parallel_for;
+  void* parallel_context;
 } tea_run;
 
 /* Exact counts for one execution; a multiply and an add are two operations. */

@@ -55,7 +55,7 @@ tea_status tea_workspace_bound(const tea_problem* problem, const tea_run* run, u
   return guarded([&] {
     const Problem p = Problem::import(problem);
     p.check();
-    const tea_run sizes = run ? tea::zero_extended(run) : tea_run{};
+    const tea_run sizes = run ? tea::as_known(run) : tea_run{};
     const tea::Geometry size = tea::geometry(p, run ? &sizes : nullptr);
     const auto bound = [&](tea::Direction d) {
       return tea::planner().workspace_bound(p.normalised(), size, d);
@@ -100,7 +100,7 @@ tea_status tea_problem_cost(const tea_problem* problem, const tea_run* run, tea_
     require(result, "cost");
     const Problem p = Problem::import(problem);
     p.check();
-    const tea_run sizes = run ? tea::zero_extended(run) : tea_run{};
+    const tea_run sizes = run ? tea::as_known(run) : tea_run{};
     *result = tea::cost(p.normalised(), run ? &sizes : nullptr);
   });
 }

@@ -5,6 +5,7 @@
 #include <list>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "core/env.h"
 #include "core/error.h"
@@ -49,41 +50,64 @@ Problem prepared(const Problem& problem) {
 
 }  // namespace
 
+// A plan is found by its canonical problem, and by how callers wrote it: those need no check again.
 struct Planner::Cache {
-  using Entry = std::pair<Key, PlanRef>;
+  static constexpr size_t kMostKeys = 4;  // of one plan
+  struct Entry {
+    std::vector<Key> keys;
+    PlanRef plan;
+  };
   mutable std::mutex mutex;
   std::list<Entry> recent;  // most recently used first
   std::unordered_map<Key, std::list<Entry>::iterator, KeyHash> index;
   size_t capacity;
   uint64_t hits = 0, misses = 0;
 
-  PlanRef find(const Key& key) {
+  PlanRef find(const Key& written) {
     const std::lock_guard lock(mutex);
-    const auto it = index.find(key);
-    if (it == index.end()) {
+    return hit(written);
+  }
+
+  PlanRef find(const Key& canonical, const Key& written) {
+    const std::lock_guard lock(mutex);
+    PlanRef plan = hit(canonical);
+    if (plan)
+      name(recent.begin(), written);
+    else
       ++misses;
-      return nullptr;
-    }
-    ++hits;
-    recent.splice(recent.begin(), recent, it->second);
-    return it->second->second;
+    return plan;
   }
 
   // Another thread may have made the same plan meanwhile: the first one stays.
-  PlanRef insert(const Key& key, PlanRef plan) {
+  PlanRef insert(const Key& canonical, const Key& written, PlanRef plan) {
     const std::lock_guard lock(mutex);
-    if (const auto it = index.find(key); it != index.end()) return it->second->second;
-    recent.emplace_front(key, plan);
-    index.emplace(key, recent.begin());
+    if (const auto it = index.find(canonical); it != index.end()) return it->second->plan;
+    recent.push_front({{}, plan});
+    name(recent.begin(), canonical);
+    name(recent.begin(), written);
     shrink();
     return plan;
   }
 
   void shrink() {
     while (recent.size() > capacity) {
-      index.erase(recent.back().first);
+      for (const Key& key : recent.back().keys) index.erase(key);
       recent.pop_back();
     }
+  }
+
+ private:
+  PlanRef hit(const Key& key) {
+    const auto it = index.find(key);
+    if (it == index.end()) return nullptr;
+    ++hits;
+    recent.splice(recent.begin(), recent, it->second);
+    return it->second->plan;
+  }
+
+  void name(std::list<Entry>::iterator entry, const Key& key) {
+    if (entry->keys.size() < kMostKeys && index.emplace(key, entry).second)
+      entry->keys.push_back(key);
   }
 };
 
@@ -119,13 +143,15 @@ PlanRef Planner::make(const Problem& problem, const Device& device, std::string_
 
 PlanRef Planner::plan(const Problem& problem, int device, std::string_view only) {
   if (only.empty()) only = setting(Setting::kEngine);
+  const Key written{problem, device, std::string(only)};
+  if (PlanRef found = cache_->find(written)) return found;
   const Key key{prepared(problem), device, std::string(only)};
-  if (PlanRef found = cache_->find(key)) return found;
+  if (PlanRef found = cache_->find(key, written)) return found;
   PlanRef made = make(key.problem, device_at(device), only);
   if (setting_on(Setting::kLog))
     std::fprintf(stderr, "te_attention: %s runs %s\n", made->engine.data(),
                  key.problem.text().c_str());
-  return cache_->insert(key, std::move(made));
+  return cache_->insert(key, written, std::move(made));
 }
 
 std::string Planner::explain(const Problem& problem, int device) const {
@@ -169,14 +195,23 @@ Planner& planner() {
   return instance;
 }
 
+namespace {
+Run imported(const Plan& plan, const tea_run* run, Direction d) {
+  const Run out = import_run(plan.problem, plan.checks, run, d, plan.workspace);
+  TEA_REQUIRE(plan.device.is_host() || !out.parallel_for, "run.parallel_for", "a function",
+              "NULL: the plan is for a GPU");
+  return out;
+}
+}  // namespace
+
 void forward(const Plan& plan, const tea_run* run) {
-  plan.executable->forward(import_run(plan.problem, run, Direction::kForward, plan.workspace));
+  plan.executable->forward(imported(plan, run, Direction::kForward));
 }
 
 void backward(const Plan& plan, const tea_run* run) {
   TEA_REQUIRE(plan.problem.training, "problem.training", plan.problem.training,
               "1: the plan was not made for backward");
-  plan.executable->backward(import_run(plan.problem, run, Direction::kBackward, plan.workspace));
+  plan.executable->backward(imported(plan, run, Direction::kBackward));
 }
 
 }  // namespace tea

@@ -15,6 +15,7 @@ struct Plan {
   std::unique_ptr<Executable> executable;
   // The engine's own need; a run may bring more.
   uint64_t (*workspace)(const Problem&, const Geometry&, Direction);
+  Checks checks{problem};
 };
 using PlanRef = std::shared_ptr<const Plan>;
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/growth.h"
 #include "math/mask.h"
 
 namespace tea {
@@ -162,10 +163,18 @@ constexpr bool in_order() {
   return std::size(kTensors) == TEA_TENSOR_COUNT;
 }
 static_assert(in_order(), "kTensors must list every index of tea_tensor, in order");
-static_assert(sizeof(tea_run) == 144, "the layout of tea_run is frozen; it may only grow");
+static_assert(sizeof(tea_run) == 160, "the layout of tea_run is frozen; it may only grow");
 
 bool is_aligned(const void* p, uint64_t bytes) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0;
+}
+
+// What the address of a tensor must be a multiple of; the alignment that the problem promises is of
+// the tensors that have its types.
+uint64_t alignment(const Problem& p, const TensorInfo& info) {
+  const auto element = static_cast<uint64_t>(info.element_bytes(p));
+  const auto promised = static_cast<uint64_t>(p.alignment ? p.alignment : kDefaultAlignment);
+  return info.type <= Type::kBias ? std::max(element, promised) : element;
 }
 
 void check_tensor(const Problem& p, const Run& run, const TensorInfo& info, Direction d) {
@@ -185,9 +194,7 @@ void check_tensor(const Problem& p, const Run& run, const TensorInfo& info, Dire
     return;
   }
   const bool main = info.type <= Type::kBias;
-  const auto element = static_cast<uint64_t>(info.element_bytes(p));
-  const auto promised = static_cast<uint64_t>(p.alignment ? p.alignment : kDefaultAlignment);
-  const uint64_t needed = main ? std::max(element, promised) : element;
+  const uint64_t needed = alignment(p, info);
   TEA_REQUIRE(is_aligned(at, needed), name(), "not aligned",
               "an address that is a multiple of " + shown(needed) +
                   (main ? " (or a smaller problem.alignment)" : ""));
@@ -199,6 +206,11 @@ void check_sink(const Problem& p, const Run& run, Direction d) {
       d == Direction::kBackward && p.softmax == TEA_SOFTMAX_LEARNABLE && run.tensor[TEA_DSINK];
   TEA_REQUIRE(!needed || run.tensor[TEA_SINK], "tensor sink", run.tensor[TEA_SINK],
               "memory for its elements where tensor dsink is given (or dsink NULL too)");
+}
+
+bool gives_sizes(const tea_run& run) {
+  return run.batch || run.max_q || run.max_kv || run.tokens_q || run.tokens_kv || run.pages_k ||
+         run.pages_v;
 }
 
 void import_tensors(const tea_run& from, Run& run) {
@@ -266,16 +278,9 @@ int64_t Shape::offset(int64_t flat) const {
   return out;
 }
 
-tea_run zero_extended(const tea_run* caller) {
-  TEA_REQUIRE(caller, "run", caller, "a tea_run");
-  const size_t size = caller->struct_size;
-  TEA_REQUIRE(size >= offsetof(tea_run, workspace), "run.struct_size", size, "sizeof(tea_run)");
-  for (size_t i = sizeof(tea_run); i < size; ++i)
-    TEA_REQUIRE(!reinterpret_cast<const char*>(caller)[i], "run.struct_size", size,
-                "at most " + shown(sizeof(tea_run)) + ", or zeros beyond: a newer field is set");
-  tea_run run{};
-  std::memcpy(&run, caller, std::min(size, sizeof run));
-  return run;
+tea_run as_known(const tea_run* caller) {
+  return as_known(caller,
+                  {"run", "tea_run", "a tea_run", "run.struct_size", offsetof(tea_run, workspace)});
 }
 
 void check_origin(const tea_run& run) {
@@ -290,13 +295,38 @@ const TensorInfo& tensor_info(tea_tensor index) { return kTensors[index]; }
 
 std::span<const TensorInfo> tensor_table() { return kTensors; }
 
-Run import_run(const Problem& p, const tea_run* caller, Direction d,
+Checks::Checks(const Problem& p) {
+  static_assert(TEA_TENSOR_COUNT <= 64);
+  if (!p.varies()) size_ = geometry(p, nullptr);
+  for (const Direction d : {Direction::kForward, Direction::kBackward})
+    for (const TensorInfo& info : kTensors) {
+      Rules& rules = rules_[static_cast<int>(d)];
+      const uint64_t bit = uint64_t{1} << info.index;
+      const Use use = info.use(p, d);
+      if (use == Use::kRequired) rules.required |= bit;
+      if (use != Use::kUnused) rules.unaligned[info.index] = alignment(p, info) - 1;
+      if (info.forward(p) == Use::kUnused && info.backward(p) == Use::kUnused) rules.refused |= bit;
+    }
+}
+
+bool Checks::pass(void* const (&tensor)[TEA_TENSOR_COUNT], Direction d) const {
+  const Rules& rules = rules_[static_cast<int>(d)];
+  uint64_t given = 0, unaligned = 0;
+  for (int i = 0; i < TEA_TENSOR_COUNT; ++i) {
+    given |= uint64_t{tensor[i] != nullptr} << i;
+    unaligned |= reinterpret_cast<uintptr_t>(tensor[i]) & rules.unaligned[i];
+  }
+  return !unaligned && !(given & rules.refused) && !(rules.required & ~given);
+}
+
+Run import_run(const Problem& p, const Checks& checks, const tea_run* caller, Direction d,
                uint64_t (*workspace)(const Problem&, const Geometry&, Direction)) {
-  const tea_run from = zero_extended(caller);
+  const tea_run from = as_known(caller);
   Run run{};
-  run.size = geometry(p, &from);
+  run.size = checks.size() && !gives_sizes(from) ? *checks.size() : geometry(p, &from);
   import_tensors(from, run);
-  for (const TensorInfo& info : kTensors) check_tensor(p, run, info, d);
+  if (!checks.pass(run.tensor, d))
+    for (const TensorInfo& info : kTensors) check_tensor(p, run, info, d);
   check_sink(p, run, d);
   const uint64_t needed = workspace ? workspace(p, run.size, d) : 0;
   TEA_REQUIRE(from.workspace_bytes >= needed, "run.workspace_bytes", from.workspace_bytes,
@@ -306,9 +336,12 @@ Run import_run(const Problem& p, const tea_run* caller, Direction d,
   check_origin(from);
   TEA_REQUIRE(is_aligned(from.status, sizeof *from.status), "run.status", "not aligned",
               "an address that is a multiple of 4");
+  TEA_REQUIRE(from.parallel_for || !from.parallel_context, "run.parallel_context",
+              from.parallel_context, "NULL without run.parallel_for");
   run.workspace = from.workspace, run.stream = from.stream;
   std::memcpy(run.origin, from.origin, sizeof run.origin);
   run.origin_device = from.origin_device, run.status = from.status;
+  run.parallel_for = from.parallel_for, run.parallel_context = from.parallel_context;
   return run;
 }
 

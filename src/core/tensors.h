@@ -1,6 +1,7 @@
 // The table of tensors: for each index of tea_tensor its name, and as functions of the Problem when
 // it is used, its type and its shape. Checks, byte counts, test inputs and front ends read it.
 #pragma once
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -52,6 +53,8 @@ struct Run {
   int64_t origin[4];
   const int64_t* origin_device;
   int32_t* status;
+  tea_parallel_for parallel_for;  // NULL: the engine's own threads
+  void* parallel_context;
 
   template <class T>
   T* as(tea_tensor t) const {
@@ -63,12 +66,31 @@ struct Run {
 void check_origin(const tea_run& run);
 
 // The caller's struct under the growth rules of te_attention.h.
-tea_run zero_extended(const tea_run* caller);
+tea_run as_known(const tea_run* caller);
 
-// Checks sizes, pointers, alignment and workspace before anything is
-// written.
-// `workspace`: the engine's need, or NULL for none.
-Run import_run(const Problem& problem, const tea_run* caller, Direction direction,
+// What the checks of a run need to know of its problem, found once for all runs.
+class Checks {
+ public:
+  explicit Checks(const Problem& problem);
+  // The sizes, if no run gives any.
+  const std::optional<Geometry>& size() const { return size_; }
+  // Whether all pointers are there and aligned as they must be, and no others. Where it says no,
+  // the table has the last word: an empty tensor needs no memory.
+  bool pass(void* const (&tensor)[TEA_TENSOR_COUNT], Direction d) const;
+
+ private:
+  struct Rules {
+    uint64_t required = 0, refused = 0;      // by index
+    uint64_t unaligned[TEA_TENSOR_COUNT]{};  // bits that are 0 in an address
+  };
+  std::optional<Geometry> size_;
+  Rules rules_[2];
+};
+
+// Checks sizes, pointers, alignment and workspace before anything is written. `workspace`: the
+// engine's need, or NULL for none.
+Run import_run(const Problem& problem, const Checks& checks, const tea_run* caller,
+               Direction direction,
                uint64_t (*workspace)(const Problem&, const Geometry&, Direction));
 
 }  // namespace tea

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/geometry.h"
+#include "core/growth.h"
 #include "core/problem.h"
 
 namespace tea {
@@ -170,15 +171,7 @@ void fold_strides(Problem& p) {
 }  // namespace
 
 Problem Problem::import(const tea_problem* caller) {
-  TEA_REQUIRE(caller, "problem", caller, "a tea_problem");
-  const size_t size = caller->struct_size;
-  TEA_REQUIRE(size >= sizeof caller->struct_size, "struct_size", size, "sizeof(tea_problem)");
-  Problem p{};
-  std::memcpy(static_cast<tea_problem*>(&p), caller, std::min(size, sizeof(tea_problem)));
-  for (size_t i = sizeof(tea_problem); i < size; ++i)
-    TEA_REQUIRE(
-        !reinterpret_cast<const char*>(caller)[i], "struct_size", size,
-        "at most " + shown(sizeof(tea_problem)) + ", or zeros beyond: a newer field is set");
+  Problem p{as_known(caller, {"problem", "tea_problem", "a tea_problem"})};
   p.struct_size = sizeof(tea_problem);
   return p;
 }

@@ -28,15 +28,20 @@ struct Job {
   std::mutex mutex;
   std::exception_ptr error;
 
-  void work() {
+  void item(int64_t i) {
+    const bool outer = inside;
     inside = true;
-    for (int64_t i = next++; i < count; i = next++) try {
-        body(i);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!error) error = std::current_exception();
-      }
-    inside = false;
+    try {
+      body(i);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!error) error = std::current_exception();
+    }
+    inside = outer;
+  }
+
+  void work() {
+    for (int64_t i = next++; i < count; i = next++) item(i);
   }
 };
 
@@ -131,6 +136,33 @@ class Owned {
   Pool* const pool_ = new Pool(thread_count());
 };
 
+// A job on the caller's threads, which are not trusted to know how to count.
+struct Lent {
+  explicit Lent(Job& lent) : job(lent), ran(static_cast<size_t>(lent.count)) {}
+  Job& job;
+  std::vector<std::atomic<bool>> ran;
+  std::atomic<int64_t> done{0}, wrong{0};
+
+  static void item(void* self, int64_t i) {
+    Lent& lent = *static_cast<Lent*>(self);
+    if (i < 0 || i >= lent.job.count || lent.ran[static_cast<size_t>(i)].exchange(true)) {
+      ++lent.wrong;
+      return;
+    }
+    lent.job.item(i);
+    ++lent.done;
+  }
+};
+
+void run_on(const Threads& threads, Job& job) {
+  Lent lent(job);
+  threads.run(threads.context, job.count, Lent::item, &lent);
+  if (lent.done == job.count && lent.wrong == 0) return;
+  throw Error(TEA_FAILED, "run.parallel_for ran " + shown(lent.done.load()) + " of " +
+                              shown(job.count) + " items, and " + shown(lent.wrong.load()) +
+                              " that were not its to run; needs each once");
+}
+
 bool run_on_pool(Job& job) {
   static Owned pool;
   return pool.run(job);
@@ -143,14 +175,14 @@ int thread_count() {
   return n;
 }
 
-void parallel_for(int64_t count, const std::function<void(int64_t)>& body) {
+void parallel_for(int64_t count, const std::function<void(int64_t)>& body, const Threads& threads) {
   Job job{count, body, {}, {}, {}};
-  const bool alone = inside || count <= 1 || thread_count() == 1;
-  if (alone || !run_on_pool(job)) {
-    const bool outer = inside;
+  if (inside || count <= 1)
     job.work();
-    inside = outer;
-  }
+  else if (threads.run)
+    run_on(threads, job);
+  else if (thread_count() == 1 || !run_on_pool(job))
+    job.work();
   if (job.error) std::rethrow_exception(job.error);
 }
 

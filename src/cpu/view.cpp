@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "math/bias.h"
 #include "math/load_store.h"
 #include "math/mask.h"
 
@@ -118,6 +119,12 @@ float& View::per_row(tea_tensor t, const RowAt& at) const {
   return run.as<float>(t)[row + at.h * size.lse.head];
 }
 
+double View::slope(int64_t b, int64_t h) const {
+  if (p.alibi == TEA_ALIBI_STANDARD) return alibi_slope(h, p.heads_q);
+  if (p.alibi == TEA_ALIBI_NONE) return 0;
+  return double{run.as<const float>(TEA_SLOPES)[b * size.slopes + h]};
+}
+
 double View::scalar(tea_tensor t) const {
   return run.tensor[t] ? double{*run.as<const float>(t)} : 1.0;
 }
@@ -132,6 +139,10 @@ void View::raise(tea_tensor t, double value) const {
 
 void View::raise(tea_tensor t, tea_tensor instead, double value) const {
   raise(run.tensor[t] ? t : instead, value);
+}
+
+void View::parallel_for(int64_t count, const std::function<void(int64_t)>& body) const {
+  cpu::parallel_for(count, body, {run.parallel_for, run.parallel_context});
 }
 
 void View::fill(tea_tensor t, double value) const {

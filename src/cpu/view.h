@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/tensors.h"
+#include "cpu/pool.h"
 #include "math/dropout.h"
 #include "math/lengths.h"
 
@@ -52,12 +53,17 @@ class View {
   // The element of LSE, MAX, SUM_EXP or DLSE for a row.
   float& per_row(tea_tensor t, const RowAt& at) const;
 
+  // The slope of ALiBi for a query head of sequence b; 0 without ALiBi.
+  double slope(int64_t b, int64_t h) const;
   // A scale that may be missing: its own, else that of `instead`, else 1.
   double scalar(tea_tensor t) const;
   double scalar(tea_tensor t, tea_tensor instead) const;
   // Raises an amax; where it is missing, `instead` collects the value.
   void raise(tea_tensor t, double value) const;
   void raise(tea_tensor t, tea_tensor instead, double value) const;
+
+  // Runs body(0) ... body(count - 1) on the threads of this execution.
+  void parallel_for(int64_t count, const std::function<void(int64_t)>& body) const;
 
   // Sets every element of a tensor, also of padding and gaps.
   void fill(tea_tensor t, double value) const;

@@ -1,5 +1,6 @@
 // The C API of te_attention_ops.h: thin shells over the operations.
 #include "core/boundary.h"
+#include "core/growth.h"
 #include "ops/context_parallel.h"
 #include "ops/cu_seqlens.h"
 #include "ops/dropout_mask.h"
@@ -13,11 +14,11 @@
 #include "ops/thd.h"
 
 // name: of the C function; struct_name: of its argument; operation: what it forwards to.
-#define TEA_OPERATION(name, struct_name, operation)                        \
-  tea_status name(const struct_name* args, int device, void* stream) {     \
-    return tea::guarded([&] {                                              \
-      tea::operation(tea::imported(args, #struct_name), {device, stream}); \
-    });                                                                    \
+#define TEA_OPERATION(name, struct_name, operation)                                                \
+  tea_status name(const struct_name* args, int device, void* stream) {                             \
+    return tea::guarded([&] {                                                                      \
+      tea::operation(tea::as_known(args, {"args", #struct_name, #struct_name}), {device, stream}); \
+    });                                                                                            \
   }
 
 extern "C" {

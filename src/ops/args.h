@@ -1,8 +1,6 @@
 // What every neighbour of attention does with its arguments: import the struct, check sizes,
 // pointers, dtypes and strides, and know where the work runs.
 #pragma once
-#include <algorithm>
-#include <cstring>
 #include <initializer_list>
 
 #include "core/device.h"
@@ -26,21 +24,6 @@ inline constexpr bool kGpuCode = true;
 #else
 inline constexpr bool kGpuCode = false;
 #endif
-
-// Applies the growth rules of te_attention.h. `name`: of the struct, for the message.
-template <class Args>
-Args imported(const Args* caller, const char* name) {
-  TEA_REQUIRE(caller, "args", caller, name);
-  const size_t size = caller->struct_size;
-  TEA_REQUIRE(size >= sizeof caller->struct_size, "struct_size", size,
-              std::string("sizeof(") + name + ")");
-  for (size_t i = sizeof(Args); i < size; ++i)
-    TEA_REQUIRE(!reinterpret_cast<const char*>(caller)[i], "struct_size", size,
-                "at most " + shown(sizeof(Args)) + ", or zeros beyond: a newer field is set");
-  Args args{};
-  std::memcpy(&args, caller, std::min(size, sizeof args));
-  return args;
-}
 
 struct NamedSize {
   const char* name;

@@ -1,6 +1,7 @@
 // Cumulative sequence lengths: sums in 64 bits, kept inside int32.
 #include "ops/cu_seqlens.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace tea {

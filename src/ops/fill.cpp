@@ -1,6 +1,8 @@
 // Fills of bytes and of elements: an element is rounded once and then copied.
 #include "ops/fill.h"
 
+#include <cstring>
+
 #include "core/problem.h"
 #include "math/load_store.h"
 

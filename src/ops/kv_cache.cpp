@@ -1,6 +1,8 @@
 // Appending to a KV cache: the checks, the two sides, and the moving of rows.
 #include "ops/kv_cache.h"
 
+#include <cstring>
+
 #include "core/problem.h"
 
 namespace tea {

@@ -2,6 +2,7 @@
 // result may take the place of a part.
 #include "ops/merge.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "ops/rows.h"

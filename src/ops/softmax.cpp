@@ -2,6 +2,7 @@
 // are one thing, a number of leading columns that a row may see.
 #include "ops/softmax.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>

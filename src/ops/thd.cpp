@@ -1,6 +1,8 @@
 // thd <-> bshd: the checks, and gaps.
 #include "ops/thd.h"
 
+#include <cstring>
+
 #include "core/problem.h"
 
 namespace tea {

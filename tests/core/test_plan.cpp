@@ -150,6 +150,41 @@ TEST(Planner, ThreadsShareOnePlan) {
   EXPECT_EQ(planner.info().hits + planner.info().misses, 8u * 500u);
 }
 
+// Callers who write the same problem in different words get one plan, and all of them quickly.
+TEST(Planner, KnowsAPlanByTheWordsOfItsCallers) {
+  const std::array table{Engine{"few", kFew, accept}};
+  Planner planner(table);
+  Problem p = small();
+  const PlanRef plan = planner.plan(p, kHost);
+  for (int32_t i = 0; i < 12; ++i) {  // more than are remembered
+    p.o_dtype = i & 1 ? p.dtype : 0, p.dim_v = i & 2 ? p.dim_qk : 0;
+    p.alignment = i & 4 ? 16 : 0;
+    for (int again = 0; again < 2; ++again) EXPECT_EQ(planner.plan(p, kHost), plan);
+  }
+  EXPECT_EQ(planner.info().entries, 1u);
+  EXPECT_EQ(planner.info().misses, 1u);
+  EXPECT_EQ(planner.info().hits, 24u);
+  planner.limit(0);
+  EXPECT_NE(planner.plan(p, kHost), plan);
+}
+
+TEST(Plan, OnAGpuRefusesThreadsOfTheHost) {
+  const Problem p = small();
+  const Plan plan{"few", p, Device{0, 90, 132, 0}, std::make_unique<Nothing>(), nullptr};
+  alignas(16) std::array<char, 16> memory{};
+  std::array<void*, TEA_TENSOR_COUNT> tensors{};
+  for (const tea_tensor t : {TEA_Q, TEA_K, TEA_V, TEA_O}) tensors[t] = memory.data();
+  tea_run run{};
+  run.struct_size = sizeof run, run.tensor_count = TEA_TENSOR_COUNT, run.tensors = tensors.data();
+  run.parallel_for = [](void*, int64_t, void (*)(void*, int64_t), void*) {};
+  try {
+    forward(plan, &run);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "run.parallel_for is a function; needs NULL: the plan is for a GPU");
+  }
+}
+
 // The bar is 1 us with a cached plan; the figure is printed, and only a gross loss fails here,
 // because a loaded machine is no place for a stopwatch.
 TEST(Planner, ACachedCallIsCheap) {

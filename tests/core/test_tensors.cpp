@@ -1,5 +1,5 @@
-// The table of tensors and the check of a run: tensor_info, tensor_table, zero_extended,
-// import_run.
+// The table of tensors and the check of a run: tensor_info, tensor_table, as_known,
+// Checks, import_run.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -70,7 +70,7 @@ struct Call {
   }
   std::string error(Direction d = Direction::kForward) {
     try {
-      import_run(p, &run, d, nullptr);
+      import_run(p, Checks(p), &run, d, nullptr);
     } catch (const Error& e) {
       return e.what();
     }
@@ -111,7 +111,7 @@ TEST(ImportRun, ShorterArraysAndStructsAreExtended) {
   call.run.struct_size = offsetof(tea_run, origin);
   call.run.origin[0] = -5;  // beyond the struct this caller knows
   EXPECT_EQ(call.error(), "");
-  EXPECT_EQ(zero_extended(&call.run).origin[0], 0);
+  EXPECT_EQ(as_known(&call.run).origin[0], 0);
 }
 
 TEST(ImportRun, UnknownTensorsMustBeNull) {
@@ -123,12 +123,52 @@ TEST(ImportRun, UnknownTensorsMustBeNull) {
             "run.tensors[44] is a pointer; needs NULL: this library knows 43 tensors");
 }
 
+// The quick answer for all tensors must be what the table says of each.
+TEST(Checks, PassOnlyWhatTheTableAccepts) {
+  for (const char* options : {"", " training=1", " training=1 bias=post_scale softmax=learnable",
+                              " alignment=64", " outputs=lse+max"}) {
+    Call call;
+    call.p =
+        Problem::parse("dtype=fp32 batch=1 seqlen_q=1 seqlen_kv=1 heads_q=1 heads_kv=1 dim_qk=8" +
+                       std::string(options));
+    for (const Direction d : {Direction::kForward, Direction::kBackward})
+      for (const TensorInfo& info : tensor_table())
+        for (const size_t offset : {size_t{0}, size_t{1}, size_t{16}, size_t{256}}) {
+          void* tensors[TEA_TENSOR_COUNT] = {};
+          for (const TensorInfo& other : tensor_table())
+            if (other.use(call.p, d) == Use::kRequired) tensors[other.index] = call.memory.data();
+          // Where dsink is given, it asks for the sink beside the table.
+          if (call.p.softmax == TEA_SOFTMAX_LEARNABLE) tensors[TEA_SINK] = call.memory.data();
+          ASSERT_TRUE(Checks(call.p).pass(tensors, d));
+          // 256 stands for NULL.
+          tensors[info.index] = offset == 256 ? nullptr : call.memory.data() + offset;
+          std::copy(std::begin(tensors), std::end(tensors), call.tensors.begin());
+          const std::string error = call.error(d);
+          EXPECT_EQ(Checks(call.p).pass(tensors, d), error.empty())
+              << info.name << " " << offset << options << ": " << error;
+        }
+  }
+}
+
+// A run that gives a size which the problem has is refused, though it is not needed.
+TEST(ImportRun, RefusesSizesOfADenseProblem) {
+  Call call;
+  call.run.max_q = 1;
+  EXPECT_EQ(call.error(), "run.max_q is 1; needs 0: the problem itself gives this size");
+}
+
+TEST(ImportRun, AContextNeedsItsFunction) {
+  Call call;
+  call.run.parallel_context = &call;
+  EXPECT_EQ(call.error(), "run.parallel_context is a pointer; needs NULL without run.parallel_for");
+}
+
 TEST(ImportRun, ChecksTheWorkspace) {
   Call call;
   const auto kilobyte = [](const Problem&, const Geometry&, Direction) { return uint64_t{1024}; };
   const auto error = [&] {
     try {
-      import_run(call.p, &call.run, Direction::kForward, kilobyte);
+      import_run(call.p, Checks(call.p), &call.run, Direction::kForward, kilobyte);
     } catch (const Error& e) {
       return std::string(e.what());
     }

@@ -3,12 +3,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "core/error.h"
 #include "cpu/pool.h"
 
 namespace tea::cpu {
@@ -87,6 +90,59 @@ TEST(Pool, AForkedChildComputesAndExits) {
   int status = -1;
   EXPECT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+void serially(void*, int64_t count, void (*body)(void*, int64_t), void* argument) {
+  for (int64_t i = 0; i < count; ++i) body(argument, i);
+}
+
+TEST(Pool, RunsOnTheThreadsOfTheCaller) {
+  const auto id = std::this_thread::get_id();
+  int sum = 0;
+  parallel_for(100,
+               [&](int64_t i) {
+                 EXPECT_EQ(std::this_thread::get_id(), id);
+                 sum += static_cast<int>(i);
+               },
+               {serially, nullptr});
+  EXPECT_EQ(sum, 4950);
+}
+
+TEST(Pool, AnExceptionDoesNotPassThroughTheCallersThreads) {
+  int finished = 0;
+  EXPECT_THROW(parallel_for(10,
+                            [&](int64_t i) {
+                              if (i == 3) throw std::runtime_error("three");
+                              ++finished;
+                            },
+                            {serially, nullptr}),
+               std::runtime_error);
+  EXPECT_EQ(finished, 9);
+}
+
+// What `context` points to says which items a careless caller runs.
+std::string complaint(std::vector<int64_t> items) {
+  const auto run = [](void* context, int64_t, void (*body)(void*, int64_t), void* argument) {
+    for (const int64_t i : *static_cast<std::vector<int64_t>*>(context)) body(argument, i);
+  };
+  std::array<int, 3> ran{};
+  try {
+    parallel_for(3, [&](int64_t i) { ++ran.at(static_cast<size_t>(i)); }, {run, &items});
+  } catch (const Error& e) {
+    for (const int n : ran) EXPECT_LE(n, 1);
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Pool, EveryItemMustRunOnce) {
+  EXPECT_EQ(complaint({2, 0, 1}), "");
+  EXPECT_EQ(complaint({0, 2}),
+            "run.parallel_for ran 2 of 3 items, and 0 that were not its to run; needs each once");
+  EXPECT_EQ(complaint({0, 1, 1, 2}),
+            "run.parallel_for ran 3 of 3 items, and 1 that were not its to run; needs each once");
+  EXPECT_EQ(complaint({-1, 0, 1, 2, 3}),
+            "run.parallel_for ran 3 of 3 items, and 2 that were not its to run; needs each once");
 }
 
 TEST(Pool, HasAtLeastTheCallersThread) { EXPECT_GE(thread_count(), 1); }

@@ -1,44 +1,9 @@
-// The shared checks: growth rules, sizes, dtypes, strides and places.
+// The shared checks: sizes, dtypes, strides and places.
 #include "buffer.h"
 #include "ops/args.h"
 
 namespace tea {
 namespace {
-
-// A caller that knows one field more than this library.
-struct Newer {
-  tea_cp_valid known;
-  int64_t later;
-};
-
-TEST(Args, ShorterStructsAreExtendedWithZeros) {
-  tea_cp_valid caller{};
-  caller.struct_size = offsetof(tea_cp_valid, batch);
-  caller.batch = 99;  // beyond what the caller says it has
-  caller.input = &caller;
-  const tea_cp_valid args = imported(&caller, "tea_cp_valid");
-  EXPECT_EQ(args.batch, 0);
-  EXPECT_EQ(args.input, &caller);
-}
-
-TEST(Args, LongerStructsMustEndInZeros) {
-  Newer caller{};
-  caller.known.struct_size = sizeof caller;
-  caller.known.batch = 3;
-  EXPECT_EQ(imported(&caller.known, "tea_cp_valid").batch, 3);
-  caller.later = 1;
-  EXPECT_EQ(error_of([&] { imported(&caller.known, "tea_cp_valid"); }),
-            "struct_size is " + shown(sizeof caller) + "; needs at most " +
-                shown(sizeof(tea_cp_valid)) + ", or zeros beyond: a newer field is set");
-}
-
-TEST(Args, NoStructOrNoSize) {
-  EXPECT_EQ(error_of([] { imported<tea_cp_valid>(nullptr, "tea_cp_valid"); }),
-            "args is NULL; needs tea_cp_valid");
-  tea_cp_valid caller{};
-  EXPECT_EQ(error_of([&] { imported(&caller, "tea_cp_valid"); }),
-            "struct_size is 0; needs sizeof(tea_cp_valid)");
-}
 
 TEST(Args, SizesMultiplyWithoutOverflow) {
   EXPECT_EQ(require_sizes({{"a", 3}, {"b", 5}}), 15);

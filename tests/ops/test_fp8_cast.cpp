@@ -1,4 +1,5 @@
 // Casts to and from fp8: nearest values, bounds of the round trip, amax, both kinds of scaling.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 

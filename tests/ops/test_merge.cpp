@@ -1,4 +1,5 @@
 // Merging partial results: against softmax over all keys at once, and the cases at infinity.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 

@@ -1,5 +1,6 @@
 // The scaled softmax family against its formulas in float64, at odd sizes, with NaN in every place
 // that must not be read.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
