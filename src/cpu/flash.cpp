@@ -11,15 +11,13 @@
 #include <span>
 #include <vector>
 
-#include "cpu/pool.h"
 #include "math/load_store.h"
 
 namespace tea::cpu {
 namespace {
 
-// With fewer pieces than this, rows or keys are split further.
+// With fewer heads than half of this, backward splits their blocks.
 constexpr int64_t kEnough = 16;
-constexpr int64_t kLeastKeys = 512;         // of a split: below, the merge costs more than it wins
 constexpr int64_t kPackedBytes = 16 << 20;  // of packed heads at a time, if there are several
 
 template <class Real>
@@ -56,18 +54,6 @@ std::vector<Group> groups(const View& view) {
   return out;
 }
 
-struct Piece {
-  const Group* group;
-  int64_t first;  // row of the block
-};
-
-std::vector<Piece> pieces(std::span<const Group> groups) {
-  std::vector<Piece> out;
-  for (const Group& g : groups)
-    for (int64_t block = 0; block < g.blocks(); ++block) out.push_back({&g, block * kRows});
-  return out;
-}
-
 double highest(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0,
                          [](double a, double b) { return std::fmax(a, b); });
@@ -93,7 +79,7 @@ void pack(const View& view, const Kernels<Real>& kernels, Pass pass, std::span<G
     g.packed = memory;
     memory += kernels.packed_bytes(view.p, g, pass);
   }
-  parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t i) {
+  view.parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t i) {
     const Part& part = parts[static_cast<size_t>(i)];
     kernels.pack(view, *part.group, pass, part.first, part.to);
   });
@@ -104,17 +90,24 @@ void pack(const View& view, const Kernels<Real>& kernels, Pass pass, std::span<G
 template <class Real>
 class Forward {
  public:
-  Forward(const View& view, const Kernels<Real>& kernels) : view_(view), kernels_(kernels) {}
+  // `few`: the kernels for few rows, if there are such.
+  Forward(const View& view, const Kernels<Real>& kernels, const Kernels<Real>& few)
+      : view_(view), tiles_(kernels), few_(few) {}
 
   void operator()() {
     fill_padding();
     std::vector<Group> all = groups(view_);
+    const auto middle = std::stable_partition(all.begin(), all.end(), [&](const Group& g) {
+      return few_.few_scores && is_few(view_, g);
+    });
+    attend({all.begin(), middle}, true);
     // As many heads at a time as fit the memory for packed ones.
-    for (size_t first = 0, end = 0; first < all.size(); first = end) {
+    for (auto first = middle, end = middle; first != all.end(); first = end) {
       int64_t bytes = 0;
-      do bytes += packed_bytes(all[end++]);
-      while (end < all.size() && bytes + packed_bytes(all[end]) <= kPackedBytes);
-      attend(std::span(all).subspan(first, end - first));
+      do bytes += packed_bytes(*end++);
+      while (end != all.end() && bytes + packed_bytes(*end) <= kPackedBytes);
+      pack(view_, tiles_, Pass::kForward, {first, end});
+      attend({first, end}, false);
     }
   }
 
@@ -129,77 +122,121 @@ class Forward {
   }
 
   int64_t packed_bytes(const Group& g) const {
-    return kernels_.pack ? kernels_.packed_bytes(view_.p, g, Pass::kForward) : 0;
+    return tiles_.pack ? tiles_.packed_bytes(view_.p, g, Pass::kForward) : 0;
   }
 
-  void attend(std::span<Group> some) {
-    pack(view_, kernels_, Pass::kForward, some);
-    const std::vector<Piece> work = pieces(some);
-    s_amax_.assign(work.size(), 0), o_amax_.assign(work.size(), 0);
-    const auto n = static_cast<int64_t>(work.size());
-    const bool many = n >= kEnough, short_keys = view_.size.max_kv < 2 * kLeastKeys;
-    if (many || short_keys || view_.p.is_fp8())  // fp8 needs the row's maximum over all keys
-      parallel_for(n, [&](int64_t i) { whole(work[static_cast<size_t>(i)], i); });
-    else
-      for (int64_t i = 0; i < n; ++i) split(work[static_cast<size_t>(i)], i, (kEnough + n - 1) / n);
+  void attend(std::span<const Group> some, bool few) {
+    work_ = schedule(view_, some, few);
+    s_amax_.assign(work_.parts.size(), 0), o_amax_.assign(work_.pieces.size(), 0);
+    const bool split = work_.slots > 0;
+    const Buffer<Real> memory(partial_reals() * work_.slots);
+    shared_ = memory.get();
+    kept_.clear();
+    if (split && view_.p.is_fp8()) share_maxima();
+    view_.parallel_for(size(work_.parts), [&](int64_t i) { attend(i); });
+    if (split) view_.parallel_for(size(work_.pieces), [&](int64_t i) { merge(i); });
     view_.raise(TEA_S_AMAX, highest(s_amax_));
     view_.raise(TEA_O_AMAX, highest(o_amax_));
   }
 
-  int64_t partial_reals() const { return (padded(view_.p.v_dim()) + 2) * kRows; }
-  Real* scratch(int64_t more) const {
-    return thread_scratch<Real>(kernels_.scratch(view_.p) + more);
+  template <class T>
+  static int64_t size(const std::vector<T>& items) {
+    return static_cast<int64_t>(items.size());
   }
+  const Part& part(int64_t i) const { return work_.parts[static_cast<size_t>(i)]; }
+  const Piece& piece(int64_t i) const { return work_.pieces[static_cast<size_t>(i)]; }
+  const Kernels<Real>& kernels() const { return work_.few ? few_ : tiles_; }
 
+  int64_t partial_reals() const { return (padded(view_.p.v_dim()) + 2) * kRows; }
   Partial<Real> partial(Real* at) const {
     const int64_t o = padded(view_.p.v_dim()) * kRows;
     return {at, at + o, at + o + kRows};
   }
+  Partial<Real> shared(int64_t slot) const { return partial(shared_ + slot * partial_reals()); }
 
-  void whole(const Piece& piece, int64_t i) {
-    const RowBlock block = make_block(*piece.group, piece.first, kRows);
-    Real* memory = scratch(partial_reals());
-    const Partial<Real> out = partial(memory);
-    const auto at = static_cast<size_t>(i);
-    s_amax_[at] = kernels_.attend(view_, block, block.all, out, memory + partial_reals());
-    o_amax_[at] = kernels_.finish(view_, block, out);
+  Real* scratch(int64_t more) const {
+    return thread_scratch<Real>(kernels().scratch(view_.p) + more);
+  }
+  static RowBlock block_of(const Piece& piece) {
+    return make_block(*piece.group, piece.first, kRows);
   }
 
-  // Few rows and many keys (decoding): parts of the keys in parallel, then merged in order.
-  void split(const Piece& piece, int64_t i, int64_t wanted) {
-    const RowBlock block = make_block(*piece.group, piece.first, kRows);
-    const int64_t keys = std::max<int64_t>(block.all.end - block.all.begin, 0);
-    const int64_t parts = std::clamp<int64_t>(keys / kLeastKeys, 1, wanted);
-    const int64_t step = ((keys + parts - 1) / parts + kCols - 1) / kCols * kCols;
-    const Buffer<Real> memory(parts * partial_reals());
-    parallel_for(parts, [&](int64_t part) {
-      const int64_t begin = block.all.begin + part * step;
-      const Columns columns{begin, std::min(begin + step, block.all.end)};
-      kernels_.attend(view_, block, columns, partial(memory.get() + part * partial_reals()),
-                      scratch(0));
+  // FP8 with few rows: the maxima of each row over all parts; the logits are kept for attend().
+  void share_maxima() {
+    kept_.resize(static_cast<size_t>(work_.slots));
+    view_.parallel_for(size(work_.parts), [&](int64_t i) {
+      const Part& item = part(i);
+      if (item.slot < 0) return;
+      const RowBlock block = block_of(piece(item.piece));
+      auto& kept = kept_[static_cast<size_t>(item.slot)];
+      kept = std::make_unique<Buffer<Real>>(kFewRows * few_stride(item.columns));
+      few_.few_scores(view_, block, item.columns, kept->get(), shared(item.slot).max, scratch(0));
     });
-    const Partial<Real> all = partial(memory.get());
-    for (int64_t part = 1; part < parts; ++part)
-      merge(all, partial(memory.get() + part * partial_reals()));
-    o_amax_[static_cast<size_t>(i)] = kernels_.finish(view_, block, all);
+    for (const Piece& of : work_.pieces)
+      for (int lane = 0; lane < kFewRows && of.parts > 1; ++lane) {
+        const auto max = [&](int64_t n) -> Real& { return shared(of.first_slot + n).max[lane]; };
+        for (int64_t n = 1; n < of.parts; ++n) max(0) = std::max(max(0), max(n));
+        for (int64_t n = 1; n < of.parts; ++n) max(n) = max(0);
+      }
   }
 
-  void merge(const Partial<Real>& to, const Partial<Real>& from) const {
-    for (int lane = 0; lane < kRows; ++lane) {
+  void attend(int64_t i) {
+    const Part& item = part(i);
+    const RowBlock block = block_of(piece(item.piece));
+    const Columns columns{std::max(item.columns.begin, block.all.begin),
+                          std::min(item.columns.end, block.all.end)};
+    const int64_t scores = work_.few ? kFewRows * few_stride(columns) : 0;
+    Real* memory = scratch(partial_reals() + scores);
+    const Partial<Real> out = item.slot < 0 ? partial(memory) : shared(item.slot);
+    Real *s = memory + partial_reals(), *rest = s + scores;
+    s_amax_[static_cast<size_t>(i)] = work_.few ? attend_few(item, block, columns, s, out, rest)
+                                                : tiles_.attend(view_, block, columns, out, rest);
+    if (item.slot < 0)
+      o_amax_[static_cast<size_t>(item.piece)] = kernels().finish(view_, block, out);
+  }
+
+  double attend_few(const Part& item, const RowBlock& block, const Columns& columns, Real* s,
+                    const Partial<Real>& out, Real* scratch) const {
+    if (item.slot >= 0 && !kept_.empty())
+      s = kept_[static_cast<size_t>(item.slot)]->get();
+    else
+      few_.few_scores(view_, block, columns, s, out.max, scratch);
+    return few_.few_values(view_, block, columns, s, out, scratch);
+  }
+
+  void merge(int64_t i) {
+    const Piece& of = piece(i);
+    if (of.parts == 1) return;
+    const RowBlock block = block_of(of);
+    const Partial<Real> all = shared(of.first_slot);
+    for (int64_t n = 1; n < of.parts; ++n) merge(all, shared(of.first_slot + n), block.count);
+    o_amax_[static_cast<size_t>(i)] = kernels().finish(view_, block, all);
+  }
+
+  void merge(const Partial<Real>& to, const Partial<Real>& from, int count) const {
+    Real keep[kRows], take[kRows];
+    for (int lane = 0; lane < count; ++lane) {
       const Real a = to.max[lane], b = from.max[lane];
-      if (b == -INFINITY && from.sum[lane] == 0) continue;
-      const Real max = a > b || std::isnan(a) ? a : b;
-      const Real keep = a == -INFINITY ? 0 : std::exp(a - max), take = std::exp(b - max);
+      const bool nothing = b == -INFINITY && from.sum[lane] == 0;
+      const Real max = nothing || a > b || std::isnan(a) ? a : b;
+      keep[lane] = nothing ? 1 : a == -INFINITY ? 0 : std::exp(a - max);
+      take[lane] = nothing ? 0 : std::exp(b - max);
       to.max[lane] = max;
-      to.sum[lane] = to.sum[lane] * keep + from.sum[lane] * take;
-      for (int64_t at = lane; at < view_.p.v_dim() * kRows; at += kRows)
-        to.o[at] = to.o[at] * keep + from.o[at] * take;
+      to.sum[lane] = to.sum[lane] * keep[lane] + from.sum[lane] * take[lane];
     }
+    for (int64_t row = 0; row < view_.p.v_dim(); ++row)
+      for (int lane = 0; lane < count; ++lane) {
+        const int64_t at = row * kRows + lane;
+        to.o[at] = to.o[at] * keep[lane] + from.o[at] * take[lane];
+      }
   }
 
   const View& view_;
-  const Kernels<Real>& kernels_;
-  std::vector<double> s_amax_, o_amax_;
+  const Kernels<Real>&tiles_, &few_;
+  Schedule work_;
+  Real* shared_ = nullptr;                           // partial results of the parts of split pieces
+  std::vector<std::unique_ptr<Buffer<Real>>> kept_;  // by slot: logits of split fp8 pieces
+  std::vector<double> s_amax_, o_amax_;              // by part; by piece
 };
 
 // ------------------------------------------------------------------------------------ backward
@@ -219,7 +256,7 @@ class Backward {
     // The blocks of a group are dealt to its splits in turn, which balances causal masks.
     const int64_t splits = n ? std::max<int64_t>(1, kEnough / 2 / n) : 1;
     if (splits == 1)
-      parallel_for(n, [&](int64_t i) { group(i, 1); });
+      view_.parallel_for(n, [&](int64_t i) { group(i, 1); });
     else
       for (int64_t i = 0; i < n; ++i) group(i, splits);
     finish();
@@ -245,7 +282,7 @@ class Backward {
     splits = std::clamp<int64_t>(g.blocks(), 1, splits);
     const Buffer<Real> memory(size * splits);
     std::vector<Found> found(static_cast<size_t>(splits));
-    parallel_for(splits, [&](int64_t part) {
+    view_.parallel_for(splits, [&](int64_t part) {
       found[static_cast<size_t>(part)] = blocks(g, part, splits, memory.get() + part * size);
     });
     for (int64_t part = 1; part < splits; ++part)
@@ -303,7 +340,7 @@ class Backward {
     if (shape.elements() == 0) return;
     const bool one_row = view_.p.bias_broadcast & TEA_BROADCAST_ROW;
     const int64_t strips = one_row ? 1 : (view_.size.max_q + kRows - 1) / kRows;
-    parallel_for(shape.size[0] * shape.size[1] * strips, [&](int64_t i) {
+    view_.parallel_for(shape.size[0] * shape.size[1] * strips, [&](int64_t i) {
       const int64_t strip = i % strips, head = i / strips % shape.size[1];
       bias_strip(shape, i / strips / shape.size[1], head, strip * kRows);
     });
@@ -358,12 +395,13 @@ class Backward {
 template <class Real>
 struct Flash : Executable {
   Problem problem;
-  const Kernels<Real>& kernels;
-  Flash(const Problem& p, const Kernels<Real>& k) : problem(p), kernels(k) {}
+  const Kernels<Real>&kernels, &few;
+  Flash(const Problem& p, const Kernels<Real>& k, const Kernels<Real>& f)
+      : problem(p), kernels(k), few(f) {}
 
   void forward(const Run& run) const override {
     const View view(problem, run);
-    Forward<Real>{view, kernels}();
+    Forward<Real>{view, kernels, few}();
   }
   void backward(const Run& run) const override {
     const View view(problem, run);
@@ -377,8 +415,10 @@ Attempt plan_with(const InstructionSet& set, const Problem& problem, const Devic
   TEA_REFUSE_IF(!device.is_host(), "device is a GPU; it runs on the host");
   TEA_REFUSE_IF(!set.available(), "this processor lacks the instructions");
   if (set.others && problem.dtype != TEA_BF16) return plan_with(*set.others, problem, device);
-  if (problem.dtype == TEA_FP64) return std::make_unique<Flash<double>>(problem, *set.twice);
-  return std::make_unique<Flash<float>>(problem, *set.single);
+  if (problem.dtype == TEA_FP64)
+    return std::make_unique<Flash<double>>(problem, *set.twice, *set.twice);
+  return std::make_unique<Flash<float>>(problem, *set.single,
+                                        *(set.others ? set.others : &set)->single);
 }
 
 Attempt plan_flash(const Problem& p, const Device& d) {

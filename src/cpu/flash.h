@@ -4,13 +4,12 @@
 #include <cstddef>
 
 #include "core/engine.h"
-#include "cpu/blocks.h"
 #include "cpu/reference.h"
+#include "cpu/schedule.h"
 
 namespace tea::cpu {
 
-inline constexpr int kCols = 64;  // keys of a tile
-inline constexpr int kPad = 16;   // rows are padded to whole vectors and tiles of any width
+inline constexpr int kPad = 16;  // rows are padded to whole vectors and tiles of any width
 
 constexpr int64_t padded(int64_t dim) { return (dim + kPad - 1) / kPad * kPad; }
 
@@ -58,7 +57,18 @@ struct Kernels {
   // Writes dK or dV of one head from [length][padded dim], which it may overwrite. Returns the
   // largest magnitude (FP8 only).
   double (*store_keys)(const View&, tea_tensor, tea_tensor scale, const Group&, Real* rows);
+  // Blocks of few rows, where there are functions for them: the logits over `columns` into
+  // s[row][few_stride(columns)] and their maxima; then, with out.max as large or larger, the rest
+  // of what `attend` does.
+  void (*few_scores)(const View&, const RowBlock&, Columns columns, Real* s, Real* max,
+                     Real* scratch) = nullptr;
+  double (*few_values)(const View&, const RowBlock&, Columns columns, Real* s, Partial<Real> out,
+                       Real* scratch) = nullptr;
 };
+constexpr int64_t few_stride(Columns columns) {
+  return columns.begin < columns.end ? (columns.end - columns.begin + kCols - 1) / kCols * kCols
+                                     : 0;
+}
 inline constexpr int64_t kPackedKeys = 256;
 
 template <class Real>
@@ -72,7 +82,7 @@ struct InstructionSet {
   bool (*available)();
   const Kernels<float>* single;
   const Kernels<double>* twice;
-  const InstructionSet* others = nullptr;  // for what is not bf16, if this set is for bf16 only
+  const InstructionSet* others = nullptr;  // for few rows and what is not bf16, if need be
 };
 extern const InstructionSet kAmx, kAvx512, kAvx2, kGeneric;
 

@@ -9,6 +9,9 @@
 #define TEA_MULTIPLY_EVEN(a, b) ((VQ)_mm256_mul_epu32((__m256i)(a), (__m256i)(b)))
 #define TEA_WIDEN_FP16(from, to) \
   _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from))))
+#define TEA_HALVES_TO_FLOATS(x) ((VF)_mm256_cvtph_ps((__m128i)(x)))
+#define TEA_U16_TO_U32(x) ((VU)_mm256_cvtepu16_epi32((__m128i)(x)))
+#define TEA_I8_TO_I16(x) ((VH)_mm_cvtepi8_epi16(_mm_set1_epi64((__m64)(x))))
 
 namespace tea::cpu {
 namespace {
@@ -18,6 +21,7 @@ constexpr int kBytes = 32, kTall = 6, kStrip = 2;
 #include "cpu/simd.h"
 #include "cpu/tile.h"
 #include "cpu/flash_kernel.h"
+#include "cpu/decode_kernel.h"
 // clang-format on
 }  // namespace
 }  // namespace tea::cpu

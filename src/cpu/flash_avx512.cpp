@@ -9,6 +9,9 @@
 #define TEA_MULTIPLY_EVEN(a, b) ((VQ)_mm512_maskz_mul_epu32(0xFF, (__m512i)(a), (__m512i)(b)))
 #define TEA_WIDEN_FP16(from, to) \
   _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from))))
+#define TEA_HALVES_TO_FLOATS(x) ((VF)_mm512_maskz_cvtph_ps(0xFFFF, (__m256i)(x)))
+#define TEA_U16_TO_U32(x) ((VU)_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)(x)))
+#define TEA_I8_TO_I16(x) ((VH)_mm256_cvtepi8_epi16((__m128i)(x)))
 
 namespace tea::cpu {
 namespace {
@@ -18,6 +21,7 @@ constexpr int kBytes = 64, kTall = 6, kStrip = 4;
 #include "cpu/simd.h"
 #include "cpu/tile.h"
 #include "cpu/flash_kernel.h"
+#include "cpu/decode_kernel.h"
 // clang-format on
 }  // namespace
 }  // namespace tea::cpu

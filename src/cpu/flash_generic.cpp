@@ -12,6 +12,7 @@ constexpr int kBytes = 16, kTall = 4, kStrip = 2;
 #include "cpu/simd.h"
 #include "cpu/tile.h"
 #include "cpu/flash_kernel.h"
+#include "cpu/decode_kernel.h"
 // clang-format on
 bool available() { return true; }
 }  // namespace

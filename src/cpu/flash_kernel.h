@@ -137,14 +137,8 @@ class Tile {
       row_[lane] = block_.row[lane] + view_.origin[2];
       aligned_[lane] = block_.row[lane] + delta_row - view_.origin[3];
       stream_[lane] = dropout_stream(block_.group.b + view_.origin[0], h + view_.origin[1]);
-      slope_[lane] = static_cast<Real>(slope(h));
+      slope_[lane] = static_cast<Real>(view_.slope(block_.group.b, h));
     }
-  }
-
-  double slope(int64_t h) const {
-    if (p_.alibi == TEA_ALIBI_STANDARD) return alibi_slope(h, p_.heads_q);
-    if (p_.alibi == TEA_ALIBI_NONE) return 0;
-    return double{view_.run.as<const float>(TEA_SLOPES)[block_.group.b * view_.size.slopes + h]};
   }
 
   // Keys or values of the tile: where they lie if they are Reals at a constant distance, else in

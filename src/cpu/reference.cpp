@@ -82,7 +82,7 @@ void for_each_item(const View& view, Body&& body) {
 class Head {
  public:
   Head(const View& view, const Item& item, int64_t head)
-      : h(head), view_(view), p_(view.p), item_(item), slope_(slope()) {}
+      : h(head), view_(view), p_(view.p), item_(item), slope_(view.slope(item.b, head)) {}
 
   const int64_t h;
 
@@ -129,12 +129,6 @@ class Head {
     const tea_bias_strides& s = view_.size.bias;
     return load_real(view_.run.tensor[TEA_BIAS], p_.bias_type(),
                      item_.b * s.batch + h * s.head + i * s.row + j * s.col);
-  }
-
-  double slope() const {
-    if (p_.alibi == TEA_ALIBI_STANDARD) return alibi_slope(h, p_.heads_q);
-    if (p_.alibi == TEA_ALIBI_NONE) return 0;
-    return double{view_.run.as<const float>(TEA_SLOPES)[item_.b * view_.size.slopes + h]};
   }
 
   const View& view_;

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdio>
 #include <filesystem>
+#include <thread>
 
 #include "core/plan.h"
 #include "cpu/flash.h"
@@ -47,6 +48,26 @@ TEST(Flash, FewRowsAndManyKeys) {
       expect_right(std::string("dtype=fp16 heads_q=8 heads_kv=1 dim_qk=64 batch=1 seqlen_q=1 "
                                "seqlen_kv=3000 ") +
                    options + " | seed=4 values=" + values);
+}
+
+// The kernel of few rows: every type, every number of rows up to the change to tiles, in every form
+// and layout, with head dimensions that end within a vector.
+TEST(Flash, FewRowsOfEveryKind) {
+  for (const char* type : {"bf16", "fp16", "fp32", "e4m3 scales", "e5m2 scales", "fp64"})
+    for (const int rows : {1, 2, 3, 7, 16, 17}) {
+      const std::string name(type, 4), fp8 = std::string(type).size() > 4 ? " scales=own" : "";
+      const std::string head = "dtype=" + name +
+                               " heads_kv=1 outputs=lse+max heads_q=" + std::to_string(rows) +
+                               " causal=1 bottom_right=1 ";
+      expect_right(head +
+                   "dim_qk=72 dim_v=40 batch=1 seqlen_q=1 seqlen_kv=1500 bias=pre_scale "
+                   "softcap=9 alibi=standard | seed=5 layout=odd" +
+                   fp8);
+      expect_right(head +
+                   "dim_qk=64 kv_form=paged page_size=7 seqlen_q=1 window_left=900 | "
+                   "lens_kv=3000,5,600 seed=6" +
+                   fp8);
+    }
 }
 
 // Only dsink needs the sink in backward: LSE holds it already.
@@ -113,6 +134,63 @@ TEST(Flash, PackedHeadsOfOneGroupShareABlock) {
       "seqlen_kv=90 causal=1 bottom_right=1 softmax=learnable | seed=5 values=randn");
 }
 
+using ParallelFor = std::remove_pointer_t<tea_parallel_for>;
+void serial(void* calls, int64_t count, void (*body)(void*, int64_t), void* argument) {
+  ++*static_cast<int*>(calls);
+  for (int64_t i = 0; i < count; ++i) body(argument, i);
+}
+void reversed(void* calls, int64_t count, void (*body)(void*, int64_t), void* argument) {
+  ++*static_cast<int*>(calls);
+  for (int64_t i = count; i-- > 0;) body(argument, i);
+}
+void one_thread_each(void* calls, int64_t count, void (*body)(void*, int64_t), void* argument) {
+  ++*static_cast<int*>(calls);
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i < count; ++i) threads.emplace_back(body, argument, i);
+  for (std::thread& t : threads) t.join();
+}
+
+// Splits, merges, bias strips and decoding, fp8 too.
+constexpr const char* kManyPieces[] = {
+    "dtype=fp32 training=1 heads_q=4 heads_kv=2 dim_qk=32 batch=2 seqlen_q=200 seqlen_kv=300 "
+    "causal=1 bias=post_scale bias_broadcast=batch softmax=learnable dropout=0.1 | seed=1",
+    "dtype=bf16 training=1 heads_q=4 heads_kv=2 dim_qk=72 batch=2 seqlen_q=200 seqlen_kv=300 "
+    "causal=1 bottom_right=1 softcap=20 | seed=3",
+    "dtype=bf16 heads_q=8 heads_kv=1 dim_qk=64 batch=1 seqlen_q=1 seqlen_kv=5000 outputs=lse | "
+    "seed=2",
+    "dtype=e4m3 heads_q=8 heads_kv=2 dim_qk=64 batch=1 seqlen_q=1 seqlen_kv=3000 | seed=3 "
+    "scales=own",
+    "dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 batch=1 seqlen_q=40 seqlen_kv=3000 outputs=max | "
+    "seed=4"};
+
+// Every output of a case, on the caller's threads if there are such.
+std::vector<uint8_t> bytes_of(const char* line, const char* engine, ParallelFor* on = nullptr) {
+  kit::Inputs inputs(kit::Case::parse(line));
+  inputs.fill(kit::Poison::kNan);
+  const PlanRef plan = planner().plan(inputs.problem(), kHost, engine);
+  tea_run run = inputs.run(0);
+  int calls = 0;
+  if (on) run.parallel_for = on, run.parallel_context = &calls;
+  forward(*plan, &run);
+  if (plan->problem.training) backward(*plan, &run);
+  EXPECT_EQ(calls > 0, on != nullptr) << engine;
+  std::vector<uint8_t> out = inputs.output_bytes(kit::Written::kForward);
+  if (plan->problem.training)
+    for (const uint8_t byte : inputs.output_bytes(kit::Written::kBackward)) out.push_back(byte);
+  return out;
+}
+
+TEST(Flash, ComputesTheSameOnTheThreadsOfTheCaller) {
+  for (const std::string& engine : kit::host_engines()) {
+    if (engine == "reference") continue;  // it has no work to share
+    for (const char* line : kManyPieces) {
+      const std::vector<uint8_t> own = bytes_of(line, engine.c_str());
+      for (ParallelFor* on : {serial, reversed, one_thread_each})
+        EXPECT_EQ(bytes_of(line, engine.c_str(), on), own) << engine << ": " << line;
+    }
+  }
+}
+
 // The same bits with one thread and with many: the child processes print a digest of their outputs.
 TEST(Flash, ResultsDoNotDependOnTheNumberOfThreads) {
   const auto digest = [](const char* threads) {
@@ -130,27 +208,10 @@ TEST(Flash, ResultsDoNotDependOnTheNumberOfThreads) {
   for (const char* threads : {"2", "3", "8"}) EXPECT_EQ(digest(threads), one) << threads;
 }
 
-// A digest of every output of a few problems that are cut into pieces, splits and bias strips.
 uint64_t digest_of_outputs() {
   uint64_t digest = 14695981039346656037u;
-  for (const char* line :
-       {"dtype=fp32 training=1 heads_q=4 heads_kv=2 dim_qk=32 batch=2 seqlen_q=200 seqlen_kv=300 "
-        "causal=1 bias=post_scale bias_broadcast=batch softmax=learnable dropout=0.1 | seed=1 "
-        "values=randn",
-        "dtype=bf16 training=1 heads_q=4 heads_kv=2 dim_qk=72 batch=2 seqlen_q=200 seqlen_kv=300 "
-        "causal=1 bottom_right=1 softcap=20 | seed=3 values=randn",
-        "dtype=bf16 heads_q=8 heads_kv=1 dim_qk=64 batch=1 seqlen_q=1 seqlen_kv=5000 outputs=lse | "
-        "seed=2 values=randn"}) {
-    kit::Inputs inputs(kit::Case::parse(line));
-    inputs.fill(kit::Poison::kNan);
-    const PlanRef plan = planner().plan(inputs.problem(), kHost, "cpu");
-    const tea_run& run = inputs.run(0);
-    forward(*plan, &run);
-    if (plan->problem.training) backward(*plan, &run);
-    for (const kit::Written direction : {kit::Written::kForward, kit::Written::kBackward})
-      for (const uint8_t byte : inputs.output_bytes(direction))
-        digest = (digest ^ byte) * 1099511628211u;
-  }
+  for (const char* line : kManyPieces)
+    for (const uint8_t byte : bytes_of(line, "cpu")) digest = (digest ^ byte) * 1099511628211u;
   return digest;
 }
 

@@ -1,0 +1,393 @@
+// Attention of few rows to many keys: decoding. Lanes lie across the head dimension, so that K and
+// V are read once, as they lie, for all rows of a kv head, and no lane is idle. Included once per
+// instruction set, after flash_kernel.h.
+//
+// Scores: s = q.k for a tile of keys after the other; then scale, bias, cap, ALiBi, mask and
+// maximum of each row. Values: P = exp(s - max) and its sum; then O += P V, again tile by tile.
+#pragma once
+
+typedef uint16_t VH __attribute__((vector_size(kBytes / 2)));
+typedef int8_t VB __attribute__((vector_size(kBytes / 4)));
+
+inline constexpr int kVector = kLanes<float>;
+inline constexpr int kLine = 64;  // bytes of a cache line
+inline constexpr int kHeld = 4;   // rows whose sums are in registers at a time
+
+constexpr bool is_e4m3(int32_t dtype) { return dtype == TEA_E4M3; }
+// E4M3 becomes half by its bits, whose exponent is biased by 8 more.
+constexpr float unit_of(int32_t dtype) { return is_e4m3(dtype) ? 256 : 1; }
+
+template <class Vec>
+TEA_WORD Vec read(const char* from) {
+  Vec v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+
+#ifndef TEA_HALVES_TO_FLOATS  // a set without instructions for it
+#define TEA_HALVES_TO_FLOATS(x) from_halves(x)
+#define TEA_U16_TO_U32(x) __builtin_convertvector(x, VU)
+#define TEA_I8_TO_I16(x) __builtin_convertvector(x, VH)
+TEA_WORD VF from_halves(VH halves) {
+  VF out{};
+  for (int i = 0; i < kVector; ++i) out[i] = fp16_decode(halves[i]);
+  return out;
+}
+#endif
+
+// kVector elements as floats, in units of unit_of(T).
+template <int32_t T>
+TEA_WORD VF widen(const char* from) {
+  if constexpr (T == TEA_FP32) {
+    return read<VF>(from);
+  } else if constexpr (T == TEA_BF16) {
+    return (VF)(TEA_U16_TO_U32(read<VH>(from)) << 16);
+  } else if constexpr (T == TEA_FP16) {
+    return TEA_HALVES_TO_FLOATS(read<VH>(from));
+  } else {
+    const VH code = TEA_I8_TO_I16(read<VB>(from));
+    if constexpr (T == TEA_E5M2) return TEA_HALVES_TO_FLOATS(code << 8);
+    // The sign is above the exponent's highest bit, which only the NaN, all ones, turns on.
+    const VH half = code << 7, top = (half & 0x3F80) + 0x80;
+    return TEA_HALVES_TO_FLOATS((half & 0xBFFF) | (top & 0x4000));
+  }
+}
+
+template <int32_t T>
+inline constexpr int64_t kElementBytes = T == TEA_FP32                    ? 4
+                                         : T == TEA_FP16 || T == TEA_BF16 ? 2
+                                                                          : 1;
+
+// The elements of a row from `at` on. The last vector may reach beyond the row, where it is zero.
+template <int32_t T>
+TEA_WORD VF elements(const char* row, int64_t at) {
+  return widen<T>(row + at * kElementBytes<T>);
+}
+template <int32_t T>
+TEA_WORD VF last_elements(const char* row, int64_t at, int64_t dim) {
+  constexpr int64_t bytes = kElementBytes<T>;
+  char rest[kVector * bytes] = {};
+  std::memcpy(rest, row + at * bytes, static_cast<size_t>((dim - at) * bytes));
+  return widen<T>(rest);
+}
+
+// From two vectors the sums of both halves of each block of 2 n lanes: a's, then b's.
+template <int n, int... lane>
+TEA_WORD VF fold(VF a, VF b, std::integer_sequence<int, lane...>) {
+  return __builtin_shufflevector(a, b, (lane % (2 * n) < n ? lane : lane - n + kVector)...) +
+         __builtin_shufflevector(a, b, (lane % (2 * n) < n ? lane + n : lane + kVector)...);
+}
+
+// Lane i of the result: the sum of the lanes of v[i].
+template <int n = kVector / 2>
+TEA_WORD VF sums_of_lanes(VF* v) {
+  for (int i = 0; i < n; ++i)
+    v[i] = fold<n>(v[i], v[i + n], std::make_integer_sequence<int, kVector>{});
+  if constexpr (n == 1)
+    return v[0];
+  else
+    return sums_of_lanes<n / 2>(v);
+}
+
+// x >= 0 as an fp8 type holds it: to nearest even, saturated; NaN stays.
+TEA_WORD VF rounded_to_fp8(VF x, int32_t dtype) {
+  const int dropped = is_e4m3(dtype) ? 20 : 21;                    // bits of the significand
+  const VF smallest = splat(is_e4m3(dtype) ? 0x1p-6f : 0x1p-14f);  // of full precision
+  const VF magic = splat(is_e4m3(dtype) ? 0x1.8p14f : 0x1.8p7f);   // its last bit is a subnormal's
+  const VU bits = (VU)x, half = VU{} + ((1u << (dropped - 1)) - 1);
+  const VU normal = (bits + half + (bits >> dropped & 1)) >> dropped << dropped;
+  const VF rounded = x < smallest ? (x + magic) - magic : (VF)normal;
+  return x == x ? at_most(rounded, splat(is_e4m3(dtype) ? 448.0f : 57344.0f)) : x;
+}
+
+template <int32_t T>
+void fetch(const char* row, int64_t dim) {
+  for (int64_t at = 0; at < dim * kElementBytes<T>; at += kLine) __builtin_prefetch(row + at);
+}
+
+template <class Body>
+void with_type(int32_t dtype, Body&& body) {
+  switch (dtype) {
+    case TEA_FP32:
+      return body(std::integral_constant<int32_t, TEA_FP32>{});
+    case TEA_BF16:
+      return body(std::integral_constant<int32_t, TEA_BF16>{});
+    case TEA_FP16:
+      return body(std::integral_constant<int32_t, TEA_FP16>{});
+    case TEA_E4M3:
+      return body(std::integral_constant<int32_t, TEA_E4M3>{});
+    default:
+      return body(std::integral_constant<int32_t, TEA_E5M2>{});
+  }
+}
+
+// Rows in the largest groups that their sums fit.
+template <class Body>
+void by_rows(int count, Body&& body) {
+  int row = 0;
+  for (; row + kHeld <= count; row += kHeld) body(row, std::integral_constant<int, kHeld>{});
+  for (; row + 2 <= count; row += 2) body(row, std::integral_constant<int, 2>{});
+  for (; row < count; ++row) body(row, std::integral_constant<int, 1>{});
+}
+
+// The rows of a block over some of its keys.
+class FewRows {
+ public:
+  FewRows(const View& view, const RowBlock& block, Columns columns, float* s, float* scratch)
+      : view_(view),
+        p_(view.p),
+        block_(block),
+        columns_(columns),
+        stride_(few_stride(columns)),
+        dk_(padded(p_.dim_qk)),
+        dv_(padded(p_.v_dim())),
+        s_(s),
+        q_(scratch),
+        o_(scratch + kFewRows * dk_) {
+    for (int lane = 0; lane < block.count; ++lane)
+      slope_[lane] = static_cast<float>(view.slope(block.group.b, block.head[lane]));
+  }
+
+  void scores(float* max) const {
+    load_queries();
+    const RowsOf of = view_.rows(TEA_K);
+    each_tile(of, [&](const Keys& keys, const Keys& ahead, int64_t n, int64_t j0) {
+      with_type(of.dtype, [&](auto type) {
+        by_rows(block_.count, [&](int row, auto held) {
+          constexpr int64_t at_once = kVector / held;
+          for (int64_t j = 0; j < n; j += at_once) {
+            if (row == 0)
+              for (int64_t i = j; i < j + at_once; ++i) fetch<type>(ahead[i], p_.dim_qk);
+            dot_products<type, held>(q_ + row * dk_, keys + j, s_ + row * stride_ + j0 + j);
+          }
+        });
+      });
+    });
+    for (int lane = 0; lane < kRows; ++lane)
+      max[lane] = lane < block_.count ? finish_scores(lane) : -kInfinity;
+  }
+
+  // Returns the largest P.
+  double values(Partial<float> out) const {
+    float amax = 0;
+    for (int lane = 0; lane < kRows; ++lane)
+      out.sum[lane] = lane < block_.count ? exponentials(lane, out.max[lane], &amax) : 0;
+    for (int64_t i = 0; i < block_.count * dv_; ++i) o_[i] = 0;
+    const RowsOf of = view_.rows(TEA_V);
+    each_tile(of, [&](const Keys& keys, const Keys& ahead, int64_t n, int64_t j0) {
+      with_type(of.dtype, [&](auto type) {
+        by_rows(block_.count,
+                [&](int row, auto held) { products<type, held>(row, keys, ahead, n, j0); });
+      });
+    });
+    const auto unit = static_cast<float>(scale_inv(TEA_V_SCALE_INV)) * unit_of(of.dtype);
+    for (int lane = 0; lane < block_.count; ++lane)
+      for (int64_t d = 0; d < p_.v_dim(); ++d) out.o[d * kRows + lane] = o_[lane * dv_ + d] * unit;
+    return static_cast<double>(amax);
+  }
+
+ private:
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+  double scale_inv(tea_tensor t) const { return view_.scalar(t, TEA_Q_SCALE_INV); }
+
+  void load_queries() const {
+    const RowsOf of = view_.rows(TEA_Q);
+    const double scale = view_.scalar(TEA_Q_SCALE_INV);
+    for (int lane = 0; lane < block_.count; ++lane) {
+      float* to = q_ + lane * dk_;
+      for (int64_t i = 0; i < dk_; ++i) to[i] = 0;
+      if (block_.sees(lane))
+        load_row(view_.address(of, block_.at(lane)), of.dtype, p_.dim_qk, scale, to);
+    }
+  }
+
+  // Where the keys of a tile begin. Lists go on with the last one, to be read by whole vectors.
+  using Keys = const char * [kCols + kVector];
+
+  void find(const RowsOf& of, int64_t j0, int64_t n, Keys& keys) const {
+    const Group& g = block_.group;
+    const int64_t row_bytes = of.stride.seq * dtype_bytes(of.dtype);
+    for (int64_t j = 0, run; j < n; j += run) {
+      run = of.form == TEA_PAGED ? std::min(n - j, of.page_size - (j0 + j) % of.page_size) : n;
+      const auto* at = static_cast<const char*>(view_.address(of, {g.kv, g.b, g.kv_head, j0 + j}));
+      for (int64_t i = 0; i < run; ++i) keys[j + i] = at + i * row_bytes;
+    }
+    for (int64_t j = n; j < kCols + kVector; ++j) keys[j] = keys[n - 1];
+  }
+
+  // Calls body(keys of the tile, keys of the next, how many, the first one's place in columns_).
+  // The next ones are fetched meanwhile: rows are rarely neighbours, so the processor cannot guess.
+  template <class Body>
+  void each_tile(const RowsOf& of, Body&& body) const {
+    Keys lists[2];
+    int64_t n = std::min<int64_t>(kCols, columns_.end - columns_.begin), next = 0;
+    if (n > 0) find(of, columns_.begin, n, lists[0]);
+    for (int64_t j0 = columns_.begin, i = 0; j0 < columns_.end; j0 += kCols, n = next, ++i) {
+      Keys &keys = lists[i & 1], &ahead = lists[(i + 1) & 1];
+      next = std::min<int64_t>(kCols, columns_.end - j0 - kCols);
+      if (next > 0) find(of, j0 + kCols, next, ahead);
+      body(keys, next > 0 ? ahead : keys, n, j0 - columns_.begin);
+    }
+  }
+
+  // M rows by kVector / M keys.
+  template <int32_t T, int M>
+  void dot_products(const float* q, const char* const* keys, float* s) const {
+    constexpr int N = kVector / M;
+    VF sum[kVector];
+    for (VF& x : sum) x = VF{};
+    const auto add = [&](int64_t d, auto&& key) {
+      VF left[M];
+      for (int m = 0; m < M; ++m) left[m] = load(q + m * dk_ + d);
+      for (int n = 0; n < N; ++n) {
+        const VF right = key(n);
+        for (int m = 0; m < M; ++m) sum[m * N + n] += left[m] * right;
+      }
+    };
+    const int64_t dim = p_.dim_qk;
+    int64_t d = 0;
+    for (; d + kVector <= dim; d += kVector) add(d, [&](int n) { return elements<T>(keys[n], d); });
+    if (d < dim) add(d, [&](int n) { return last_elements<T>(keys[n], d, dim); });
+    const VF all = sums_of_lanes(sum);
+    float lanes[kVector];
+    store(lanes, all);
+    for (int m = 0; m < M; ++m) std::memcpy(s + m * stride_, lanes + m * N, N * sizeof(float));
+  }
+
+  // From products to logits; returns their maximum.
+  float finish_scores(int lane) const {
+    float* row = s_ + lane * stride_;
+    const Columns& c = block_.columns[lane];
+    const int64_t begin = std::clamp<int64_t>(c.begin - columns_.begin, 0, stride_);
+    const int64_t end = std::clamp(std::min(c.end, columns_.end) - columns_.begin, begin, stride_);
+    for (int64_t j = begin / kVector * kVector; j < end; j += kVector)
+      store(row + j, logits(load(row + j), lane, j));
+    for (int64_t j = 0; j < begin; ++j) row[j] = -kInfinity;
+    for (int64_t j = end; j < stride_; ++j) row[j] = -kInfinity;
+    VF max = splat(-kInfinity);
+    for (int64_t j = 0; j < stride_; j += kVector) max = larger(load(row + j), max);
+    float high = max[0];
+    for (int i = 1; i < kVector; ++i) high = max[i] > high ? max[i] : high;
+    return high;
+  }
+
+  VF logits(VF x, int lane, int64_t j) const {
+    const auto unit = static_cast<float>(scale_inv(TEA_K_SCALE_INV)) * unit_of(p_.dtype);
+    const auto scale = static_cast<float>(p_.scale_value());
+    if (p_.is_fp8()) x *= unit;
+    if (p_.bias == TEA_BIAS_PRE_SCALE) x += bias(lane, j);
+    x *= scale;
+    if (p_.softcap > 0) x = hyperbolic_tangent(x / p_.softcap) * p_.softcap;
+    if (p_.bias == TEA_BIAS_POST_SCALE) x += bias(lane, j);
+    if (p_.alibi) x -= slope_[lane] * distances(lane, j);
+    return x;
+  }
+
+  VF bias(int lane, int64_t j) const {
+    const tea_bias_strides& st = view_.size.bias;
+    const Columns& c = block_.columns[lane];
+    const int64_t at =
+        block_.group.b * st.batch + block_.head[lane] * st.head + block_.row[lane] * st.row;
+    VF out{};
+    for (int i = 0; i < kVector; ++i) {
+      const int64_t column = columns_.begin + j + i;
+      if (c.begin <= column && column < c.end)
+        out[i] = static_cast<float>(
+            load_real(view_.run.tensor[TEA_BIAS], p_.bias_type(), at + column * st.col));
+    }
+    return out;
+  }
+
+  // |row + delta - column|; exact below 2^24.
+  VF distances(int lane, int64_t j) const {
+    const int64_t first = block_.row[lane] + block_.group.delta + view_.origin[2] -
+                          view_.origin[3] - columns_.begin - j;
+    VF out{};
+    for (int i = 0; i < kVector; ++i) out[i] = static_cast<float>(-i);
+    out += static_cast<float>(first);
+    return out < 0 ? -out : out;
+  }
+
+  // P in place of the logits, in fp8 as cast; returns the sum before the cast.
+  float exponentials(int lane, float max, float* amax) const {
+    float* row = s_ + lane * stride_;
+    const VF base = splat(max == -kInfinity ? 0 : max);
+    const auto scale = static_cast<float>(view_.scalar(TEA_S_SCALE)),
+               scale_inv = static_cast<float>(view_.scalar(TEA_S_SCALE_INV));
+    VF sum{}, high{};
+    for (int64_t j = 0; j < stride_; j += kVector) {
+      VF prob = exponential(load(row + j) - base);
+      sum += prob;
+      if (p_.is_fp8()) {
+        high = larger(prob, high);
+        prob = rounded_to_fp8(prob * scale, p_.dtype) * scale_inv;
+      }
+      store(row + j, prob);
+    }
+    float total = 0;
+    for (int i = 0; i < kVector; ++i) total += sum[i], *amax = std::fmax(*amax, high[i]);
+    return total;
+  }
+
+  template <int32_t T, int M>
+  void products(int row, const Keys& keys, const Keys& ahead, int64_t n, int64_t j0) const {
+    const int64_t wide = int64_t{kStrip} * kVector, dim = p_.v_dim();
+    const float* p = s_ + row * stride_ + j0;
+    int64_t d = 0;
+    const auto value = [&](int64_t j, int64_t at) {
+      if (row == 0 && (at - d) * kElementBytes<T> % kLine == 0)
+        __builtin_prefetch(ahead[j] + at * kElementBytes<T>);
+      return elements<T>(keys[j], at);
+    };
+    const auto last = [&](int64_t j, int64_t at) { return last_elements<T>(keys[j], at, dim); };
+    float* o = o_ + row * dv_;
+    for (; d + wide <= dim; d += wide) product<M, kStrip>(p, n, d, o, value);
+    for (; d + kVector <= dim; d += kVector) product<M, 1>(p, n, d, o, value);
+    if (d < dim) product<M, 1>(p, n, d, o, last);
+  }
+
+  // O[M rows][N vectors from d on] += P V over n keys.
+  template <int M, int N, class Value>
+  void product(const float* p, int64_t n, int64_t d, float* o, Value value) const {
+    VF sum[M][N];
+    for (auto& line : sum)
+      for (VF& x : line) x = VF{};
+    for (int64_t j = 0; j < n; ++j) {
+      VF right[N];
+      for (int i = 0; i < N; ++i) right[i] = value(j, d + i * kVector);
+      for (int m = 0; m < M; ++m) {
+        const VF left = splat(p[m * stride_ + j]);
+        for (int i = 0; i < N; ++i) sum[m][i] += left * right[i];
+      }
+    }
+    for (int m = 0; m < M; ++m)
+      for (int i = 0; i < N; ++i) {
+        float* at = o + m * dv_ + d + i * kVector;
+        store(at, load(at) + sum[m][i]);
+      }
+  }
+
+  const View& view_;
+  const Problem& p_;
+  const RowBlock& block_;
+  const Columns columns_;
+  const int64_t stride_, dk_, dv_;
+  float *s_, *q_, *o_;  // [row][key of columns_]: scores, then P; [row][dim]
+  float slope_[kFewRows];
+};
+
+void few_scores(const View& view, const RowBlock& block, Columns columns, float* s, float* max,
+                float* scratch) {
+  FewRows(view, block, columns, s, scratch).scores(max);
+}
+
+double few_values(const View& view, const RowBlock& block, Columns columns, float* s,
+                  Partial<float> out, float* scratch) {
+  return FewRows(view, block, columns, s, scratch).values(out);
+}
+
+template <>
+constexpr Kernels<float> kKernels<float>{scratch_reals<float>, nullptr,       nullptr,
+                                         attend<float>,        finish<float>, backward<float>,
+                                         store_keys<float>,    few_scores,    few_values};
