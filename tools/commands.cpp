@@ -15,6 +15,7 @@
 #include "json.h"
 #include "kit/check.h"
 #include "kit/draw.h"
+#include "progress.h"
 
 namespace tea::tool {
 namespace {
@@ -93,8 +94,13 @@ void print_report(const kit::Report& report) {
   if (!report.ok()) std::printf("%s", report.text().c_str());
 }
 
-uint64_t count_of(const std::string& text) {
-  const bool digits = !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+uint64_t count_of(const Options& options) {
+  const std::string& text = options.argument;
+  TEA_REQUIRE(text.empty() != (options.count == 0), "COUNT",
+              text.empty() ? "missing" : "given twice",
+              "a number of cases after fuzz, or --count with it");
+  if (text.empty()) return options.count;
+  const bool digits = text.find_first_not_of("0123456789") == text.npos;
   TEA_REQUIRE(digits && text.size() < 19, "COUNT", "\"" + text + "\"", "a number of cases");
   return std::stoull(text);
 }
@@ -164,7 +170,10 @@ int explain(const Options& options) {
 }
 
 int check(const Options& options) {
-  const kit::Case c = kit::Case::parse(options.argument);
+  const bool replays = options.replay.has_value();
+  TEA_REQUIRE(replays == options.argument.empty(), "CASE", replays ? "given twice" : "missing",
+              "a case in words, or --replay with its seed");
+  const kit::Case c = replays ? kit::draw(*options.replay) : kit::Case::parse(options.argument);
   c.problem.check();
   const kit::Report report = kit::check(c, options.engine, {options.device});
   if (options.json)
@@ -177,7 +186,8 @@ int check(const Options& options) {
 // A random case by the engine that was asked for. What no engine of the device takes on is counted
 // by itself; only double precision may be, unless the engine was named.
 int fuzz(const Options& options) {
-  const uint64_t count = count_of(options.argument);
+  const uint64_t count = count_of(options);
+  Progress progress(count);
   std::atomic<uint64_t> next{0}, done{0}, failed{0}, refused{0};
   std::atomic<bool> lost{false};
   std::mutex mutex;
@@ -186,14 +196,16 @@ int fuzz(const Options& options) {
     if (options.json)
       std::printf("%s\n", report_json(report).c_str());
     else
-      std::printf("seed %llu\n%s", static_cast<unsigned long long>(seed), report.text().c_str());
+      std::printf("seed %llu (te-attn check --replay %llu)\n%s",
+                  static_cast<unsigned long long>(seed), static_cast<unsigned long long>(seed),
+                  report.text().c_str());
     std::fflush(stdout);
   };
   const auto work = [&] {
     for (uint64_t i; !lost && (i = next++) < count;) {
-      const kit::Case c = kit::draw(options.first + i);
+      const kit::Case c = kit::draw(options.seed + i);
       const kit::Report report = kit::check(c, options.engine, {options.device});
-      ++done;
+      progress.at(++done, failed);
       const bool may_refuse =
           options.device != kHost && (c.problem.dtype == TEA_FP64 || !options.engine.empty());
       if (report.ok()) continue;
@@ -203,7 +215,7 @@ int fuzz(const Options& options) {
       }
       ++failed;
       if (report.lost) lost = true;
-      print(options.first + i, report);
+      print(options.seed + i, report);
     }
   };
   std::vector<std::thread> threads;

@@ -2,16 +2,19 @@
 // problem that no engine runs or a result that is wrong. Mistakes of the user throw Error (code 2).
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace tea::tool {
 
 struct Options {
-  std::string argument;  // the problem, the case or the count
+  std::string argument;  // the problem or the case
   std::string engine;    // empty: the one that the library chooses
   bool json = false;
   int device = -1;
-  uint64_t first = 1;  // seed of the first random case
+  uint64_t count = 0;              // random cases
+  uint64_t seed = 1;               // of the first one
+  std::optional<uint64_t> replay;  // the seed of one random case, instead of a case in words
 };
 
 int info(const Options& options);

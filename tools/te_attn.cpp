@@ -14,7 +14,7 @@ using tea::tool::Options;
 
 struct Command {
   std::string_view name;
-  const char* argument;  // or NULL
+  const char* argument;  // or NULL; in brackets if an option may stand for it
   const char* meaning;
   int (*run)(const Options&);
 };
@@ -23,9 +23,10 @@ constexpr Command kCommands[] = {
     {"info", nullptr, "the version, the engines, the CPU, the settings", tea::tool::info},
     {"explain", "PROBLEM", "which engine would run it, and why the others would not",
      tea::tool::explain},
-    {"check", "CASE", "run it and compare every output with the float64 oracle", tea::tool::check},
+    {"check", "[CASE]", "run it and compare every output with the float64 oracle",
+     tea::tool::check},
     {"time", "CASE", "median time of forward and backward", tea::tool::time},
-    {"fuzz", "COUNT", "check so many random cases", tea::tool::fuzz},
+    {"fuzz", "[COUNT]", "check so many random cases", tea::tool::fuzz},
 };
 
 void print_usage(std::FILE* to) {
@@ -37,7 +38,9 @@ void print_usage(std::FILE* to) {
       to,
       "\n  --engine NAME   run on this engine\n"
       "  --device N      on GPU N (default: the host)\n"
-      "  --first SEED    the first seed of fuzz (default: 1)\n"
+      "  --count N       so many random cases, likewise\n"
+      "  --seed SEED     of the first random case; each is one integer (default: 1)\n"
+      "  --replay SEED   check the random case of this seed\n"
       "  --json          one JSON object per line\n\n"
       "PROBLEM: \"dtype=bf16 batch=2 heads_q=8 heads_kv=2 dim_qk=64 seqlen_q=128 "
       "seqlen_kv=128 causal=1\"\n"
@@ -79,19 +82,23 @@ Options options_of(const Command& command, int argc, char** argv) {
       out.engine = value();
     } else if (word == "--device") {
       out.device = number<int>(word, value());
-    } else if (word == "--first") {
-      out.first = number<uint64_t>(word, value());
+    } else if (word == "--count") {
+      out.count = number<uint64_t>(word, value());
+    } else if (word == "--seed") {
+      out.seed = number<uint64_t>(word, value());
+    } else if (word == "--replay") {
+      out.replay = number<uint64_t>(word, value());
     } else {
       TEA_REQUIRE(!word.starts_with("--"), "option", "\"" + word + "\"",
-                  "--engine, --device, --first or --json");
+                  "--engine, --device, --count, --seed, --replay or --json");
       TEA_REQUIRE(command.argument && !has_argument, "argument", "\"" + word + "\"",
                   command.argument ? "only one (quote it)" : "none for this command");
       out.argument = word;
       has_argument = true;
     }
   }
-  TEA_REQUIRE(!command.argument || has_argument, command.argument ? command.argument : "",
-              "missing", "it after the command");
+  const bool optional = !command.argument || command.argument[0] == '[';
+  TEA_REQUIRE(optional || has_argument, command.argument, "missing", "it after the command");
   return out;
 }
 

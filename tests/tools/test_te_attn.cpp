@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <string>
 
+#include "kit/draw.h"
+
 namespace {
 
 constexpr const char* kProblem =
@@ -86,9 +88,15 @@ TEST(TeAttn, TimeMeasuresBothDirections) {
 }
 
 TEST(TeAttn, FuzzCountsWhatFails) {
-  EXPECT_EQ(te_attn("fuzz 5 --first 10").out, "0 of 5 cases failed, 0 refused\n");
+  EXPECT_EQ(te_attn("fuzz --count 5 --seed 10").out, "0 of 5 cases failed, 0 refused\n");
   EXPECT_EQ(te_attn("fuzz 5 --json --engine reference").out,
             "{\"cases\": 5, \"failed\": 0, \"refused\": 0}\n");
+}
+
+TEST(TeAttn, ReplayIsTheCaseOfOneSeed) {
+  const Outcome out = te_attn("check --json --replay 12");
+  EXPECT_EQ(out.code, 0);
+  EXPECT_TRUE(holds(out.out, "\"case\": \"" + tea::kit::draw(12).text() + "\"")) << out.out;
 }
 
 TEST(TeAttn, AProblemThatNoEngineRunsIsOne) {
@@ -113,20 +121,22 @@ TEST_P(TeAttnMistake, IsOneLineAndCodeTwo) {
 
 INSTANTIATE_TEST_SUITE_P(
     Arguments, TeAttnMistake,
-    testing::Values(Mistake{"", "COMMAND is missing"}, Mistake{"fly", "COMMAND is \"fly\""},
-                    Mistake{"check", "CASE is missing"}, Mistake{"info extra", "\"extra\""},
-                    Mistake{"check a b", "only one"}, Mistake{"info --loud", "\"--loud\""},
-                    Mistake{"check --engine", "--engine is without a value"},
-                    Mistake{"explain \"dtype=int8\" --device x", "--device is \"x\""},
-                    Mistake{"explain \"dtype=int8\"", "dtype=int8"},
-                    Mistake{"explain \"dtype=bf16 heads_q=0\"", "heads_q is 0"},
-                    Mistake{"check \"dtype=bf16 colour=1\"", "colour=1"},
-                    Mistake{"check \"dtype=bf16 heads_q=2 heads_kv=3 dim_qk=8\"", "heads_q is 2"},
-                    Mistake{"check \"dtype=bf16 | sneed=1\"", "sneed=1"},
-                    Mistake{"time \"dtype=bf16 | seed=x\"", "seed"},
-                    Mistake{"time \"dtype=bf16 heads_q=1 heads_kv=1 dim_qk=7\"", "dim_qk is 7"},
-                    Mistake{"fuzz many", "COUNT is \"many\""},
-                    Mistake{"fuzz 3 --first -1", "--first is \"-1\""}));
+    testing::Values(
+        Mistake{"", "COMMAND is missing"}, Mistake{"fly", "COMMAND is \"fly\""},
+        Mistake{"info extra", "\"extra\""}, Mistake{"check a b", "only one"},
+        Mistake{"info --loud", "\"--loud\""},
+        Mistake{"check --engine", "--engine is without a value"},
+        Mistake{"explain \"dtype=int8\" --device x", "--device is \"x\""},
+        Mistake{"explain \"dtype=int8\"", "dtype=int8"},
+        Mistake{"explain \"dtype=bf16 heads_q=0\"", "heads_q is 0"},
+        Mistake{"check \"dtype=bf16 colour=1\"", "colour=1"},
+        Mistake{"check \"dtype=bf16 heads_q=2 heads_kv=3 dim_qk=8\"", "heads_q is 2"},
+        Mistake{"check \"dtype=bf16 | sneed=1\"", "sneed=1"},
+        Mistake{"time \"dtype=bf16 | seed=x\"", "seed"},
+        Mistake{"time \"dtype=bf16 heads_q=1 heads_kv=1 dim_qk=7\"", "dim_qk is 7"},
+        Mistake{"fuzz many", "COUNT is \"many\""}, Mistake{"fuzz 3 --seed -1", "--seed is \"-1\""},
+        Mistake{"fuzz", "COUNT is missing"}, Mistake{"fuzz 3 --count 4", "COUNT is given twice"},
+        Mistake{"check", "CASE is missing"}, Mistake{"check x --replay 4", "CASE is given twice"}));
 
 TEST(TeAttn, HelpIsNotAMistake) {
   const Outcome o = te_attn("--help");
