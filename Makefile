@@ -9,7 +9,7 @@ ninja_flags := --quiet
 endif
 TESTS ?= .
 
-.PHONY: help demo test test-gpu build lint format asan tsan clean
+.PHONY: help demo test large test-gpu build lint format asan tsan clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -25,6 +25,10 @@ test: build/python.ok build ## Build, then run every test (TESTS=regex: only tho
 
 test-gpu: build ## Build, then run every test that needs a GPU (fails where there is none)
 	@python3 tools/test_gpu.py build/release
+
+large: build/release/build.ninja ## Tests of tensors beyond 2^31 elements (14 GiB) and long fuzzing
+	@cmake --build build/release --target all cpu_large_tensors -- $(ninja_flags)
+	@ctest --preset release -C long -L long --progress
 
 asan tsan: %: build/%/build.ninja ## The tests under sanitizers: address + undefined, or thread
 	@cmake --build build/$* -- $(ninja_flags)
