@@ -4,11 +4,13 @@
 usage: test_gpu.py BUILD [--draws N] [--log FOLDER] [ROW...]
 
 BUILD is a build folder with device code. Rows are named in the summary; none means all of them.
+Each row's output and summary.jsonl are in FOLDER (BUILD/test-gpu unless given).
 Exit code 0 only if every row passed; a machine without a GPU is a failure, not a pass.
 """
 
 import argparse
 import functools
+import json
 import os
 import re
 import shutil
@@ -233,6 +235,9 @@ def main() -> None:
             failed.append(row)
         took = time.perf_counter() - start
         print(f"  {row:15} {verdict:7} {took:6.1f} s  {detail}", flush=True)
+        fact = {"row": row, "verdict": verdict, "seconds": round(took, 1), "detail": detail}
+        with (log / "summary.jsonl").open("a") as file:
+            file.write(json.dumps(fact) + "\n")
     took = time.perf_counter() - begin
     print(f"test-gpu: {'FAILED: ' + ', '.join(failed) if failed else 'all passed'}, {took:.0f} s")
     sys.exit(bool(failed))
