@@ -542,7 +542,6 @@ double store_keys(const View& view, tea_tensor t, tea_tensor scale_of, const Gro
 template <class Real>
 void backward(const View& view, const RowBlock& block, Gradients<Real>& g, Real* scratch) {
   const Problem& p = view.p;
-  const Subnormals none(false);
   Tile<Real> t(view, block, block.all, scratch);
   t.load_queries(TEA_Q, view.scalar(TEA_Q_SCALE_INV), p.dim_qk, t.dim_k(), t.q_rows);
   t.load_queries(TEA_DOUT, view.scalar(TEA_DOUT_SCALE_INV), p.v_dim(), t.dim_v(), t.dout_rows);
