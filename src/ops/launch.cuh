@@ -3,6 +3,8 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+
 #include "core/driver.h"
 #include "ops/args.h"
 
