@@ -9,7 +9,7 @@ ninja_flags := --quiet
 endif
 TESTS ?= .
 
-.PHONY: help demo test large test-gpu build lint format asan tsan clean
+.PHONY: help demo test wheel large test-gpu build lint format asan tsan clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -34,6 +34,9 @@ asan tsan: %: build/%/build.ninja ## The tests under sanitizers: address + undef
 	@cmake --build build/$* -- $(ninja_flags)
 	@ctest --preset $* --progress -R '$(TESTS)'
 
+wheel: build/tools.ok ## Build the Python wheel into dist
+	@tools/wheel
+
 lint: build/release/build.ninja ## Every check of the sources whose tool is installed
 	@tools/lint
 
@@ -42,7 +45,7 @@ format: ## Format the C++ and the Python sources
 	@ruff format --quiet
 
 clean: ## Remove everything that was built
-	@rm -rf build
+	@rm -rf build dist
 
 # Installs what is missing, once.
 build/tools.ok: tools/bootstrap
