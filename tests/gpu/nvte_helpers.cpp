@@ -2,7 +2,7 @@
 // on the host. The operations behind them have their own tests.
 #include <gtest/gtest.h>
 
-#include "both.h"
+#include "kit/both.h"
 #include "transformer_engine/fused_attn.h"
 #include "transformer_engine/softmax.h"
 

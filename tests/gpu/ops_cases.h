@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "both.h"
+#include "kit/both.h"
 
 namespace tea::kit {
 extern const std::vector<OpCase> kOpCases;

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,17 @@ struct Close {
   double roundings = 0, magnitude = 0;
 };
 
+inline bool close_enough(int32_t dtype, const Close& close, double x, double y) {
+  constexpr double kUnits[] = {0, 0x1p-11, 0x1p-8, 0x1p-24, 0x1p-53, 0x1p-4, 0x1p-3};
+  if (x == y || (std::isnan(x) && std::isnan(y))) return true;
+  if (std::isinf(x) || std::isinf(y)) return false;  // no bound follows from an infinite number
+  // Below fp16's and fp8's normal numbers a rounding is no longer relative.
+  const double smallest = dtype == TEA_FP16 || dtype >= TEA_E4M3 ? 0x1p-14 : 1e-37;
+  const double least = close.roundings ? smallest : 0;
+  const double bound = close.roundings * kUnits[dtype] * (std::fabs(x) + close.magnitude + least);
+  return std::fabs(x - y) <= bound;
+}
+
 class Side {
  public:
   static constexpr size_t kBytes = size_t{32} << 20;
@@ -32,8 +45,8 @@ class Side {
       const Gpu::Block block = gpu_->block(kBytes);
       host_ = block.host, device_ = block.device;
     } else {
-      static std::vector<uint8_t> memory(kBytes);  // one host side at a time
-      host_ = memory.data();
+      memory_.reset(new uint8_t[kBytes]);  // not filled: most cases need little of it
+      host_ = memory_.get();
     }
   }
 
@@ -84,8 +97,12 @@ class Side {
     return static_cast<float*>(
         place(TEA_FP32, 1, close, [&](uint8_t* at, size_t) { std::memcpy(at, &value, 4); }));
   }
-  int32_t* status() { return numbers<int32_t>({0}); }
-  // Results that depend on the order of threads: only the redzones are compared.
+  int32_t* status() {
+    int32_t* const word = numbers<int32_t>({0});
+    tensors_.back().compare = true;  // what it says does not depend on the order of threads
+    return word;
+  }
+  // Results that depend on the order of threads: only the redzones and the status are compared.
   void do_not_compare() { compare_ = false; }
 
   // Runs `call` on what has been placed so far.
@@ -107,7 +124,7 @@ class Side {
 
   // What differs from the other side; empty if nothing does. Both are used up.
   std::string difference(Side& other) {
-    if (error_ != other.error_) return "\"" + error_ + "\" and \"" + other.error_ + "\"";
+    if (error_ != other.error_) return "errors: " + error_ + ", and: " + other.error_;
     if (used_ != other.used_ || tensors_.size() != other.tensors_.size()) return "another case";
     for (size_t n = 0; n < tensors_.size(); ++n) {
       const Tensor& t = tensors_[n];
@@ -149,24 +166,16 @@ class Side {
     return (gpu_ ? device_ : host_) + at;
   }
 
-  static double unit(int32_t dtype) {
-    constexpr double kUnits[] = {0, 0x1p-11, 0x1p-8, 0x1p-24, 0x1p-53, 0x1p-4, 0x1p-3};
-    return kUnits[dtype];
-  }
   std::string difference(const Tensor& t, const Side& other) const {
     const uint8_t *a = host_ + t.at, *b = other.host_ + t.at;
     if (!t.compare || !std::memcmp(a, b, t.bytes)) return {};
     if (!t.dtype) return ": numbers differ";
     for (int64_t i = 0; i < t.count; ++i) {
       const double x = load_real(a, t.dtype, i), y = load_real(b, t.dtype, i);
-      if (x == y || (std::isnan(x) && std::isnan(y))) continue;
-      // Below fp16's and fp8's normal numbers a rounding is no longer relative.
-      const double smallest = t.dtype == TEA_FP16 || t.dtype >= TEA_E4M3 ? 0x1p-14 : 1e-37;
-      const double bound = t.close.roundings * unit(t.dtype) *
-                           (std::fabs(x) + t.close.magnitude + (t.close.roundings ? smallest : 0));
-      if (!(std::fabs(x - y) <= bound))
-        return " " + std::string(dtype_name(t.dtype)) + " element " + std::to_string(i) + " of " +
-               std::to_string(t.count) + ": " + std::to_string(x) + " and " + std::to_string(y);
+      if (!close_enough(t.dtype, t.close, x, y))
+        return std::string(", ").append(dtype_name(t.dtype)) + " element " + std::to_string(i) +
+               " of " + std::to_string(t.count) + ": " + std::to_string(x) + " and " +
+               std::to_string(y);
     }
     return {};
   }
@@ -175,6 +184,7 @@ class Side {
   bool captured_;
   int64_t shift_;
   bool compare_ = true;
+  std::unique_ptr<uint8_t[]> memory_;  // of the host
   uint8_t *host_ = nullptr, *device_ = nullptr;
   size_t used_ = 0;
   std::vector<Tensor> tensors_;
