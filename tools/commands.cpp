@@ -113,6 +113,14 @@ std::vector<std::string> gpu_texts() {
   return out;
 }
 
+// The command that checks one random case again, where it was checked.
+std::string replay_of(uint64_t seed, const Options& options) {
+  std::string command = "te-attn check --replay " + shown(seed);
+  if (!options.engine.empty()) command += " --engine " + options.engine;
+  if (options.device != kHost) command += " --device " + shown(options.device);
+  return command;
+}
+
 }  // namespace
 
 int info(const Options& options) {
@@ -196,9 +204,8 @@ int fuzz(const Options& options) {
     if (options.json)
       std::printf("%s\n", report_json(report).c_str());
     else
-      std::printf("seed %llu (te-attn check --replay %llu)\n%s",
-                  static_cast<unsigned long long>(seed), static_cast<unsigned long long>(seed),
-                  report.text().c_str());
+      std::printf("seed %llu (%s)\n%s", static_cast<unsigned long long>(seed),
+                  replay_of(seed, options).c_str(), report.text().c_str());
     std::fflush(stdout);
   };
   const auto work = [&] {

@@ -93,6 +93,14 @@ TEST(TeAttn, FuzzCountsWhatFails) {
             "{\"cases\": 5, \"failed\": 0, \"refused\": 0}\n");
 }
 
+TEST(TeAttn, FuzzNamesTheCommandThatRepeatsAFailure) {
+  const Outcome out = te_attn("fuzz 1 --seed 7 --engine nothing");
+  EXPECT_EQ(out.code, 1);
+  EXPECT_TRUE(holds(out.out, "seed 7 (te-attn check --replay 7 --engine nothing)\n")) << out.out;
+  const Outcome gpu = te_attn("fuzz 1 --seed 7 --device 99");
+  EXPECT_TRUE(holds(gpu.out, "seed 7 (te-attn check --replay 7 --device 99)\n")) << gpu.out;
+}
+
 TEST(TeAttn, ReplayIsTheCaseOfOneSeed) {
   const Outcome out = te_attn("check --json --replay 12");
   EXPECT_EQ(out.code, 0);
