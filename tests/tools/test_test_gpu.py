@@ -1,4 +1,4 @@
-"""test_gpu.py reads what compute-sanitizer says, and fails where there is no GPU."""
+"""test_gpu.py reads what its tools say, and fails where they ran nothing or there is no GPU."""
 
 import os
 import subprocess
@@ -6,6 +6,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -21,6 +22,7 @@ FINDING = """========= COMPUTE-SANITIZER
 =========
 ========= ERROR SUMMARY: 2 errors
 """
+HIDDEN = FINDING.replace("2 errors", "3 errors")
 RACES = "========= COMPUTE-SANITIZER\n========= RACECHECK SUMMARY: 3 hazards displayed (3 errors)\n"
 
 
@@ -40,9 +42,126 @@ class Unexpected(unittest.TestCase):
 
     def test_a_summary_that_counts_more_than_was_shown_is_one(self):
         self.assertEqual(len(test_gpu.unexpected(RACES, [])), 1)
+        self.assertEqual(test_gpu.unexpected(HIDDEN, ["."]), ["ERROR SUMMARY: 3 errors"])
 
     def test_a_report_without_an_end_is_one(self):
         self.assertEqual(len(test_gpu.unexpected("========= COMPUTE-SANITIZER\n", [])), 1)
+
+
+def said(ran: int, skipped: int = 0) -> str:
+    """The end of what GoogleTest prints."""
+    return f"[  PASSED  ] {ran} tests.\n" + f"[  SKIPPED ] {skipped} test\n" * bool(skipped)
+
+
+class Rows(unittest.TestCase):
+    """Rows with programs of ours in the place of CUDA's and of the build's."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.suite = test_gpu.Suite(self.folder, self.folder / "log", 8)
+        self.suite.row = "row"
+        path = f"{self.folder}:{os.environ['PATH']}"
+        for patch in (
+            mock.patch.dict(os.environ, {"PATH": path}),
+            mock.patch.object(test_gpu, "ALLOWED", self.folder / "allowed.txt"),
+        ):
+            patch.start()
+            self.addCleanup(patch.stop)
+        self.allow("")
+
+    def allow(self, patterns: str):
+        (self.folder / "allowed.txt").write_text(patterns)
+
+    def program(self, name: str, body: str):
+        """A program in Python; its arguments are `args`."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!{sys.executable}\nimport re, sys\nargs = sys.argv[1:]\n{body}\n")
+        path.chmod(0o755)
+
+    def gpu_tests(self, output: str, code: int = 0):
+        self.program("tests/gpu/gpu_tests", f"print({output!r})\nsys.exit({code})")
+
+    def fails(self, why: str, row, *arguments):
+        with self.assertRaisesRegex(test_gpu.RowError, why):
+            row(*arguments)
+
+    # A tool that writes `report` and then becomes the program that it watches.
+    def sanitizer(self, report: str):
+        self.program(
+            "compute-sanitizer",
+            "at = args.index('--log-file')\n"
+            f"open(args[at + 1], 'w').write({report!r})\n"
+            "import os\nos.execv(args[at + 2], args[at + 2:])",
+        )
+
+    def test_a_clean_run_passes(self):
+        self.sanitizer(CLEAN), self.gpu_tests(said(2))
+        self.assertIn("2 tests", self.suite.sanitize("memcheck"))
+
+    def test_findings_fail_and_allowed_ones_pass(self):
+        self.sanitizer(FINDING), self.gpu_tests(said(2))
+        self.fails("2 findings, first: Invalid __global__ read", self.suite.sanitize, "memcheck")
+        self.allow("# both are known\nat entry\nat other\n")
+        self.assertIn("2 tests", self.suite.sanitize("memcheck"))
+        self.sanitizer(HIDDEN)
+        self.fails("ERROR SUMMARY: 3", self.suite.sanitize, "memcheck")
+
+    def test_a_sanitizer_without_tests_fails(self):
+        self.sanitizer(CLEAN), self.gpu_tests(said(0))
+        self.fails("all tests did not run", self.suite.sanitize, "memcheck")
+        self.gpu_tests(said(2, skipped=1))
+        self.fails("1 tests did not run", self.suite.sanitize, "memcheck")
+        self.gpu_tests(said(2), code=1)
+        self.fails("exit code 1", self.suite.sanitize, "memcheck")
+        self.program("compute-sanitizer", "sys.exit('not supported')")
+        self.fails("no summary", self.suite.sanitize, "memcheck")
+
+    def profiler(self, seen: str):
+        self.program("cuobjdump", "print(' Function _8portable_a:\\n Function _8portable_b:')")
+        self.program(
+            "ncu",
+            "at = args.index('--log-file')\n"
+            f"open(args[at + 1], 'w').write({seen!r})\n"
+            "import os\nos.execv(args[at + 2], args[at + 2:])",
+        )
+
+    def test_coverage_names_kernels_that_never_ran(self):
+        self.gpu_tests(said(2)), self.profiler('"_8portable_a"\n"_8portable_b"')
+        self.assertEqual(self.suite.coverage(), "all 2 kernels ran")
+        self.profiler('"_8portable_a"')
+        self.fails("1 of 2 kernels never ran, first: .._8portable_b", self.suite.coverage)
+
+    def test_coverage_without_tests_fails(self):
+        self.gpu_tests(said(0)), self.profiler('"_8portable_a"\n"_8portable_b"')
+        self.fails("all tests did not run", self.suite.coverage)
+
+    # A te-attn whose engines are `engines`, and of whose cases `refused` are refused.
+    def te_attn(self, engines: str, refused: int):
+        self.program(
+            "te-attn",
+            f"print({engines!r} if args[0] == 'explain' else"
+            f" '0 of %s cases failed, {refused} refused' % args[1])",
+        )
+
+    def test_a_fuzzer_that_ran_nothing_fails(self):
+        self.te_attn("", refused=7)
+        self.assertEqual(self.suite.fuzz(), "0 of 8 cases failed, 7 refused")
+        self.te_attn("", refused=8)
+        self.fails("no case ran", self.suite.fuzz)
+        self.te_attn("", refused=0)
+        self.fails("no engine of the GPU accepts", self.suite.fuzz_others)
+
+    def test_every_engine_by_name_runs_one_case_at_least(self):
+        self.te_attn("one: accepts\nother: refuses\n", refused=0)
+        few = test_gpu.Suite(self.folder, self.folder / "few", 1)
+        few.row = "row"
+        detail = "0 of 1 cases failed, 0 refused"
+        self.assertEqual(few.fuzz_others(), f"one: {detail}; cpu: {detail}")
+        self.te_attn("one: accepts\n", refused=2)
+        self.fails("no case ran", self.suite.fuzz_others)
 
 
 class WithoutGpu(unittest.TestCase):
