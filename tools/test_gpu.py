@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ALLOWED = ROOT / "tests/gpu/sanitizer_allowed.txt"
 ANY_PROBLEM = "dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 batch=1 seqlen_q=64 seqlen_kv=64"
-SANITIZED = "--gtest_filter=Sanitized.*"
+MATRIX = "--gtest_filter=Sanitized.*"
+MATRIX_OF = {"racecheck": "--gtest_filter=Races.*"}  # the other tools: MATRIX
 ENGINE_KERNEL = re.compile(r"8portable|6hopper")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
@@ -107,7 +108,7 @@ class Suite:
         command = [tool_path("ncu"), "--metrics", "launch__block_size", "--csv", "--page", "raw"]
         command += ["--print-kernel-base", "mangled", "--clock-control", "none"]
         command += ["--log-file", self.log / "kernels.csv"]
-        passed_tests(self.run([*command, tests, SANITIZED], 200))
+        passed_tests(self.run([*command, tests, MATRIX], 200))
         seen = set(re.findall(r"\w+", (self.log / "kernels.csv").read_text(errors="replace")))
         missed = sorted(every - seen)
         if missed or not every:
@@ -115,15 +116,14 @@ class Suite:
         return f"all {len(every)} kernels ran"
 
     def sanitize(self, tool: str) -> str:
-        """The fixed matrix of tests/gpu/sanitized.cpp under one tool of compute-sanitizer."""
+        """The fixed matrix of tests/gpu/sanitized.cpp, or a part, under a tool of the sanitizer."""
+        tests = [self.program("tests/gpu/gpu_tests"), MATRIX_OF.get(tool, MATRIX)]
         report = self.log / f"{tool}.report"
         report.unlink(missing_ok=True)
         command = [tool_path("compute-sanitizer"), "--tool", tool, "--log-file", report]
         failure, count = None, 0
         try:
-            count = passed_tests(
-                self.run([*command, self.program("tests/gpu/gpu_tests"), SANITIZED], 300)
-            )
+            count = passed_tests(self.run([*command, *tests], 120))
         except RowError as e:  # what was found says more, if anything was
             failure = e
         said = report.read_text(errors="replace") if report.exists() else ""
@@ -201,7 +201,7 @@ ROWS = {
     "large": lambda s: s.tests("*Large.*"),
     "other": lambda s: s.tests(
         "-FirstCall.*:Driver.*:Memory.*:Mirror*:OracleOfTheGpu.*:Problems.*:*Graph.*:Reruns.*:"
-        "*Large.*:Sanitized.*"
+        "*Large.*:Sanitized.*:Races.*"
     ),
     "fuzz": Suite.fuzz,
     "fuzz-others": Suite.fuzz_others,

@@ -21,6 +21,10 @@ TEST(Sanitized, NeighboursOfAttention) {
     for (uint64_t seed : {2, 4, 8}) EXPECT_EQ(host_and_gpu(c, seed), "");  // even ones: no graph
 }
 
+TEST(Races, NeighboursOfAttention) {
+  for (const OpCase& c : kOpCases) EXPECT_EQ(host_and_gpu(c, 2), "");
+}
+
 TEST(Ops, NamesWhatAGpuCannotDo) {
   Gpu& gpu = gpu_of_thread(0);
   uint8_t* const memory = gpu.scratch(4096);

@@ -1,6 +1,6 @@
 // The fixed matrix that compute-sanitizer watches: small shapes that between them run every kernel,
-// each tensor in an allocation of its own, compared with the oracle too. test_gpu.py runs it under
-// each tool.
+// each tensor in an allocation of its own, compared with the oracle too. test_gpu.py runs Sanitized
+// under each tool but racecheck, which is slower by far: that one runs Races, a part of the matrix.
 #include <gtest/gtest.h>
 
 #include "kit/check.h"
@@ -10,21 +10,19 @@ namespace {
 
 constexpr int kGpu = 0;
 
-// Every type and class of head dimensions, plain and with what makes scores general.
-std::vector<std::string> kernels() {
-  const std::string types[] = {"dtype=bf16", "dtype=fp16", "dtype=fp32",
-                               "dtype=e4m3 o_dtype=bf16 dqkv_dtype=bf16",
-                               "dtype=e5m2 o_dtype=fp16 dqkv_dtype=bf16"};
-  const std::string dims[] = {"dim_qk=64", "dim_qk=128", "dim_qk=192 dim_v=128", "dim_qk=256",
-                              "dim_qk=512"};
+using Words = std::vector<std::string>;
+
+// Each type with each class of head dimensions, plain and with what makes scores general.
+Words kernels(const Words& types, const Words& dims) {
   const std::string scores[] = {
       "causal=1", "softcap=20 dropout=0.2 bias=post_scale bias_broadcast=batch alignment=4"};
-  std::vector<std::string> out;
+  Words out;
   for (const std::string& type : types)
     for (const std::string& dim : dims)
       for (const std::string& score : scores)
         for (const bool deterministic : {false, true}) {
-          if (deterministic && dim != dims[0] && dim != dims[4]) continue;  // one kernel for all
+          // One kernel serves all dimensions but the largest.
+          if (deterministic && dim != dims.front() && dim != dims.back()) continue;
           out.push_back(type +
                         " training=1 heads_q=1 heads_kv=1 batch=1 seqlen_q=35 seqlen_kv=70 " + dim +
                         " " + score + (deterministic ? " deterministic=1" : "") + " | seed=3");
@@ -51,20 +49,36 @@ constexpr const char* kForms[] = {
     "softmax=off_by_one | scales=own",
 };
 
-// By every engine of the GPU that takes a line on; the one for any GPU takes all, and again with as
-// little shared memory as smaller GPUs have, where it may choose other kernels.
+// The engine for any GPU takes all lines; another one may refuse a line.
+void expect_agreement(const Words& lines, const std::string& engine, int shared_bytes = 0) {
+  for (const std::string& line : lines) {
+    const Report report =
+        check(Case::parse(line), engine,
+              {.device = kGpu, .around = Around::kAllocations, .shared_bytes = shared_bytes});
+    EXPECT_TRUE(report.ok() || (report.refused && engine != "portable")) << report.text();
+  }
+}
+
+// By every engine of the GPU; by the one for any GPU again with as little shared memory as smaller
+// GPUs have, where it may choose other kernels.
 TEST(Sanitized, EveryKernelRuns) {
-  std::vector<std::string> lines = kernels();
+  Words lines =
+      kernels({"dtype=bf16", "dtype=fp16", "dtype=fp32", "dtype=e4m3 o_dtype=bf16 dqkv_dtype=bf16",
+               "dtype=e5m2 o_dtype=fp16 dqkv_dtype=bf16"},
+              {"dim_qk=64", "dim_qk=128", "dim_qk=192 dim_v=128", "dim_qk=256", "dim_qk=512"});
   lines.insert(lines.end(), std::begin(kForms), std::end(kForms));
-  std::vector<std::pair<std::string, int>> runs = {{"portable", 99 << 10}};
-  for (const std::string& engine : engines_of(kGpu)) runs.emplace_back(engine, 0);
-  for (const std::string& line : lines)
-    for (const auto& [engine, shared_bytes] : runs) {
-      const Report report =
-          check(Case::parse(line), engine,
-                {.device = kGpu, .around = Around::kAllocations, .shared_bytes = shared_bytes});
-      EXPECT_TRUE(report.ok() || (report.refused && engine != "portable")) << report.text();
-    }
+  expect_agreement(lines, "portable", 99 << 10);
+  for (const std::string& engine : engines_of(kGpu)) expect_agreement(lines, engine);
+}
+
+// The order of a kernel's threads does not depend on how its numbers are coded: one type for each
+// scheme (two bytes, four, one), the least and the largest head dimensions and one between, every
+// form.
+TEST(Races, OneOfEachScheme) {
+  Words lines = kernels({"dtype=bf16", "dtype=fp32", "dtype=e4m3 o_dtype=bf16 dqkv_dtype=bf16"},
+                        {"dim_qk=64", "dim_qk=192 dim_v=128", "dim_qk=512"});
+  lines.insert(lines.end(), std::begin(kForms), std::end(kForms));
+  for (const std::string& engine : engines_of(kGpu)) expect_agreement(lines, engine);
 }
 
 }  // namespace

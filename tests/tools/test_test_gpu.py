@@ -101,6 +101,12 @@ class Rows(unittest.TestCase):
         self.sanitizer(CLEAN), self.gpu_tests(said(2))
         self.assertIn("2 tests", self.suite.sanitize("memcheck"))
 
+    def test_racecheck_runs_a_part_of_the_matrix(self):
+        self.sanitizer(CLEAN)
+        self.program("tests/gpu/gpu_tests", f"print({said(1)!r} if 'Races' in args[0] else '')")
+        self.assertIn("1 tests", self.suite.sanitize("racecheck"))
+        self.fails("all tests did not run", self.suite.sanitize, "memcheck")
+
     def test_findings_fail_and_allowed_ones_pass(self):
         self.sanitizer(FINDING), self.gpu_tests(said(2))
         self.fails("2 findings, first: Invalid __global__ read", self.suite.sanitize, "memcheck")
