@@ -54,6 +54,7 @@ class Suite:
         with log.open("a") as out:
             out.write(f"$ {' '.join(map(str, command))}\n")
             out.flush()
+            begin = out.tell()
             try:
                 done = subprocess.run(
                     [str(c) for c in command],
@@ -65,7 +66,7 @@ class Suite:
                 )
             except subprocess.TimeoutExpired:
                 raise RowError(f"not ready after {limit} s: {log}") from None
-        text = log.read_text(errors="replace")
+        text = log.read_bytes()[begin:].decode(errors="replace")
         if done.returncode:
             raise RowError(f"exit code {done.returncode}: {log}")
         return text
