@@ -208,9 +208,13 @@ void Solver::pair_gradients(const Pair& pair, Approx shift) {
   const double cols = u_ * (static_cast<double>(pairs_.size()) / 2 + 8);
   // Such a P may be infinite in the engine, which not even a zero factor makes small.
   const double blown = dp > FLT_MAX ? dp : 0;
-  const Approx kept{keep * p, std::max(keep * dp, blown)};
-  accumulate(operand(kept, f.s, f.s_scale, rounding_of_p(keep, f.s)), rows, dout, c_.dim_v, r_.dv,
-             pair.kv * c_.dim_v, p_.least);
+  if (keep == 0 && std::isnan(p)) {  // dropping may multiply by zero or leave out
+    std::fill_n(&r_.dv.bound[pair.kv * c_.dim_v], c_.dim_v, kInfinity);
+  } else {
+    const Approx kept{keep * p, std::max(keep * dp, blown)};
+    accumulate(operand(kept, f.s, f.s_scale, rounding_of_p(keep, f.s)), rows, dout, c_.dim_v,
+               r_.dv, pair.kv * c_.dim_v, p_.least);
+  }
 
   const Approx a = dot(dout, v, c_.dim_v, keep * f.dout_scale_inv * f.v_scale_inv);
   const double t = a.value + shift.value;

@@ -224,6 +224,19 @@ TEST(Oracle, OnlyAttendedNansMatter) {
   EXPECT_TRUE(std::isnan(spread.lse.value[2]) && std::isnan(spread.dq.value[16]));
 }
 
+// 0 times NaN or nothing at all: dV of a dropped weight that is not a number is either.
+TEST(Oracle, DroppedNansMayCountAsZero) {
+  Case c = plain(1, 2);
+  c.k[0] = NAN;
+  const Result all = solve(c, kDouble);
+  EXPECT_FALSE(all.dv.accepts(0, 0));
+  c.dropout = 0.99999;
+  ASSERT_FALSE(keeps(c, 0, 0, 0, 0) || keeps(c, 0, 0, 0, 1));
+  const Result dropped = solve(c, kDouble);
+  EXPECT_TRUE(dropped.dv.accepts(0, 0) && dropped.dv.accepts(0, NAN));
+  EXPECT_FALSE(dropped.lse.accepts(0, 0));
+}
+
 TEST(Oracle, MinusInfinityInTheBiasHidesAKey) {
   Case c = plain(2, 3), fewer = plain(2, 3);
   c.bias_kind = Bias::kPostScale;
