@@ -18,7 +18,7 @@ Tensor readable(const Tensor& dout) {
   bool expanded = false;
   for (int i = 0; i < view.rank; ++i) expanded |= view.size[i] > 1 && view.stride[i] == 0;
   const int last = view.rank - 1;
-  const bool rows = view.size[last] <= 1 || view.stride[last] == 1;
+  const bool rows = last < 0 || view.size[last] <= 1 || view.stride[last] == 1;
   return rows && !expanded ? dout : torch::stable::contiguous(dout);
 }
 
@@ -54,18 +54,17 @@ std::tuple<Tensor, Tensor> differentiate(const Incoming& in, const Arguments& ar
   p.dq = work.add_rows(TEA_DQ, "dq", out.dq);
   p.dk = work.add_rows(TEA_DK, "dk", out.dk);
   p.dv = work.add_rows(TEA_DV, "dv", out.dv);
-  const Place place(arguments.q);
-  work.add_small(TEA_LSE, place.fp32("lse", in.lse));
+  work.add_per_row(TEA_LSE, "lse", in.lse);
   std::optional<Tensor> dlse;
   if (in.dlse) {
     p.lse_gradient = 1;
     dlse = torch::stable::contiguous(*in.dlse);
-    work.add_small(TEA_DLSE, place.fp32("dlse", *dlse));
+    work.add_per_row(TEA_DLSE, "dlse", *dlse);
   }
   Tensor dbias = nothing(arguments.q), dsink = nothing(arguments.q);
   if (in.wants_dbias && arguments.bias) {
     dbias = empty_contiguous_like(*arguments.bias);
-    work.add(TEA_DBIAS, dbias);
+    work.add(TEA_DBIAS, "dbias", dbias);
   }
   if (in.wants_dsink && arguments.sink) {
     dsink = empty_contiguous_like(*arguments.sink);
@@ -81,10 +80,10 @@ void forward(StableIValue* stack, uint64_t, uint64_t) {
   Stack in(stack);
   const Arguments arguments(in);
   Work work(arguments);
-  const Tensor o = work.new_o(), lse = work.new_lse();
+  const Tensor o = work.new_o(), lse = work.new_per_row();
   work.problem.o = work.add_rows(TEA_O, "o", o);
   work.add_small(TEA_LSE, lse.data_ptr());
-  const Tensor max = arguments.max_logit ? work.new_lse() : nothing(arguments.q);
+  const Tensor max = arguments.max_logit ? work.new_per_row() : nothing(arguments.q);
   if (arguments.max_logit) work.add_small(TEA_MAX, max.data_ptr());
   work.forward();
   give(stack, o, lse, max);

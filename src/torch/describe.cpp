@@ -65,6 +65,12 @@ void require_rank(const char* name, const View& t, int rank, const std::string& 
            std::to_string(rank) + " dimensions for format " + format);
 }
 
+// `what` comes before the shape that is needed.
+void require_shape(const char* name, const View& view, const Sizes& needed, const char* what = "") {
+  if (view.rank != needed.rank || !std::equal(view.size, view.size + view.rank, needed.size))
+    refuse(name, "of shape " + shape_text(view), what + shape_text(needed.rank, needed.size));
+}
+
 }  // namespace
 
 Arguments::Arguments(Stack& in)
@@ -137,7 +143,7 @@ void Work::describe_queries() {
     problem.q_form = TEA_RAGGED;
     run_.tokens_q = rows_q_;
     if (in_.max_seqlen_q >= 0) rows_q_ = in_.max_seqlen_q;
-    batch_ = in_.cu_seqlens_q->numel() - 1;
+    batch_ = std::max<int64_t>(in_.cu_seqlens_q->numel() - 1, 0);
   } else {
     problem.q_form = in_.cu_seqlens_q ? TEA_PADDED : TEA_DENSE;
     if (in_.max_seqlen_q >= 0)
@@ -267,28 +273,28 @@ void Work::describe_bias() {
   if (!problem.bias_dtype)
     refuse("bias.dtype", "no floating-point type of attention", "that of q, or float32");
   problem.bias_stride = {stride[0], stride[1], stride[2], stride[3]};
-  add(TEA_BIAS, *in_.bias);
+  add(TEA_BIAS, "bias", *in_.bias);
 }
 
 void Work::describe_scores() {
   const Place place(where_);
   if (in_.sink) {
     if (in_.off_by_one) refuse("sink", "a tensor and off_by_one", "one of the two");
-    if (in_.sink->numel() != problem.heads_q)
-      refuse("sink", "of shape " + shape_text(View(*in_.sink)),
-             "float32 [" + std::to_string(problem.heads_q) + "]");
+    require_shape("sink", View(*in_.sink), {1, {problem.heads_q}}, "float32 ");
     pointers_[TEA_SINK] = place.fp32("sink", *in_.sink);
   }
   problem.softmax = in_.sink         ? TEA_SOFTMAX_LEARNABLE
                     : in_.off_by_one ? TEA_SOFTMAX_OFF_BY_ONE
                                      : TEA_SOFTMAX_VANILLA;
   if (in_.slopes) {
-    const int64_t heads = problem.heads_q, n = in_.slopes->numel();
-    if (n != heads && n != batch_ * heads)
-      refuse("alibi", "of shape " + shape_text(View(*in_.slopes)),
-             "float32 [heads] or [batch, heads], heads = " + std::to_string(heads));
+    const View slopes(*in_.slopes);
+    const bool each = slopes.rank == 2 && slopes.size[0] == batch_;  // of the batch has its own
+    if ((slopes.rank != 1 && !each) || slopes.size[slopes.rank - 1] != problem.heads_q)
+      refuse("alibi", "of shape " + shape_text(slopes),
+             "float32 [heads] or [batch, heads], here [" + std::to_string(problem.heads_q) +
+                 "] or [" + std::to_string(batch_) + ", " + std::to_string(problem.heads_q) + "]");
     pointers_[TEA_SLOPES] = place.fp32("alibi", *in_.slopes);
-    problem.slopes_stride = in_.slopes->dim() == 2 && batch_ > 1 ? heads : 0;
+    problem.slopes_stride = each && batch_ > 1 ? problem.heads_q : 0;
   }
   problem.alibi = in_.slopes ? TEA_ALIBI_SLOPES : in_.alibi ? TEA_ALIBI_STANDARD : TEA_ALIBI_NONE;
   problem.softcap = static_cast<float>(in_.softcap);
@@ -296,15 +302,11 @@ void Work::describe_scores() {
   problem.has_scale = in_.scale.has_value();
   problem.scale = static_cast<float>(in_.scale.value_or(0));
   if (in_.rng_state) {
-    if (in_.rng_state->numel() != 2)
-      refuse("rng_state", "of shape " + shape_text(View(*in_.rng_state)),
-             "int64 [2]: seed, offset");
+    require_shape("rng_state", View(*in_.rng_state), {1, {2}}, "seed and offset, int64 ");
     pointers_[TEA_RNG_STATE] = place.int64("rng_state", *in_.rng_state);
   }
   if (in_.origin) {
-    if (in_.origin->numel() != 4)
-      refuse("origin", "of shape " + shape_text(View(*in_.origin)),
-             "int64 [4]: batch, head, row, column");
+    require_shape("origin", View(*in_.origin), {1, {4}}, "batch, head, row, column: int64 ");
     run_.origin_device = place.int64("origin", *in_.origin);
   }
 }
@@ -312,22 +314,34 @@ void Work::describe_scores() {
 void Work::add_integers(tea_tensor index, const char* name, const std::optional<Tensor>& tensor) {
   if (!tensor) return;
   const bool is_table = index == TEA_TABLE_K || index == TEA_TABLE_V;
-  if (!is_table && tensor->numel() != batch_ + 1)
-    refuse(name, "of shape " + shape_text(View(*tensor)),
-           "[" + std::to_string(batch_ + 1) + "]: batch + 1");
+  if (!is_table) require_shape(name, View(*tensor), {1, {batch_ + 1}}, "int32 [batch + 1] ");
   pointers_[index] = Place(where_).int32(name, *tensor);
 }
 
-void Work::add(tea_tensor index, const Tensor& tensor) {
-  if (where_is(tensor) != where_) refuse("a tensor", "on another device", "the device of q");
+void Work::add(tea_tensor index, const char* name, const Tensor& tensor) {
+  if (where_is(tensor) != where_) refuse(name, "on another device", "the device of q");
   pointers_[index] = tensor.data_ptr();
   if (tensor.numel()) addresses_ |= reinterpret_cast<uintptr_t>(pointers_[index]);
 }
 
+// Only a tensor of that very shape and type: the engines trust the sizes of the problem.
 tea_strides Work::add_rows(tea_tensor index, const char* name, const Tensor& tensor) {
-  add(index, tensor);
-  const bool keys = index == TEA_K || index == TEA_V || index == TEA_DK || index == TEA_DV;
-  return strides_of(name, View(tensor), keys ? order_kv_ : order_q_);
+  const bool is_k = index == TEA_K || index == TEA_DK, is_v = index == TEA_V || index == TEA_DV;
+  const View &like = is_k ? k_ : is_v ? v_ : q_, view(tensor);
+  const Order& order = is_k || is_v ? order_kv_ : order_q_;
+  Sizes needed{like.rank, {}};
+  std::copy_n(like.size, like.rank, needed.size);
+  if (index == TEA_O || index == TEA_DOUT) needed.size[order.dim] = problem.dim_v;
+  require_shape(name, view, needed);
+  if (dtype_of(tensor) != problem.dtype)
+    refuse(std::string(name) + ".dtype", dtype_text(tensor), dtype_text(in_.q) + " as q");
+  add(index, name, tensor);
+  return strides_of(name, view, order);
+}
+
+void Work::add_per_row(tea_tensor index, const char* name, const Tensor& tensor) {
+  require_shape(name, View(tensor), per_row());
+  pointers_[index] = Place(where_).fp32(name, tensor);
 }
 
 // For bhsd too the rows of a token lie side by side: that is how the next layer reads them.
@@ -346,11 +360,15 @@ Tensor Work::new_o() const {
   return empty(in_.q, torch_dtype(problem.dtype), order.rank, sizes, strides);
 }
 
-Tensor Work::new_lse() const {
+// One number for each row and head.
+Sizes Work::per_row() const {
   const int64_t heads = problem.heads_q, rows = q_.size[order_q_.seq];
-  const int64_t dense[3] = {batch_, heads, rows}, ragged[2] = {rows, heads};
-  const bool is_dense = order_q_.batch >= 0;
-  return empty(in_.q, torch_dtype(TEA_FP32), is_dense ? 3 : 2, is_dense ? dense : ragged);
+  return order_q_.batch >= 0 ? Sizes{3, {batch_, heads, rows}} : Sizes{2, {rows, heads}};
+}
+
+Tensor Work::new_per_row() const {
+  const Sizes sizes = per_row();
+  return empty(in_.q, torch_dtype(TEA_FP32), sizes.rank, sizes.size);
 }
 
 void Work::forward() { run(tea_forward, true); }

@@ -36,6 +36,12 @@ struct Order {
   int rank = 0, batch = -1, seq = -1, head = -1, dim = -1;
 };
 
+// A shape of at most four dimensions.
+struct Sizes {
+  int rank;
+  int64_t size[4];
+};
+
 // The arguments as the C API takes them. Points into the tensors of the Arguments, which must live
 // as long.
 class Work {
@@ -44,13 +50,16 @@ class Work {
   tea_problem problem{};
 
   // Adds a tensor of the operation; the engines count on how well a large one is aligned.
-  void add(tea_tensor index, const Tensor& tensor);
+  void add(tea_tensor index, const char* name, const Tensor& tensor);
   void add_small(tea_tensor index, void* memory) { pointers_[index] = memory; }
-  // Adds one that is laid out like q and o, or like k and v, and returns its strides.
+  // Adds one that has the shape and type of q, k or v (o and dout: with the head dim of v), and
+  // returns its strides.
   tea_strides add_rows(tea_tensor index, const char* name, const Tensor& tensor);
+  // Adds one that has a number for each row and head, as LSE has.
+  void add_per_row(tea_tensor index, const char* name, const Tensor& tensor);
 
-  Tensor new_o() const;    // memory for O, in the order of the format
-  Tensor new_lse() const;  // and for a result of one number per row and head
+  Tensor new_o() const;  // memory for O, in the order of the format
+  Tensor new_per_row() const;
   // One direction, with workspace from PyTorch's allocator.
   void forward();
   void backward();
@@ -68,6 +77,7 @@ class Work {
   void describe_scores();
   void add_integers(tea_tensor index, const char* name, const std::optional<Tensor>& tensor);
   void settle_sizes();
+  Sizes per_row() const;
   void run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward);
   bool varies() const {
     return problem.q_form == TEA_RAGGED || problem.kv_form == TEA_RAGGED ||

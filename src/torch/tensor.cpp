@@ -41,11 +41,13 @@ int64_t View::elements() const {
   return n;
 }
 
-std::string shape_text(const View& view) {
+std::string shape_text(int rank, const int64_t* size) {
   std::string out = "[";
-  for (int i = 0; i < view.rank; ++i) out += (i ? ", " : "") + std::to_string(view.size[i]);
+  for (int i = 0; i < rank; ++i) out += (i ? ", " : "") + std::to_string(size[i]);
   return out + "]";
 }
+
+std::string shape_text(const View& view) { return shape_text(view.rank, view.size); }
 
 namespace {
 
@@ -66,7 +68,7 @@ const DtypeRow kDtypes[] = {
     {TEA_DTYPE_DEFAULT, aoti_torch_dtype_bool(), "bool"},
 };
 
-const char* dtype_name(int32_t torch) {
+const char* name_of(int32_t torch) {
   for (const DtypeRow& row : kDtypes)
     if (row.torch == torch) return row.name;
   return "of another kind";
@@ -86,6 +88,8 @@ int32_t dtype_of(const Tensor& tensor) {
     if (row.torch == dtype) return row.tea;
   return TEA_DTYPE_DEFAULT;
 }
+
+std::string dtype_text(const Tensor& tensor) { return name_of(raw_dtype(tensor)); }
 
 int32_t torch_dtype(int32_t dtype) {
   for (const DtypeRow& row : kDtypes)
@@ -136,7 +140,7 @@ void* Place::memory(const char* name, const Tensor& tensor) const {
 
 void* Place::memory(const char* name, const Tensor& tensor, int32_t dtype) const {
   if (raw_dtype(tensor) != dtype)
-    refuse(std::string(name) + ".dtype", dtype_name(raw_dtype(tensor)), dtype_name(dtype));
+    refuse(std::string(name) + ".dtype", name_of(raw_dtype(tensor)), name_of(dtype));
   return memory(name, tensor);
 }
 

@@ -36,9 +36,11 @@ struct View {
 };
 
 std::string shape_text(const View& view);
+std::string shape_text(int rank, const int64_t* size);
 
 // A tea_dtype, or TEA_DTYPE_DEFAULT for what is none.
 int32_t dtype_of(const Tensor& tensor);
+std::string dtype_text(const Tensor& tensor);  // as in "float16"
 int32_t torch_dtype(int32_t dtype);
 int32_t torch_int32();
 int32_t torch_int64();

@@ -82,6 +82,39 @@ def test_opcheck_of_forward_and_backward(kind) -> None:
     torch.library.opcheck(OPS.backward_out.default, given, test_utils=CHECKS)
 
 
+WRONG = {
+    "dout": (lambda t: t[..., :8], r"dout is of shape \[2, 4, 9, 8\]; needs \[2, 4, 9, 24\]"),
+    "dlse": (lambda t: t[:1], r"dlse is of shape \[1, 4, 9\]; needs \[2, 4, 9\]"),
+    "o": (lambda t: t[:, :, :8], r"o is of shape \[2, 4, 8, 24\]; needs \[2, 4, 9, 24\]"),
+    "lse": (lambda t: t[0], r"lse is of shape \[4, 9\]; needs \[2, 4, 9\]"),
+    "dq": (lambda t: t[0], r"dq is of shape \[4, 9, 16\]; needs \[2, 4, 9, 16\]"),
+    "dk": (lambda t: t[:, :, :6], r"dk is of shape \[2, 2, 6, 16\]; needs \[2, 2, 7, 16\]"),
+    "dv": (lambda t: t[..., :16], r"dv is of shape \[2, 2, 7, 16\]; needs \[2, 2, 7, 24\]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_backward_takes_only_what_fits(name: str) -> None:
+    arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in plain()]
+    o, lse, _ = OPS.forward(*arguments)
+    out = {n: torch.zeros_like(t) for n, t in zip(("dq", "dk", "dv"), arguments, strict=False)}
+    given = {**out, "dout": torch.zeros_like(o), "dlse": torch.zeros_like(lse), "o": o, "lse": lse}
+    OPS.backward_out(*given.values(), False, False, *arguments)
+    cut, text = WRONG[name]
+    with pytest.raises(RuntimeError, match=text):
+        OPS.backward_out(*{**given, name: cut(given[name])}.values(), False, False, *arguments)
+    double = {**given, name: given[name].double()}
+    with pytest.raises(RuntimeError, match=rf"{name}\.dtype is float64; needs float32"):
+        OPS.backward_out(*double.values(), False, False, *arguments)
+
+
+def test_backward_of_a_scalar_gradient_is_refused() -> None:
+    arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in plain()]
+    o, lse, _ = OPS.forward(*arguments)
+    with pytest.raises(RuntimeError, match=r"dout is of shape \[\]; needs \[2, 4, 9, 24\]"):
+        OPS.backward(torch.tensor(1.0), None, o, lse, False, False, *arguments)
+
+
 def test_gradcheck_in_double() -> None:
     inputs = [torch.randn(1, 2, 5, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     bias = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)

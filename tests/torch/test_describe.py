@@ -30,6 +30,15 @@ REFUSALS = {
     "bias type": ((Q, Q, Q), {"bias_type": "pre_scale"}, 'bias_type is "pre_scale"; needs a bias'),
     "sink": ((Q, Q, Q), {"sink": torch.zeros(3)}, r"sink is of shape \[3\]; needs float32 \[4\]"),
     "alibi": ((Q, Q, Q), {"alibi": torch.zeros(3)}, r"alibi is of shape \[3\]; needs float32"),
+    "alibi of batch 1": ((Q, Q, Q), {"alibi": torch.zeros(1, 4)}, r"alibi is of shape \[1, 4\]"),
+    "flat alibi": ((Q, Q, Q), {"alibi": torch.zeros(8)}, r"alibi is of shape \[8\]; needs float32"),
+    "turned alibi": ((Q, Q, Q), {"alibi": torch.zeros(4, 2)}, r"alibi is of shape \[4, 2\]"),
+    "square sink": ((Q, Q, Q), {"sink": torch.zeros(2, 2)}, r"sink is of shape \[2, 2\]; needs"),
+    "no cu_seqlens": (
+        (T, T, T),
+        {**RAGGED, "cu_seqlens_q": CU[:0]},
+        r"cu_seqlens_q is of shape \[0",
+    ),
     "dropout": ((Q, Q, Q), {"dropout": 1.0}, "dropout is 1.000000; needs at least 0 and below 1"),
     "softcap": ((Q, Q, Q), {"softcap": -1.0}, "softcap is -1.000000; needs 0 or more"),
     "origin": ((Q, Q, Q), {"origin": torch.zeros(2).long()}, r"origin is of shape \[2\]"),
@@ -43,6 +52,17 @@ def test_refusals_name_the_argument_what_was_seen_and_what_is_needed(name: str) 
     tensors, options, text = REFUSALS[name]
     with pytest.raises(RuntimeError, match=text):
         tea.attention(*tensors, **options)
+
+
+def test_alibi_for_each_of_the_batch() -> None:
+    q, k, v = (torch.randn(2, 4, 6, 16) for _ in range(3))
+    slopes = torch.rand(2, 4)
+    each = [
+        tea.attention(q[i : i + 1], k[i : i + 1], v[i : i + 1], alibi=slopes[i]) for i in (0, 1)
+    ]
+    torch.testing.assert_close(tea.attention(q, k, v, alibi=slopes), torch.cat(each))
+    one = tea.attention(q[:1], k[:1], v[:1], alibi=slopes[:1])
+    torch.testing.assert_close(one, each[0])
 
 
 def test_paged_refusals() -> None:
