@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "math/load_store.h"
 #include "math/mask.h"
 #include "te_attention.h"
 
@@ -48,7 +49,7 @@ struct Problem : tea_problem {
   int32_t bias_type() const { return bias_dtype ? bias_dtype : is_fp8() ? TEA_FP32 : dtype; }
   int32_t v_dim() const { return dim_v ? dim_v : dim_qk; }
   double scale_value() const;
-  bool is_fp8() const { return dtype == TEA_E4M3 || dtype == TEA_E5M2; }
+  bool is_fp8() const { return tea::is_fp8(dtype); }
   bool drops() const { return training && dropout > 0; }
   bool writes_lse() const { return training || (outputs & TEA_OUTPUT_LSE); }
   MaskRule mask() const { return {causal, bottom_right, window_left, window_right}; }

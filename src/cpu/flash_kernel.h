@@ -265,8 +265,6 @@ class Tile {
   bool partial_ = false;
 };
 
-bool is_fp8(int32_t dtype) { return dtype == TEA_E4M3 || dtype == TEA_E5M2; }
-
 // x = cast(x * scale) * scale_inv, for the fp8 types.
 template <class Real>
 void cast_tile(Real* x, int64_t n, int32_t dtype, double scale, double scale_inv) {

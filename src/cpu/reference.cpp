@@ -40,8 +40,6 @@ double largest(std::span<const double> values) {
   return high;
 }
 
-bool is_fp8(int32_t dtype) { return dtype == TEA_E4M3 || dtype == TEA_E5M2; }
-
 // In types that are not fp8, P and dS stay as they are.
 double cast(double x, int32_t dtype) { return is_fp8(dtype) ? cast_to_fp8(x, dtype) : x; }
 

@@ -9,6 +9,8 @@
 
 namespace tea {
 
+TEA_HOST_DEVICE bool is_fp8(int32_t dtype) { return dtype == TEA_E4M3 || dtype == TEA_E5M2; }
+
 // The float that a second rounding, to any narrower format, takes to where the double itself would
 // have gone: not the nearest one but the inexact neighbour with an odd last bit (Boldo and
 // Melquiond, "When double rounding is odd", 2005).
@@ -65,7 +67,7 @@ TEA_HOST_DEVICE void store_real(void* data, int32_t dtype, int64_t index, double
   }
 }
 
-// x as an fp8 type (TEA_E4M3 or TEA_E5M2) would hold it.
+// x as an fp8 type would hold it.
 TEA_HOST_DEVICE double cast_to_fp8(double x, int32_t dtype) {
   const Fp8Format& format = dtype == TEA_E4M3 ? kE4M3 : kE5M2;
   return fp8_decode(fp8_encode(rounded_to_odd(x), format), format);
