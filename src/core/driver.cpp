@@ -42,9 +42,9 @@ struct Entries {
   std::string missing;  // what was not found, or empty
 };
 
-Entries find_entries(int flags) {
+Entries find_entries() {
   Entries out;
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | flags);
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     const char* why = dlerror();
     out.missing = "the driver was not found (" + std::string(why ? why : "libcuda.so.1") + ")";
@@ -59,7 +59,7 @@ Entries find_entries(int flags) {
 }
 
 const Entries& entries() {
-  static const Entries found = find_entries(0);
+  static const Entries found = find_entries();
   return found;
 }
 
