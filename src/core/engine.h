@@ -33,6 +33,9 @@ struct Known {
   uint32_t values = ~uint32_t{0};
 };
 
+// All values of an enum, or all bits, below n. A value that is added later is not among them.
+constexpr uint32_t below(int n) { return (uint32_t{1} << n) - 1; }
+
 // A problem that uses a field or value outside `knows` is refused before plan() is called, so an
 // option can never be ignored and a new one needs no change in the engines that lack it.
 struct Engine {

@@ -7,9 +7,6 @@ namespace tea::cpu {
 
 Attempt plan_reference(const Problem& problem, const Device& device);
 
-// All values of an enum, or all bits, below n. A value that is added later is not among them.
-constexpr uint32_t below(int n) { return (uint32_t{1} << n) - 1; }
-
 inline constexpr Known kReferenceKnows[] = {
     {"dtype", below(7)},
     {"o_dtype", below(7)},

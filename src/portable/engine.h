@@ -9,8 +9,6 @@ namespace tea::portable {
 Attempt plan_portable(const Problem& problem, const Device& device);
 uint64_t workspace(const Problem& problem, const Geometry& size, Direction direction);
 
-// All values of an enum, or all bits, below n. A value that is added later is not among them.
-constexpr uint32_t below(int n) { return (uint32_t{1} << n) - 1; }
 constexpr uint32_t kDtypes = below(7) & ~(1u << TEA_FP64);
 
 inline constexpr Known kKnows[] = {
