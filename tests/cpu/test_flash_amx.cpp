@@ -51,7 +51,13 @@ TEST(FlashAmx, Regressions) {
         // Subnormal values, which the unit takes as zero, times 1 / (1 - 0.9).
         "dtype=bf16 training=1 deterministic=1 heads_q=16 heads_kv=2 dim_qk=96 batch=2 seqlen_q=12 "
         "seqlen_kv=9 causal=1 bottom_right=1 window_left=1 bias=post_scale dropout=0.9 scale=1 "
-        "has_scale=1 | seed=5198 values=denormal layout=interleaved2 omit_optional=1"}) {
+        "has_scale=1 | seed=5198 values=denormal layout=interleaved2 omit_optional=1",
+        // Subnormal O, taken as zero in delta and so in dsink.
+        "dtype=bf16 bias_dtype=fp32 training=1 q_form=ragged kv_form=ragged heads_q=4 heads_kv=4 "
+        "dim_qk=512 dim_v=80 window_left=20 bias=post_scale bias_broadcast=batch+col "
+        "softmax=learnable dropout=0.1 scale=0.37 has_scale=1 alignment=16 | lens_q=7,7,0,7 "
+        "lens_kv=1,2,7,7 max_q=8 max_kv=15 tail=1 seed=9002555 bias_mean=-100 origin=2,3,13,1 "
+        "origin_in_memory=1"}) {
     const kit::Report report = kit::check(kit::Case::parse(line), "cpu-amx");
     EXPECT_TRUE(report.ok()) << report.text();
   }
