@@ -57,7 +57,16 @@ TEST(FlashAmx, Regressions) {
         "dim_qk=512 dim_v=80 window_left=20 bias=post_scale bias_broadcast=batch+col "
         "softmax=learnable dropout=0.1 scale=0.37 has_scale=1 alignment=16 | lens_q=7,7,0,7 "
         "lens_kv=1,2,7,7 max_q=8 max_kv=15 tail=1 seed=9002555 bias_mean=-100 origin=2,3,13,1 "
-        "origin_in_memory=1"}) {
+        "origin_in_memory=1",
+        // Subnormal dS, which the unit takes as zero: the oracle did not know it of that operand.
+        "dtype=bf16 training=1 deterministic=1 outputs=lse+sum_exp lse_gradient=1 heads_q=32 "
+        "heads_kv=4 dim_qk=256 dim_v=80 batch=1 seqlen_q=7 seqlen_kv=7 causal=1 bottom_right=1 "
+        "window_left=46 window_right=1 softmax=learnable softcap=30 scale=0.37 has_scale=1 | "
+        "seed=8003742 values=negative layout=packed2 sink_mean=50",
+        "dtype=bf16 training=1 deterministic=1 outputs=lse+sum_exp lse_gradient=1 q_form=ragged "
+        "kv_form=ragged gaps=1 heads_q=3 heads_kv=1 dim_qk=80 causal=1 bottom_right=1 "
+        "window_right=1 softmax=learnable softcap=30 scale=0.37 has_scale=1 | lens_q=22,9,22,22 "
+        "lens_kv=22,9,22,22 gap=1 seed=8003745 values=extreme sink_mean=50"}) {
     const kit::Report report = kit::check(kit::Case::parse(line), "cpu-amx");
     EXPECT_TRUE(report.ok()) << report.text();
   }
