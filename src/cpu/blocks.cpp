@@ -26,6 +26,13 @@ Group make_group(const View& view, int64_t b, int64_t kv_head) {
   return g;
 }
 
+std::vector<Group> make_groups(const View& view) {
+  std::vector<Group> out;
+  for (int64_t b = 0; b < view.batch(); ++b)
+    for (int64_t h = 0; h < view.p.heads_kv; ++h) out.push_back(make_group(view, b, h));
+  return out;
+}
+
 RowBlock make_block(const Group& group, int64_t first, int64_t count) {
   RowBlock block;
   block.group = group;

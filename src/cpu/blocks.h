@@ -2,6 +2,7 @@
 // one head or, where heads are short, from several heads of one group.
 #pragma once
 #include <cstddef>
+#include <vector>
 
 #include "cpu/view.h"
 #include "math/mask.h"
@@ -25,6 +26,8 @@ struct Group {
 };
 
 Group make_group(const View& view, int64_t b, int64_t kv_head);
+// Of every sequence and kv head.
+std::vector<Group> make_groups(const View& view);
 
 struct RowBlock {
   Group group;

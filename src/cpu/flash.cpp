@@ -47,13 +47,6 @@ Real* thread_scratch(int64_t n) {
   return buffer->get();
 }
 
-std::vector<Group> groups(const View& view) {
-  std::vector<Group> out;
-  for (int64_t b = 0; b < view.batch(); ++b)
-    for (int64_t h = 0; h < view.p.heads_kv; ++h) out.push_back(make_group(view, b, h));
-  return out;
-}
-
 double highest(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0,
                          [](double a, double b) { return std::fmax(a, b); });
@@ -96,7 +89,7 @@ class Forward {
 
   void operator()() {
     fill_padding();
-    std::vector<Group> all = groups(view_);
+    std::vector<Group> all = make_groups(view_);
     const auto middle = std::stable_partition(all.begin(), all.end(), [&](const Group& g) {
       return few_.few_scores && is_few(view_, g);
     });
@@ -245,7 +238,7 @@ template <class Real>
 class Backward {
  public:
   Backward(const View& view, const Kernels<Real>& kernels)
-      : view_(view), kernels_(kernels), groups_(groups(view)) {}
+      : view_(view), kernels_(kernels), groups_(make_groups(view)) {}
 
   void operator()() {
     const Problem& p = view_.p;

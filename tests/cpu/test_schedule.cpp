@@ -7,13 +7,6 @@
 namespace tea::cpu {
 namespace {
 
-std::vector<Group> groups_of(const View& view) {
-  std::vector<Group> out;
-  for (int64_t b = 0; b < view.batch(); ++b)
-    for (int64_t h = 0; h < view.p.heads_kv; ++h) out.push_back(make_group(view, b, h));
-  return out;
-}
-
 // A problem, and its groups.
 struct Drawn {
   explicit Drawn(const std::string& line) : p(Problem::parse(line)) {}
@@ -27,7 +20,7 @@ struct Drawn {
   int64_t rng[2] = {};
   const tea::Run run = run_of();
   const View view{p, run};
-  const std::vector<Group> groups = groups_of(view);
+  const std::vector<Group> groups = make_groups(view);
 };
 
 void expect_complete(const std::string& line, bool few) {
