@@ -24,59 +24,96 @@ template <class Real>
 class Buffer {
  public:
   explicit Buffer(int64_t n)
-      : data_(static_cast<Real*>(::operator new(static_cast<size_t>(n) * sizeof(Real), kLine))) {}
+      : data_(static_cast<Real*>(::operator new(static_cast<size_t>(n) * sizeof(Real), kLine))),
+        size_(n) {}
   ~Buffer() { ::operator delete(data_, kLine); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   Real* get() const { return data_; }
+  int64_t size() const { return size_; }
 
  private:
   static constexpr std::align_val_t kLine{64};
   Real* data_;
+  int64_t size_;
 };
 
-// Memory that a thread keeps between calls.
+// Memory that a thread keeps between calls, in the hands of one while this lives: a caller's
+// parallel_for may come back to this thread with another call, which then gets memory of its own.
 template <class Real>
-Real* thread_scratch(int64_t n) {
-  thread_local std::unique_ptr<Buffer<Real>> buffer;
-  thread_local int64_t size = 0;
-  if (!buffer || n > size) {
-    buffer = std::make_unique<Buffer<Real>>(n);
-    size = n;
+class Kept {
+ public:
+  explicit Kept(int64_t n) : buffer_(std::move(idle())) {
+    if (!buffer_ || buffer_->size() < n) buffer_ = std::make_unique<Buffer<Real>>(n);
   }
-  return buffer->get();
-}
+  ~Kept() { idle() = std::move(buffer_); }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+  Real* get() const { return buffer_->get(); }
+
+ private:
+  static std::unique_ptr<Buffer<Real>>& idle() {
+    thread_local std::unique_ptr<Buffer<Real>> buffer;
+    return buffer;
+  }
+  std::unique_ptr<Buffer<Real>> buffer_;
+};
 
 double highest(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0,
                          [](double a, double b) { return std::fmax(a, b); });
 }
 
-// K and V of heads as the kernels want them, in memory that the calling thread keeps. All threads
-// share the work.
+// K and V of heads as the kernels want them, while this lives: of the first groups, as many as fit
+// the memory for packed heads, but at least one. All threads share the work.
 template <class Real>
-void pack(const View& view, const Kernels<Real>& kernels, Pass pass, std::span<Group> groups) {
-  if (!kernels.pack) return;
+class PackedHeads {
+ public:
+  PackedHeads(const View& view, const Kernels<Real>& kernels, Pass pass, std::span<Group> groups)
+      : groups_(kernels.pack ? cut(view, kernels, pass, groups) : groups), memory_(bytes_) {
+    if (kernels.pack) pack(view, kernels, pass);
+  }
+  std::span<Group> groups() const { return groups_; }
+
+ private:
   struct Part {
     const Group* group;
     int64_t first;
     std::byte* to;
   };
-  std::vector<Part> parts;
-  int64_t bytes = 0;
-  for (const Group& g : groups) bytes += kernels.packed_bytes(view.p, g, pass);
-  std::byte* memory = thread_scratch<std::byte>(bytes);
-  for (Group& g : groups) {
-    for (int64_t first = 0; first < g.seen.end - g.seen.begin; first += kPackedKeys)
-      parts.push_back({&g, first, memory});
-    g.packed = memory;
-    memory += kernels.packed_bytes(view.p, g, pass);
+
+  // Finds where each group begins, and what part of the memory all of them take.
+  std::span<Group> cut(const View& view, const Kernels<Real>& kernels, Pass pass,
+                       std::span<Group> groups) {
+    for (const Group& g : groups) {
+      const int64_t more = kernels.packed_bytes(view.p, g, pass);
+      if (!begin_.empty() && bytes_ + more > kPackedBytes) break;
+      begin_.push_back(bytes_);
+      bytes_ += more;
+    }
+    return groups.first(begin_.size());
   }
-  view.parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t i) {
-    const Part& part = parts[static_cast<size_t>(i)];
-    kernels.pack(view, *part.group, pass, part.first, part.to);
-  });
-}
+
+  void pack(const View& view, const Kernels<Real>& kernels, Pass pass) {
+    std::vector<Part> parts;
+    for (size_t i = 0; i < groups_.size(); ++i) {
+      Group& g = groups_[i];
+      std::byte* const to = memory_.get() + begin_[i];
+      g.packed = to;
+      for (int64_t first = 0; first < g.seen.end - g.seen.begin; first += kPackedKeys)
+        parts.push_back({&g, first, to});
+    }
+    view.parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t i) {
+      const Part& part = parts[static_cast<size_t>(i)];
+      kernels.pack(view, *part.group, pass, part.first, part.to);
+    });
+  }
+
+  int64_t bytes_ = 0;
+  std::vector<int64_t> begin_;  // by group
+  const std::span<Group> groups_;
+  const Kept<std::byte> memory_;
+};
 
 // ------------------------------------------------------------------------------------- forward
 
@@ -94,13 +131,10 @@ class Forward {
       return few_.few_scores && is_few(view_, g);
     });
     attend({all.begin(), middle}, true);
-    // As many heads at a time as fit the memory for packed ones.
-    for (auto first = middle, end = middle; first != all.end(); first = end) {
-      int64_t bytes = 0;
-      do bytes += packed_bytes(*end++);
-      while (end != all.end() && bytes + packed_bytes(*end) <= kPackedBytes);
-      pack(view_, tiles_, Pass::kForward, {first, end});
-      attend({first, end}, false);
+    for (std::span<Group> rest{middle, all.end()}; !rest.empty();) {
+      const PackedHeads some(view_, tiles_, Pass::kForward, rest);
+      attend(some.groups(), false);
+      rest = rest.subspan(some.groups().size());
     }
   }
 
@@ -112,10 +146,6 @@ class Forward {
     if (p.writes_lse()) view_.fill(TEA_LSE, -INFINITY);
     if (p.outputs & TEA_OUTPUT_MAX) view_.fill(TEA_MAX, -INFINITY);
     if (p.outputs & TEA_OUTPUT_SUM_EXP) view_.fill(TEA_SUM_EXP, 0);
-  }
-
-  int64_t packed_bytes(const Group& g) const {
-    return tiles_.pack ? tiles_.packed_bytes(view_.p, g, Pass::kForward) : 0;
   }
 
   void attend(std::span<const Group> some, bool few) {
@@ -147,9 +177,7 @@ class Forward {
   }
   Partial<Real> shared(int64_t slot) const { return partial(shared_ + slot * partial_reals()); }
 
-  Real* scratch(int64_t more) const {
-    return thread_scratch<Real>(kernels().scratch(view_.p) + more);
-  }
+  int64_t kernel_scratch() const { return kernels().scratch(view_.p); }
   static RowBlock block_of(const Piece& piece) {
     return make_block(*piece.group, piece.first, kRows);
   }
@@ -163,7 +191,8 @@ class Forward {
       const RowBlock block = block_of(piece(item.piece));
       auto& kept = kept_[static_cast<size_t>(item.slot)];
       kept = std::make_unique<Buffer<Real>>(kFewRows * few_stride(item.columns));
-      few_.few_scores(view_, block, item.columns, kept->get(), shared(item.slot).max, scratch(0));
+      const Kept<Real> memory(kernel_scratch());
+      few_.few_scores(view_, block, item.columns, kept->get(), shared(item.slot).max, memory.get());
     });
     for (const Piece& of : work_.pieces)
       for (int lane = 0; lane < kFewRows && of.parts > 1; ++lane) {
@@ -179,9 +208,9 @@ class Forward {
     const Columns columns{std::max(item.columns.begin, block.all.begin),
                           std::min(item.columns.end, block.all.end)};
     const int64_t scores = work_.few ? kFewRows * few_stride(columns) : 0;
-    Real* memory = scratch(partial_reals() + scores);
-    const Partial<Real> out = item.slot < 0 ? partial(memory) : shared(item.slot);
-    Real *s = memory + partial_reals(), *rest = s + scores;
+    const Kept<Real> memory(partial_reals() + scores + kernel_scratch());
+    const Partial<Real> out = item.slot < 0 ? partial(memory.get()) : shared(item.slot);
+    Real *s = memory.get() + partial_reals(), *rest = s + scores;
     s_amax_[static_cast<size_t>(i)] = work_.few ? attend_few(item, block, columns, s, out, rest)
                                                 : tiles_.attend(view_, block, columns, out, rest);
     if (item.slot < 0)
@@ -270,7 +299,7 @@ class Backward {
 
   void group(int64_t i, int64_t splits) {
     Group& g = groups_[static_cast<size_t>(i)];
-    pack(view_, kernels_, Pass::kBackward, {&g, 1});
+    const PackedHeads packed(view_, kernels_, Pass::kBackward, {&g, 1});
     const int64_t size = reals(g);
     splits = std::clamp<int64_t>(g.blocks(), 1, splits);
     const Buffer<Real> memory(size * splits);
@@ -298,10 +327,11 @@ class Backward {
     std::fill(memory, memory + reals(g), Real{0});
     Found found;
     found.dsink.assign(static_cast<size_t>(g.heads), 0);
+    const Kept<Real> scratch(kernels_.scratch(view_.p));
     for (int64_t n = part; n < g.blocks(); n += splits) {
       const RowBlock block = make_block(g, n * kRows, kRows);
       Gradients<Real> out{memory, memory + dk_reals(g), nullptr, 0, 0, {}, 0, 0};
-      kernels_.backward(view_, block, out, thread_scratch<Real>(kernels_.scratch(view_.p)));
+      kernels_.backward(view_, block, out, scratch.get());
       for (int lane = 0; lane < block.count; ++lane)
         found.dsink[static_cast<size_t>(block.head[lane] - g.kv_head * g.heads)] += out.dsink[lane];
       found.dp_amax = std::fmax(found.dp_amax, out.dp_amax);
@@ -369,10 +399,11 @@ class Backward {
   // Rows of one head from `first` on: one block of them, or all.
   void bias_rows(const Group& g, int64_t head, int64_t first, bool all,
                  Gradients<Real>& out) const {
+    const Kept<Real> scratch(kernels_.scratch(view_.p));
     for (int64_t row = first; row < g.q.length; row += kRows) {
       const int64_t count = std::min<int64_t>(kRows, g.q.length - row);
       const RowBlock block = make_block(g, head * g.q.length + row, count);
-      kernels_.backward(view_, block, out, thread_scratch<Real>(kernels_.scratch(view_.p)));
+      kernels_.backward(view_, block, out, scratch.get());
       if (!all) return;
     }
   }

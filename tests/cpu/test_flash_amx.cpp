@@ -72,6 +72,50 @@ TEST(FlashAmx, Regressions) {
   }
 }
 
+// The library runs on threads that it was lent; what runs there between two pieces of its work may
+// be another call, which finds the packed keys of the first in memory that the thread keeps.
+TEST(FlashAmx, ALentThreadMayMakeOtherCalls) {
+  if (!kAmx.available()) GTEST_SKIP() << kLacks;
+  struct Call {
+    explicit Call(const char* line) : inputs(kit::Case::parse(line)) {
+      inputs.fill(kit::Poison::kNan);
+    }
+    void operator()(tea_parallel_for lent, Call* other) {
+      tea_run run = inputs.run(0);
+      run.parallel_for = lent, run.parallel_context = other;
+      forward(*plan, &run);
+      backward(*plan, &run);
+    }
+    kit::Inputs inputs;
+    const PlanRef plan = planner().plan(inputs.problem(), kHost, "cpu-amx");
+  };
+  const char* const line =
+      "dtype=bf16 training=1 heads_q=2 heads_kv=2 dim_qk=64 batch=1 seqlen_q=100 seqlen_kv=300 | "
+      "seed=9 values=randn";
+  const auto lent = [](void* other, int64_t count, void (*body)(void*, int64_t), void* argument) {
+    for (int64_t i = 0; i < count; ++i) {
+      body(argument, i);
+      (*static_cast<Call*>(other))(nullptr, nullptr);
+    }
+  };
+  const auto gradients = [](Call& call) {
+    std::vector<uint8_t> out = call.inputs.output_bytes(kit::Written::kForward);
+    for (const uint8_t byte : call.inputs.output_bytes(kit::Written::kBackward))
+      out.push_back(byte);
+    return out;
+  };
+  Call alone(line), outer(line);
+  alone(nullptr, nullptr);
+  for (const char* other : {"batch=1 seqlen_q=100 seqlen_kv=300", "batch=1 seqlen_q=9 seqlen_kv=9",
+                            "batch=3 seqlen_q=200 seqlen_kv=900"}) {
+    Call nested(("dtype=bf16 training=1 heads_q=2 heads_kv=2 dim_qk=64 " + std::string(other) +
+                 " | seed=10 values=randn")
+                    .c_str());
+    outer(lent, &nested);
+    EXPECT_EQ(gradients(outer), gradients(alone)) << other;
+  }
+}
+
 // Other types run on AVX-512, with its bits.
 TEST(FlashAmx, OnlyBf16IsItsOwn) {
   if (!kAmx.available()) GTEST_SKIP() << kLacks;
