@@ -78,6 +78,22 @@ def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
 
+# What models pass along and the mask or the position embedding has already used.
+USED_ELSEWHERE = {
+    *("position_ids", "cache_position", "use_cache", "seq_idx", "num_items_in_batch"),
+    *("output_hidden_states", "output_router_logits", "position_embeddings"),
+}
+PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+
+
+def _refuse_unknown(others: dict, mask: Tensor | None) -> None:
+    """Packed lengths are fine where a mask of four dimensions says the same."""
+    known = USED_ELSEWHERE | PACKED if mask is not None and mask.dim() == 4 else USED_ELSEWHERE
+    for name, value in others.items():
+        if value is not None and value is not False and name not in known:
+            raise TypeError(f"{name} is given; needs None: te_attention does not use it")
+
+
 def attention_forward(
     module: torch.nn.Module,
     query: Tensor,
@@ -90,12 +106,14 @@ def attention_forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_,
+    **others,
 ) -> tuple[Tensor, None]:
     """The attention of a layer: q, k, v [b, heads, s, d]; O comes back as [b, s, heads, d].
 
     Key and value keep their own heads (no expansion). `s_aux`: the learnable sinks of GPT-OSS.
+    Raises TypeError where a model passes what is not known here and would change the result.
     """
+    _refuse_unknown(others, attention_mask)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     structured = attention_mask is None or attention_mask.dim() == 2
     bias = attention_mask

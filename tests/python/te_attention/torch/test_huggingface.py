@@ -82,3 +82,13 @@ def test_the_mask_stays_a_word_where_it_can() -> None:
     assert huggingface.attention_mask(2, 13, 13, attention_mask=padded).shape == (2, 13)
     custom = huggingface.attention_mask(2, 5, 5, mask_function=lambda _b, _h, q, k: q == k)
     assert custom.shape == (2, 1, 5, 5)
+
+
+def test_what_is_not_used_is_refused_by_name() -> None:
+    module, (q, k, v) = torch.nn.Module(), torch.randn(3, 1, 2, 5, 16)
+    huggingface.attention_forward(module, q, k, v, None, position_ids=torch.arange(5), odd=None)
+    for name, value in (("position_bias", q), ("output_attentions", True), ("cu_seq_lens_q", q)):
+        with pytest.raises(TypeError, match=f"{name} is given; needs None"):
+            huggingface.attention_forward(module, q, k, v, None, **{name: value})
+    everything = torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    huggingface.attention_forward(module, q, k, v, everything, cu_seq_lens_q=q)
