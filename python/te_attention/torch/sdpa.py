@@ -104,12 +104,12 @@ def _flash_forward(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=Fa
     """aten::_scaled_dot_product_flash_attention."""
     if return_debug_mask:
         raise RuntimeError("return_debug_mask is True; needs False: there is no S by S tensor")
-    rng_state = new_rng_state(q.device)
+    empty = torch.empty(0, dtype=torch.int64, device=q.device)
+    rng_state = new_rng_state(q.device) if dropout_p else empty
     arguments = _arguments(q, k, v, dropout_p, is_causal, scale, rng_state, True)
     o, lse, _ = OPS.forward.default(*trimmed(arguments))
     if o.stride() != q.stride() and o.shape == q.shape:
         o = torch.empty_like(q).copy_(o)  # compiled code counts on the strides of q
-    empty = torch.empty(0, dtype=torch.int64, device=q.device)
     # cu_seqlens, maxima, rng_state, an offset that rng_state already holds, and the debug mask
     return o, lse, None, None, q.shape[2], k.shape[2], rng_state, empty, q.new_empty(0)
 
