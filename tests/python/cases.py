@@ -147,7 +147,7 @@ def _differentiate(case, formats, outputs, inputs, options, choice) -> None:
 
 def _backward_in_place(case, formats, outputs, dout, dlse, inputs, options) -> list:
     """By the operator that writes into given memory: here packed and odd strides arrive."""
-    arguments = functional._describe(*inputs[:3], format=formats.text, **options)
+    arguments = functional.describe(*inputs[:3], format=formats.text, **options)
     out = [formats.order(case[n], s) for n, s in (("DQ", "q"), ("DK", "kv"), ("DV", "kv"))]
     o, lse, _ = outputs
     wanted = [case[name] is not None for name in ("DBIAS", "DSINK")]

@@ -38,8 +38,8 @@ def test_trimming_leaves_what_differs_from_the_defaults() -> None:
 
 def test_what_attention_passes_is_trimmed() -> None:
     q = torch.zeros(1, 1, 1, 8)
-    assert len(trimmed(functional._describe(q, q, q, softcap=0.0, dropout=0.0))) == 3
-    assert len(trimmed(functional._describe(q, q, q, mask="causal"))) == 5
+    assert len(trimmed(functional.describe(q, q, q, softcap=0.0, dropout=0.0))) == 3
+    assert len(trimmed(functional.describe(q, q, q, mask="causal"))) == 5
 
 
 def test_the_library_needs_neither_python_nor_the_classes_of_torch() -> None:

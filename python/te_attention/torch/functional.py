@@ -1,18 +1,31 @@
 """attention() and what goes with it: functions of tensors, in the manner of torch.nn.functional."""
 
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from te_attention.torch import _autograd
 from te_attention.torch._arguments import NONE, Arguments, trimmed
+from te_attention.torch._autograd import run
 from te_attention.torch._library import OPS
 
 Mask: TypeAlias = Literal["causal", "causal_bottom_right", "bottom_right"]
 Window: TypeAlias = tuple[int | None, int | None]
 BiasType: TypeAlias = Literal["post_scale", "pre_scale"]
 Sink: TypeAlias = Tensor | Literal["off_by_one"]
+
+
+def chosen(output: tuple, return_lse: bool, return_max_logit: bool) -> Tensor | tuple[Tensor, ...]:
+    """O, or a tuple of O and what else was asked for."""
+    o, lse, max_logit = output
+    if not (return_lse or return_max_logit):
+        return o
+    return (o, *([lse] if return_lse else []), *([max_logit] if return_max_logit else []))
+
+
+def _run(arguments: Arguments, return_lse: bool) -> Tensor | tuple[Tensor, ...]:
+    return chosen(run(arguments), return_lse, arguments.max_logit)
 
 
 def attention(
@@ -45,6 +58,7 @@ def attention(
     return_max_logit: bool = False,
     deterministic: bool | None = None,
     engine: str = "",
+    _finish: Callable[[Arguments, bool], Any] = _run,
 ) -> Tensor | tuple[Tensor, ...]:
     """softmax(scale * q k^T + ...) v, with gradients for q, k, v, bias and a learnable sink.
 
@@ -103,49 +117,8 @@ def attention(
         RuntimeError: an argument is wrong (which, the value seen, the value needed), or no engine
             accepts the problem (what each of them says). Nothing has been computed then.
     """
-    # fmt: off
-    arguments = _describe(
-        q, k, v, mask, window, bias, bias_type, alibi, softcap, sink, dropout, rng_state,
-        generator, scale, format, cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv,
-        offsets_q, offsets_kv, page_table, page_table_v, origin, return_max_logit, deterministic,
-        engine,
-    )
-    # fmt: on
-    return _chosen(_autograd.run(arguments), return_lse, return_max_logit)
-
-
-def _describe(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None = None,
-    window: Window | None = None,
-    bias: Tensor | None = None,
-    bias_type: BiasType = "post_scale",
-    alibi: bool | Tensor = False,
-    softcap: float = 0.0,
-    sink: Sink | None = None,
-    dropout: float = 0.0,
-    rng_state: Tensor | None = None,
-    generator: torch.Generator | None = None,
-    scale: float | None = None,
-    format: str = "bhsd",
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_kv: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_kv: int | None = None,
-    offsets_q: Tensor | None = None,
-    offsets_kv: Tensor | None = None,
-    page_table: Tensor | None = None,
-    page_table_v: Tensor | None = None,
-    origin: Tensor | None = None,
-    return_max_logit: bool = False,
-    deterministic: bool | None = None,
-    engine: str = "",
-) -> Arguments:
-    """The options of attention() as the operators take them."""
     if torch.is_autocast_enabled(q.device.type):
-        q, k, v = _autocast(q, k, v)
+        q, k, v = autocast(q, k, v)
     differentiable = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -153,19 +126,17 @@ def _describe(
         or (bias is not None and bias.requires_grad)
         or (isinstance(sink, Tensor) and sink.requires_grad)
     )
-    if dropout and rng_state is None:
-        rng_state = new_rng_state(q.device, generator)
-    return Arguments(
+    arguments = Arguments(
         q,
         k,
         v,
         format,
-        mask or "none",
+        "none" if mask is None else mask,
         differentiable or dropout > 0,
         scale,
         *_bounds(window),
         dropout or NONE,
-        rng_state if dropout else None,
+        _random_state(q, rng_state, generator) if dropout else None,
         bias,
         sink if isinstance(sink, Tensor) else None,
         cu_seqlens_q,
@@ -175,7 +146,7 @@ def _describe(
         page_table,
         softcap or NONE,
         alibi if isinstance(alibi, Tensor) else None,
-        alibi is True,
+        _named("alibi", alibi, False, True),
         offsets_q,
         offsets_kv,
         page_table_v,
@@ -186,21 +157,16 @@ def _describe(
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
         engine,
     )
+    return _finish(arguments, return_lse)
 
 
-def _chosen(output: tuple, return_lse: bool, return_max_logit: bool) -> Tensor | tuple[Tensor, ...]:
-    o, lse, max_logit = output
-    if not (return_lse or return_max_logit):
-        return o
-    return (o, *([lse] if return_lse else []), *([max_logit] if return_max_logit else []))
-
-
-def _named(name: str, value: object, no: str | None, yes: str) -> bool:
-    if isinstance(value, Tensor) or value is no or value == no:
+def _named(name: str, value: object, no: object, yes: object) -> bool:
+    """Is it the second of two values? A tensor is neither."""
+    if value is no or isinstance(value, Tensor) or value == no:
         return False
     if value == yes:
         return True
-    raise ValueError(f'{name} is {value!r}; needs {no!r} or "{yes}"')
+    raise ValueError(f"{name} is {value!r}; needs {no!r} or {yes!r}, or for some a tensor")
 
 
 def _bounds(window: Window | None) -> tuple[int, int]:
@@ -212,10 +178,18 @@ def _bounds(window: Window | None) -> tuple[int, int]:
     return left, right
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    device = tensors[0].device.type
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+def autocast(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in the type that is in force; float64 stays, as SDPA's does."""
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return [t if t.dtype == torch.float64 else t.to(dtype) for t in tensors]
+
+
+def _random_state(q: Tensor, given: Tensor | None, generator: torch.Generator | None) -> Tensor:
+    if given is None:
+        return new_rng_state(q.device, generator)
+    if generator is not None:
+        raise ValueError("generator is given beside rng_state; needs one of the two")
+    return given
 
 
 def new_rng_state(device: torch.device | str, generator: torch.Generator | None = None) -> Tensor:
@@ -230,10 +204,17 @@ def new_rng_state(device: torch.device | str, generator: torch.Generator | None 
 def explain(q: Tensor, k: Tensor, v: Tensor, **options) -> str:
     """Which engine would run attention(q, k, v, **options), and why the others would not.
 
-    The first line is the problem, as `te-attn check` and bug reports take it. Raises as attention()
-    does, where an argument is wrong.
+    The first line is the problem, as `te-attn check` and bug reports take it. Draws no random
+    numbers. Raises as attention() does, where an argument is wrong.
     """
-    return OPS.explain.default(*trimmed(_describe(q, k, v, **options)))
+    if options.pop("generator", None) is not None or options.get("rng_state") is None:
+        options["rng_state"] = torch.empty(2, dtype=torch.int64, device=q.device)
+    return OPS.explain.default(*trimmed(describe(q, k, v, **options)))
+
+
+def describe(q: Tensor, k: Tensor, v: Tensor, **options) -> Arguments:
+    """The options of attention() as the operators take them."""
+    return attention(q, k, v, **options, _finish=lambda arguments, _: arguments)
 
 
 def dropout_mask(

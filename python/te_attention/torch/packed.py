@@ -3,48 +3,68 @@
 import torch
 from torch import Tensor
 
-from te_attention.torch._arguments import Arguments, trimmed
+from te_attention.torch._arguments import FORMATS, trimmed
+from te_attention.torch._autograd import keep, kept
 from te_attention.torch._library import OPS
-from te_attention.torch.functional import _chosen, _describe
+from te_attention.torch.functional import attention, autocast, chosen, describe
 
 _forward, _backward_out = OPS.forward.default, OPS.backward_out.default
 
 
-def _views(packed: Tensor, heads_q: int, heads_kv: int, interleaved: bool) -> tuple[Tensor, ...]:
-    if interleaved:  # q, k, v of one head side by side
-        return tuple(packed.unflatten(-1, (3, -1)).unbind(-2))
-    return packed.split((heads_q, heads_kv, heads_kv), dim=-2)
+def _views(packed: Tensor, heads: tuple[int, int, int] | None) -> tuple[Tensor, ...]:
+    """Those of q, k and v, by their numbers of heads; None: interleaved."""
+    if heads is None:
+        return packed.unflatten(-1, (3, -1)).unbind(-2)
+    return packed.split(heads, dim=-2)
 
 
 class _Packed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, packed, shape, arguments):
-        q, k, v = _views(packed, *shape)
-        arguments = arguments._replace(q=q, k=k, v=v)
-        o, lse, max_logit = _forward(*trimmed(arguments))
-        others = [x for x in arguments[3:] if isinstance(x, Tensor)]
-        ctx.save_for_backward(packed, o, lse, *others)
-        ctx.shape = shape
-        ctx.arguments = [None if isinstance(x, Tensor) else x for x in arguments]
-        ctx.places = [i for i, x in enumerate(arguments) if i > 2 and isinstance(x, Tensor)]
-        ctx.mark_non_differentiable(max_logit)
-        ctx.set_materialize_grads(False)
-        return o, lse, max_logit
+    def forward(ctx, packed, heads, arguments):
+        arguments = trimmed((*_views(packed, heads), *arguments[3:]))
+        output = _forward(*arguments)
+        keep(ctx, arguments, *output)
+        ctx.shape, ctx.heads = packed.shape, heads
+        return output
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax):
         if dout is None and dlse is None:
             return None, None, None
-        packed, o, lse, *others = ctx.saved_tensors
-        arguments = ctx.arguments
-        for i, tensor in zip(ctx.places, others, strict=True):
-            arguments[i] = tensor
-        arguments[:3] = _views(packed, *ctx.shape)
-        gradient = torch.empty_like(packed)
-        dout = torch.zeros_like(o) if dout is None else dout
-        out = _views(gradient, *ctx.shape)
+        dout, o, lse, arguments = kept(ctx, dout)
+        gradient = o.new_empty(ctx.shape)
+        out = _views(gradient, ctx.heads)
         _backward_out(*out, dout, dlse, o, lse, False, False, *arguments)
         return gradient, None, None
+
+
+def _heads(qkv: Tensor, heads_kv: int | None, interleaved: bool) -> tuple[int, int, int] | None:
+    heads = qkv.shape[-2]
+    if interleaved:
+        if heads_kv not in (None, heads):
+            raise ValueError(f"heads_kv is {heads_kv}; needs None: interleaved heads are {heads}")
+        if qkv.shape[-1] % 3:
+            raise ValueError(f"qkv has {qkv.shape[-1]} elements a head; needs a multiple of 3")
+        return None
+    if heads_kv is None:
+        if heads % 3:
+            raise ValueError(f"qkv has {heads} heads; needs a multiple of 3, or heads_kv")
+        heads_kv = heads // 3
+    if not 0 < 2 * heads_kv < heads:
+        raise ValueError(f"heads_kv is {heads_kv}; needs from 1 to {(heads - 1) // 2}")
+    return heads - 2 * heads_kv, heads_kv, heads_kv
+
+
+def _check(qkv: Tensor, options: dict) -> None:
+    form = options["format"]
+    if form == "bhsd" or form not in FORMATS:
+        raise ValueError(f"format is {form!r}; needs bshd, sbhd or thd: heads before the last")
+    rank = 3 if form == "thd" else 4
+    if qkv.dim() != rank:
+        raise ValueError(f"qkv is of shape {list(qkv.shape)}; needs {rank} dimensions for {form}")
+    for name in ("bias", "sink"):
+        if isinstance(options.get(name), Tensor) and options[name].requires_grad:
+            raise ValueError(f"{name} requires a gradient; needs attention() for that")
 
 
 def attention_packed(
@@ -58,7 +78,7 @@ def attention_packed(
     """attention() of q, k and v that lie in one tensor, as a fused projection leaves them.
 
     Autograd would join the three gradients by a copy; here backward writes them in place, into one
-    tensor of the shape of qkv.
+    tensor of the shape of qkv. (Compiled code takes the copy.)
 
     Args:
         qkv: ``[b, s, h, d]``, ``[s, b, h, d]`` or ``[t, h, d]``: h = heads_q + 2 * heads_kv, the
@@ -74,17 +94,14 @@ def attention_packed(
         RuntimeError, ValueError: as attention() does.
     """
     options.setdefault("format", "bshd")
-    heads = qkv.shape[-2]
-    if heads_kv is None:
-        if not interleaved and heads % 3:
-            raise ValueError(f"qkv has {heads} heads; needs a multiple of 3, or heads_kv")
-        heads_kv = heads if interleaved else heads // 3
-    shape = (heads - 2 * heads_kv, heads_kv, interleaved)
-    for name in ("bias", "sink"):
-        if isinstance(options.get(name), Tensor) and options[name].requires_grad:
-            raise ValueError(f"{name} requires a gradient; needs attention() for that")
+    _check(qkv, options)
+    if torch.is_autocast_enabled(qkv.device.type):
+        (qkv,) = autocast(qkv)
+    heads = _heads(qkv, heads_kv, interleaved)
+    if torch.compiler.is_compiling():
+        return attention(*_views(qkv, heads), return_lse=return_lse, **options)
+    differentiable = torch.is_grad_enabled() and qkv.requires_grad
     with torch.no_grad():
-        arguments = _describe(*_views(qkv, *shape), **options)
-    training = arguments.training or (torch.is_grad_enabled() and qkv.requires_grad)
-    arguments = Arguments(*arguments)._replace(training=training)
-    return _chosen(_Packed.apply(qkv, shape, arguments), return_lse, arguments.max_logit)
+        arguments = describe(*_views(qkv, heads), **options)
+    arguments = arguments._replace(training=arguments.training or differentiable)
+    return chosen(_Packed.apply(qkv, heads, arguments), return_lse, arguments.max_logit)

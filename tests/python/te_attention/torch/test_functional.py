@@ -146,13 +146,37 @@ def test_flops_are_those_of_visible_pairs() -> None:
     assert counter.get_total_flops() == 2 * pairs * (16 + 16) + 2 * pairs * (3 * 16 + 2 * 16)
 
 
-@pytest.mark.parametrize("name", ["bias_type", "sink"])
+@pytest.mark.parametrize("name", ["bias_type", "sink", "alibi"])
 def test_words_that_mean_nothing_are_refused(name: str) -> None:
     q, k, v = inputs(1, 2, 8, 16)
     with pytest.raises(ValueError, match=f"{name} is 'odd'; needs"):
         tea.attention(q, k, v, **{name: "odd"})
     with pytest.raises(ValueError, match="each None or at least 0"):
         tea.attention(q, k, v, window=(-2, None))
+
+
+def test_two_sources_of_random_state_are_refused() -> None:
+    q, k, v = inputs(1, 2, 8, 16)
+    options = {"rng_state": torch.tensor([1, 2]), "generator": torch.Generator()}
+    with pytest.raises(ValueError, match="generator is given beside rng_state"):
+        tea.attention(q, k, v, dropout=0.5, **options)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    q, k, v = inputs(1, 2, 8, 16)
+    o = tea.attention(q, k, v)
+    with pytest.raises(RuntimeError, match="create_graph is True; needs False"):
+        torch.autograd.grad(o.sum(), q, create_graph=True)
+
+
+def test_explain_leaves_the_random_numbers_alone() -> None:
+    q, k, v = inputs(1, 2, 8, 16)
+    generator = torch.Generator().manual_seed(1)
+    before = torch.get_rng_state(), generator.get_state()
+    tea.explain(q, k, v, dropout=0.5)
+    tea.explain(q, k, v, dropout=0.5, generator=generator)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert torch.equal(before[1], generator.get_state())
 
 
 def test_ddp(tmp_path) -> None:
