@@ -12,10 +12,8 @@ constexpr int kGpu = 0;
 
 using Words = std::vector<std::string>;
 
-// Each type with each class of head dimensions, plain and with what makes scores general.
-Words kernels(const Words& types, const Words& dims) {
-  const std::string scores[] = {
-      "causal=1", "softcap=20 dropout=0.2 bias=post_scale bias_broadcast=batch alignment=4"};
+// Each type with each head dimension and each kind of scores.
+Words kernels(const Words& types, const Words& dims, const Words& scores) {
   Words out;
   for (const std::string& type : types)
     for (const std::string& dim : dims)
@@ -28,6 +26,18 @@ Words kernels(const Words& types, const Words& dims) {
                         " " + score + (deterministic ? " deterministic=1" : "") + " | seed=3");
         }
   return out;
+}
+
+// What the engine for any GPU has kernels for: plain scores, and all others.
+const Words kScores = {"causal=1",
+                       "softcap=20 dropout=0.2 bias=post_scale bias_broadcast=batch alignment=4"};
+
+// What Hopper's engine has kernels for: no mask, a mask, and all others.
+Words kernels_of_hopper() {
+  return kernels(
+      {"dtype=bf16", "dtype=fp16"},
+      {"dim_qk=64", "dim_qk=96", "dim_qk=128", "dim_qk=192 dim_v=128", "dim_qk=192", "dim_qk=256"},
+      {"", "causal=1", "softcap=20 dropout=0.2 alibi=standard"});
 }
 
 // Forms, splits of the keys, and the passes beside the main ones.
@@ -62,13 +72,16 @@ void expect_agreement(const Words& lines, const std::string& engine, int shared_
 // By every engine of the GPU; by the one for any GPU again with as little shared memory as smaller
 // GPUs have, where it may choose other kernels.
 TEST(Sanitized, EveryKernelRuns) {
-  Words lines =
-      kernels({"dtype=bf16", "dtype=fp16", "dtype=fp32", "dtype=e4m3 o_dtype=bf16 dqkv_dtype=bf16",
-               "dtype=e5m2 o_dtype=fp16 dqkv_dtype=bf16"},
-              {"dim_qk=64", "dim_qk=128", "dim_qk=192 dim_v=128", "dim_qk=256", "dim_qk=512"});
+  Words lines = kernels(
+      {"dtype=bf16", "dtype=fp16", "dtype=fp32", "dtype=e4m3 o_dtype=bf16 dqkv_dtype=bf16",
+       "dtype=e5m2 o_dtype=fp16 dqkv_dtype=bf16"},
+      {"dim_qk=64", "dim_qk=128", "dim_qk=192 dim_v=128", "dim_qk=256", "dim_qk=512"}, kScores);
   lines.insert(lines.end(), std::begin(kForms), std::end(kForms));
   expect_agreement(lines, "portable", 99 << 10);
-  for (const std::string& engine : engines_of(kGpu)) expect_agreement(lines, engine);
+  for (const std::string& engine : engines_of(kGpu)) {
+    expect_agreement(lines, engine);
+    if (engine == "hopper") expect_agreement(kernels_of_hopper(), engine);
+  }
 }
 
 // The order of a kernel's threads does not depend on how its numbers are coded: one type for each
@@ -76,7 +89,7 @@ TEST(Sanitized, EveryKernelRuns) {
 // form.
 TEST(Races, OneOfEachScheme) {
   Words lines = kernels({"dtype=bf16", "dtype=fp32", "dtype=e4m3 o_dtype=bf16 dqkv_dtype=bf16"},
-                        {"dim_qk=64", "dim_qk=192 dim_v=128", "dim_qk=512"});
+                        {"dim_qk=64", "dim_qk=192 dim_v=128", "dim_qk=512"}, kScores);
   lines.insert(lines.end(), std::begin(kForms), std::end(kForms));
   for (const std::string& engine : engines_of(kGpu)) expect_agreement(lines, engine);
 }
