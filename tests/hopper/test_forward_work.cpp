@@ -240,10 +240,10 @@ TEST(HopperWork, TheEndOfARowAccountsForTheSink) {
     OnlineSoftmax softmax;
     softmax.start();
     if (!none) {
-      softmax.top[0] = static_cast<float>(top) * kLog2E;
+      softmax.top[0] = static_cast<float>(top);
       softmax.sum[0] = static_cast<float>(sum) / 4;  // of one thread in four
     }
-    const OnlineSoftmax::End end = softmax.finish(0, static_cast<float>(sink));
+    const OnlineSoftmax::End end = softmax.finish(0, kLog2E, static_cast<float>(sink));
     const double seen = none ? 0 : sum * std::exp(top), total = seen + std::exp(sink);
     const auto near = [](double got, double want) {
       return got == want || std::fabs(got - want) <= 5e-6 * (1 + std::fabs(want));
@@ -252,6 +252,43 @@ TEST(HopperWork, TheEndOfARowAccountsForTheSink) {
     EXPECT_TRUE(near(end.factor, none ? 0 : std::exp(top) / total)) << end.factor;
     EXPECT_TRUE(near(end.max, none ? -INFINITY : top)) << end.max;
     EXPECT_TRUE(near(end.sum_exp, none ? 0 : total / std::exp(top))) << end.sum_exp;
+  }
+}
+
+// Caught by review: from about 2^31 on, the rounding of a top times the scale took exponentials out
+// of range, and O became NaN. Blocks of scores whose tops rise and fall, of every magnitude.
+TEST(HopperSoftmax, ScoresOfAnyMagnitudeHaveASum) {
+  constexpr int kCount = 8, kBlocks = 6;
+  const float scale = 0.3f * kLog2E;
+  Draw d{std::mt19937(7)};
+  for (int power = 0; power < 120; ++power) {
+    const float magnitude = std::ldexp(1.0f, power);
+    OnlineSoftmax softmax;
+    softmax.start();
+    double accumulated = 0, top = -INFINITY, total = 0;
+    std::vector<double> all;
+    for (int block = 0; block < kBlocks; ++block) {
+      float s[kCount], shrink[2];
+      for (int i = 0; i < kCount; ++i) {
+        const float x = block == 0 ? -INFINITY : d.normal() * magnitude;  // first, nothing is seen
+        s[i] = i == 3 && block == 4 ? static_cast<float>(top) : x;        // a tie
+        if (half_of(i) == 0) all.push_back(double{s[i]}), top = std::fmax(top, double{s[i]});
+      }
+      softmax.update(s, scale, shrink);
+      accumulated *= double{shrink[0]};
+      for (int i = 0; i < kCount; ++i)
+        if (half_of(i) == 0) accumulated += double{s[i]};
+    }
+    for (const double x : all) total += std::exp2((x - top) * double{scale});
+    const OnlineSoftmax::End end = softmax.finish(0, scale);
+    const double own = top * double{scale} * double{kLn2};
+    // A product with the top is rounded; beyond kFar only the largest score has a weight.
+    const bool far = std::fabs(own) >= double{OnlineSoftmax::kFar} * double{kLn2};
+    const double unsure = 1e-5 + (far ? 0 : 2e-7 * std::fabs(own));
+    EXPECT_NEAR(4 * accumulated * double{end.factor}, 1, 1e-5) << "2^" << power;  // of a quad
+    EXPECT_NEAR(std::log(double{end.sum_exp} / 4), std::log(total), unsure) << "2^" << power;
+    EXPECT_NEAR(double{end.max}, own, 1e-6 * std::fabs(own)) << "2^" << power;
+    EXPECT_NEAR(double{end.lse}, own + std::log(4 * total), unsure + 1e-6 * std::fabs(own));
   }
 }
 

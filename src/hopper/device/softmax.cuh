@@ -8,10 +8,16 @@ namespace tea::hopper {
 constexpr float kLog2E = 1.44269504088896340736f, kLn2 = 0.69314718055994530942f;
 constexpr float kMinusInfinity = -__builtin_huge_valf();
 
-// For the thread's two rows: the largest scaled score so far, in powers of two, and the thread's
-// share of the sum of 2^(score - top). A row with nothing to attend keeps top = -infinity, sum = 0.
+// For the thread's two rows: the largest score so far, not yet scaled, and the thread's share of
+// the sum of 2^(scale * (score - top)). A row with nothing to attend keeps top = -infinity, sum =
+// 0.
 struct OnlineSoftmax {
   float top[2], sum[2];
+
+  // From here on a product with the top, rounded, could take exponentials out of range; the factor
+  // then is a power of two, whose products are exact. Scores that differ at all differ by more than
+  // 8 there, and their own rounding is as large.
+  static constexpr float kFar = 1 << 28;
 
   TEA_DEVICE void start() {
     for (int r = 0; r < 2; ++r) {
@@ -19,22 +25,27 @@ struct OnlineSoftmax {
       sum[r] = 0;
     }
   }
-  // Turns scores into 2^(score - top), masked scores being -infinity, and gives the factor by which
-  // what was accumulated before must shrink. scale_log2 = scale * log2(e), positive.
+  // Turns scores into 2^(scale * (score - top)), masked scores being -infinity, and gives the
+  // factor by which what was accumulated before must shrink. scale_log2 = scale * log2(e),
+  // positive.
   template <int kCount>
   TEA_DEVICE void update(float (&s)[kCount], float scale_log2, float (&shrink)[2]) {
-    float highest[2] = {kMinusInfinity, kMinusInfinity}, base[2];
+    float highest[2] = {kMinusInfinity, kMinusInfinity}, factor[2], base[2];
+    const float power = __uint_as_float(__float_as_uint(scale_log2) & 0x7F800000);
     thread_row_max(s, highest);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float now = fmaxf(top[r], quad_max(highest[r]) * scale_log2);
-      base[r] = now == kMinusInfinity ? 0.0f : now;  // else -infinity minus itself is NaN
-      shrink[r] = exp2_fast(top[r] - base[r]);
+      const float now = fmaxf(top[r], quad_max(highest[r]));
+      const float finite = now == kMinusInfinity ? 0.0f : now;  // else minus itself is NaN
+      shrink[r] = exp2_fast((top[r] - finite) * scale_log2);
+      factor[r] = fabsf(finite) * scale_log2 < kFar ? scale_log2 : power;
+      base[r] = finite * factor[r];
       top[r] = now;
       sum[r] *= shrink[r];
     }
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) s[i] = exp2_fast(fmaf(s[i], scale_log2, -base[half_of(i)]));
+    for (int i = 0; i < kCount; ++i)
+      s[i] = exp2_fast(fmaf(s[i], factor[half_of(i)], -base[half_of(i)]));
     thread_row_sum(s, sum);
   }
 
@@ -43,14 +54,14 @@ struct OnlineSoftmax {
   struct End {
     float factor, lse, max, sum_exp;
   };
-  TEA_DEVICE End finish(int r, float sink = kMinusInfinity) const {
-    const float seen = quad_sum(sum[r]), extra = sink * kLog2E;
-    const float high = fmaxf(top[r], extra), base = high == kMinusInfinity ? 0.0f : high;
-    const float shrink = exp2_fast(top[r] - base), total = seen * shrink + exp2_fast(extra - base);
+  TEA_DEVICE End finish(int r, float scale_log2, float sink = kMinusInfinity) const {
+    const float seen = quad_sum(sum[r]), own = top[r] * scale_log2, extra = sink * kLog2E;
+    const float high = fmaxf(own, extra), base = high == kMinusInfinity ? 0.0f : high;
+    const float shrink = exp2_fast(own - base), total = seen * shrink + exp2_fast(extra - base);
     if (total == 0) return {0, kMinusInfinity, kMinusInfinity, 0};
     const bool nothing = seen == 0;
     return {nothing ? 0 : shrink * reciprocal_fast(total), (high + log2_fast(total)) * kLn2,
-            seen == seen ? top[r] * kLn2 : seen, nothing ? 0 : seen + exp2_fast(extra - top[r])};
+            seen == seen ? own * kLn2 : seen, nothing ? 0 : seen + exp2_fast(extra - own)};
   }
 };
 

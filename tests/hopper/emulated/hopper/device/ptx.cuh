@@ -23,6 +23,7 @@ struct float2 {
   float x, y;
 };
 inline float __uint_as_float(uint32_t bits) { return tea::bits_float(bits); }
+inline uint32_t __float_as_uint(float x) { return tea::float_bits(x); }
 inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int atomicAdd(int* at, int more) { return (*at += more) - more; }
