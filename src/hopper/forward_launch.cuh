@@ -31,9 +31,11 @@ Outcome launch_masked(int row, const Forward& f, cudaStream_t stream);
 Outcome launch_general(int row, const Forward& f, cudaStream_t stream);
 
 inline bool bounded(const MaskRule& m) { return m.causal || m.window_left || m.window_right; }
-inline Outcome refused(const char* what) {
-  return {cudaErrorInvalidValue, what, cudaGetErrorString(cudaErrorInvalidValue)};
+// The driver's codes are those of the runtime.
+inline Outcome failed(int code, const char* what) {
+  return {code, what, cudaGetErrorString(static_cast<cudaError_t>(code))};
 }
+inline Outcome refused(const char* what) { return failed(cudaErrorInvalidValue, what); }
 
 namespace {
 
@@ -60,9 +62,10 @@ __global__ void __launch_bounds__(Kernel<config<Rows>(kNumber)>::kThreads, 1)
   Kernel<config<Rows>(kNumber)>::body(p);
 }
 
-// A tensor as the copy engine sees it: see the head of this file for y and z.
-bool map(TensorMap* to, const Strided& x, const Sequences& side, int dim, int heads, int batch,
-         Type type, Swizzle s, int box_rows) {
+// A tensor as the copy engine sees it: see the head of forward_kernel.cuh for y and z. The driver's
+// code.
+int map(TensorMap* to, const Strided& x, const Sequences& side, int dim, int heads, int batch,
+        Type type, Swizzle s, int box_rows) {
   const int64_t rows = side.form == Form::kRagged ? side.tokens : side.rows;
   const int batches = side.form == Form::kRagged ? 1 : batch;
   const auto extent = [](int64_t n) { return static_cast<uint64_t>(std::max<int64_t>(n, 1)); };
@@ -74,12 +77,12 @@ bool map(TensorMap* to, const Strided& x, const Sequences& side, int dim, int he
       {extent(dim), extent(box_rows), extent(heads), extent(rows + 1), extent(batches)},
       {0, bytes(x.row), bytes(x.head), bytes(x.row), bytes(x.batch)},
       {static_cast<uint32_t>(width(s) / 2), static_cast<uint32_t>(box_rows), 1, 1, 1}};
-  return encode(to, static_cast<char*>(x.data) - box_rows * x.row * 2, shape) == 0;
+  return encode(to, static_cast<char*>(x.data) - box_rows * x.row * 2, shape);
 }
 
-// False if the copy engine cannot address a tensor.
+// Fails if the copy engine cannot address a tensor.
 template <Config C>
-bool fill(Parameters* p, const Forward& f) {
+Outcome fill(Parameters* p, const Forward& f) {
   using K = Kernel<C>;
   const int row_blocks = (f.queries.rows + K::kRows - 1) / K::kRows;
   const int together = heads_at_once(f, f.keys.rows, int64_t{f.heads} * f.batch);
@@ -89,19 +92,26 @@ bool fill(Parameters* p, const Forward& f) {
   // tiles first; else tiles are equal, and a head at a time needs the least cache.
   p->order = {row_blocks, f.heads, f.batch, C.masked() ? together : 1, C.masked()};
   p->scale_log2 = C.general() ? kLog2E : f.scale * kLog2E;
-  const auto mapped = [&](TensorMap& to, const Strided& x, const Sequences& side, int dim,
-                          int heads, int box) {
-    return map(&to, x, side, dim, heads, f.batch, C.type, K::kSwizzle, box);
+  const struct {
+    const char* what;
+    TensorMap* to;
+    const Strided& x;
+    const Sequences& side;
+    int dim, heads, box;
+  } tensors[] = {
+      {"cuTensorMapEncodeTiled of q", &p->q, f.q, f.queries, f.dim, f.heads, 64},
+      {"cuTensorMapEncodeTiled of k", &p->k, f.k, f.keys, f.dim, f.heads_kv, K::kCols},
+      {"cuTensorMapEncodeTiled of v", &p->v, f.v, f.keys, f.dim_v, f.heads_kv, K::kCols},
   };
-  return mapped(p->q, f.q, f.queries, f.dim, f.heads, 64) &&
-         mapped(p->k, f.k, f.keys, f.dim, f.heads_kv, K::kCols) &&
-         mapped(p->v, f.v, f.keys, f.dim_v, f.heads_kv, K::kCols);
+  for (const auto& t : tensors) {
+    const int code = map(t.to, t.x, t.side, t.dim, t.heads, f.batch, C.type, K::kSwizzle, t.box);
+    if (code) return failed(code, t.what);
+  }
+  return {};
 }
 
-#define TEA_TRY(call, what)                                                  \
-  if (const cudaError_t code = (call); code != cudaSuccess) return Outcome { \
-      code, what, cudaGetErrorString(code)                                   \
-    }
+#define TEA_TRY(call, what) \
+  if (const cudaError_t code = (call); code != cudaSuccess) return failed(code, what)
 
 template <class Rows, int kNumber>
 Outcome launch(const Forward& f, cudaStream_t stream) {
@@ -116,7 +126,7 @@ Outcome launch(const Forward& f, cudaStream_t stream) {
   // Before the driver encodes maps, which it refuses to a thread without a context.
   TEA_TRY(cudaFuncSetAttribute(kernel, kLimit, kShared), "cudaFuncSetAttribute");
   Parameters p = {};
-  if (!fill<C>(&p, f)) return refused("cuTensorMapEncodeTiled");
+  if (const Outcome filled = fill<C>(&p, f); filled.code) return filled;
   if (p.f.counter) TEA_TRY(cudaMemsetAsync(p.f.counter, 0, sizeof(int), stream), "cudaMemsetAsync");
   // Of sequences whose lengths only the device knows, there may be fewer tiles than this.
   kernel<<<std::clamp(p.order.count(), 1, processors), kThreads, kShared, stream>>>(p);

@@ -1,4 +1,4 @@
-// Tests of src/hopper/forward.cu on the device: every head dimension, type and mask, odd lengths,
+// Tests of src/hopper/forward*.cu* on the device: every head dimension, type and mask, odd lengths,
 // layouts and groups of heads, against double precision on sampled rows. Tensors lie in memory full
 // of NaN; so do the keys that no row attends to. Then every length from 1 to 1100, ragged sequences
 // against dense ones bit by bit, and reruns under contention. One process per head dimension. What
@@ -387,7 +387,7 @@ int check_refusals() {
   refused("head dimensions beyond the table");
   f.dim = f.dim_v = 64;
   f.q = f.k = f.v = f.o = {reinterpret_cast<void*>(8), 64, 64, 64};
-  refused("cuTensorMapEncodeTiled");  // pointers that are no multiple of 16
+  refused("cuTensorMapEncodeTiled of q");  // pointers that are no multiple of 16
   f.mask.causal = 1;
   refused("tiles of different lengths without a counter");
   f.batch = 1 << 30;
