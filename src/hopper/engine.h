@@ -1,5 +1,5 @@
 // The engine of GPUs with compute capability 9.0: the forward pass of forward.h for 16-bit types.
-// It does not train yet, and has no pages and no fp8.
+// Plans that train go back by another engine (core/registry.cpp). No pages and no fp8.
 #pragma once
 #include "core/engine.h"
 

@@ -7,7 +7,7 @@
 
 namespace tea::hopper {
 
-// By the producer: what is the same for a whole tile.
+// By the planner: what is the same for a whole tile.
 TEA_DEVICE void add_general(Work& w, const Forward& f) {
   const General& g = f.general;
   bool sane;
@@ -30,7 +30,7 @@ struct Corner {
   int row, key;
 };
 
-// Two neighbours of the bias, where they are contiguous; bits of `seen`: which of them to read.
+// Where the bias of the thread's elements lies, of any type and strides.
 template <Type kType>
 struct BiasReader {
   const General& g;
@@ -54,6 +54,7 @@ struct BiasReader {
     return g.bias_is_fp32 ? *reinterpret_cast<const float*>(p)
                           : widen(*reinterpret_cast<const uint16_t*>(p));
   }
+  // Two neighbours, at once where they are contiguous; bits of `seen`: which of them to read.
   TEA_DEVICE void read(float (&to)[2], int r, int column, uint32_t seen) const {
     to[0] = to[1] = 0;
     if (pairs && seen == 3) {

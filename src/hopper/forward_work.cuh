@@ -14,7 +14,7 @@ struct Blocks {
   int begin, end;
 };
 
-// A tile, as the producer tells the consumers. Keys count from the first that any row attends to.
+// A tile, as the planner tells all other roles. Keys count from the first that any row attends to.
 struct Work {
   int head, sequence;  // head < 0: there is no more
   int first;           // its first row, in the sequence
@@ -150,12 +150,8 @@ struct Caretaker {
   // Where starts rise, as they do unless someone shuffled them, the first look finds the sequence.
   TEA_DEVICE bool in_some_sequence(int64_t token) const {
     const int32_t* starts = f.queries.offsets ? f.queries.offsets : f.queries.cu_seqlens;
-    int low = 0, high = f.batch;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (starts[middle] <= token ? low : high) = middle;
-    }
-    if (low < high && holds(low, token)) return true;
+    const auto likely = static_cast<int>(find_sequence(starts, f.batch, token));
+    if (likely >= 0 && holds(likely, token)) return true;
 #pragma unroll 1
     for (int i = 0; i < f.batch; ++i)
       if (holds(i, token)) return true;

@@ -1,5 +1,7 @@
 // Words over PTX that belong to no unit: registers, fences, named barriers, clusters, fast
-// functions, packing and the matrix moves of a warp. One instruction each; sm_90a.
+// functions, packing and the matrix moves of a warp. One instruction each; sm_90a. Those of
+// clusters, the matrix moves and tanh_fast() are for the backward pass, fp8 for kernels of that
+// type.
 #pragma once
 #include <cstdint>
 
@@ -80,10 +82,6 @@ TEA_DEVICE uint32_t cluster_address(uint32_t address, uint32_t rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
 }
-
-// Programmatic dependent launch: wait for the grid before, or let the grid after start.
-TEA_DEVICE void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
-TEA_DEVICE void allow_next_grid() { asm volatile("griddepcontrol.launch_dependents;\n"); }
 
 // Not volatile: the compiler may move and merge pure functions.
 TEA_DEVICE float exp2_fast(float x) {

@@ -71,8 +71,8 @@ struct SequenceTiles {
   }
 };
 
-// How the producer tells the consumers what to work on, one message ahead. A reader lets go of a
-// message when it needs it no longer.
+// How one role tells the others what to work on, one message ahead. A reader lets go of a message
+// when it needs it no longer.
 template <class Message>
 struct Mail {
   Ring<2> ring;

@@ -1,5 +1,6 @@
 // The copy engine: tiles of a tensor map, and plain runs of bytes, between global and shared
 // memory. One thread issues; loads complete on a Barrier, stores in groups. Maps: tensor_map.h.
+// Multicast, stores and plain runs are for the backward pass.
 #pragma once
 #include "hopper/device/barrier.cuh"
 
