@@ -14,7 +14,9 @@
 // A box of a tensor map must end where a sequence ends, wherever that is. So maps have one
 // dimension more: y, as long as the box is high, and z with the same stride. A box of n rows from
 // row r on begins at y = height - n, z = r + n, height rows before the tensor: what is beyond y
-// reads as zeros. The memory before the tensor may not exist, so no box is without a row.
+// reads as zeros. The memory before the tensor may not exist, and of a box without an element the
+// copy engine touches where the map begins. So none is loaded: not of rows, and not of slabs beyond
+// the head dimension, which are zeroed once where they meet in a product, and else meet nothing.
 //
 // Shared memory: q[q_stages][consumers], each 64 rows; k[2]; v[2]; the barriers. Tiles lie in
 // slabs, one swizzle wide. O leaves from registers, so that Q's memory is free for the next tile as
@@ -92,6 +94,9 @@ struct Kernel {
     return side.form == Form::kRagged ? 0 : w.sequence;
   }
 
+  // Slabs with something in them.
+  static TEA_DEVICE int slabs_of(int dim) { return (dim + kSlabDim - 1) / kSlabDim; }
+
   // A warp that claims tiles, and describes them to everybody else.
   struct Planner {
     const Parameters& p;
@@ -129,14 +134,15 @@ struct Kernel {
     Position<C.row.q_stages> at_q{};
     Position<2> at_k{}, at_v{}, at_mail{};
 
-    // A box in slabs.
-    template <int kDims, int kHeight>
-    TEA_DEVICE void load_slabs(uint8_t* to, const TensorMap& map, Barrier& full, const Box& b,
-                               Cache cache) {
-#pragma unroll
-      for (int slab = 0; slab < kDims / kSlabDim; ++slab)
-        load(to + slab * kHeight * kSlab, map, full, {slab * kSlabDim, b.y, b.head, b.z, b.batch},
-             cache);
+    // A box in those slabs that reach into the head dimension.
+    template <int kHeight, int kStages>
+    TEA_DEVICE void load_slabs(uint8_t* to, const TensorMap& map, Ring<kStages>& ring,
+                               Position<kStages> at, int slabs, const Box& b, Cache cache) {
+      ring.fill(at, slabs * kHeight * kSlab);
+#pragma unroll 1
+      for (int slab = 0; slab < slabs; ++slab)
+        load(to + slab * kHeight * kSlab, map, ring.full[at.stage],
+             {slab * kSlabDim, b.y, b.head, b.z, b.batch}, cache);
     }
     TEA_DEVICE void load_q(const Work& w) {
 #pragma unroll
@@ -144,11 +150,10 @@ struct Kernel {
         const int row = w.first + 64 * c;
         s.ring_q[c].wait_empty(at_q);
         if (row < w.rows) {
-          s.ring_q[c].fill(at_q, 64 * kDim * 2);
-          load_slabs<kDim, 64>(s.q[at_q.stage][c], p.q, s.ring_q[c].full[at_q.stage],
-                               {64, w.start + row, w.rows - row, w.head, batch_of(p.f.queries, w)},
-                               Cache::kEvictFirst);
-        } else {  // of a box without a row, the copy engine touches where the map begins
+          load_slabs<64>(s.q[at_q.stage][c], p.q, s.ring_q[c], at_q, slabs_of(p.f.dim),
+                         {64, w.start + row, w.rows - row, w.head, batch_of(p.f.queries, w)},
+                         Cache::kEvictFirst);
+        } else {
           arrive(s.ring_q[c].full[at_q.stage]);
         }
       }
@@ -160,16 +165,14 @@ struct Kernel {
     }
     TEA_DEVICE void load_k(const Work& w, int block) {
       s.ring_k.wait_empty(at_k);
-      s.ring_k.fill(at_k, kCols * kDim * 2);
-      load_slabs<kDim, kCols>(s.k[at_k.stage], p.k, s.ring_k.full[at_k.stage], keys(w, block),
-                              Cache::kEvictLast);
+      load_slabs<kCols>(s.k[at_k.stage], p.k, s.ring_k, at_k, slabs_of(p.f.dim), keys(w, block),
+                        Cache::kEvictLast);
       at_k.advance();
     }
     TEA_DEVICE void load_v(const Work& w, int block) {
       s.ring_v.wait_empty(at_v);
-      s.ring_v.fill(at_v, kCols * kDimV * 2);
-      load_slabs<kDimV, kCols>(s.v[at_v.stage], p.v, s.ring_v.full[at_v.stage], keys(w, block),
-                               Cache::kEvictLast);
+      load_slabs<kCols>(s.v[at_v.stage], p.v, s.ring_v, at_v, slabs_of(p.f.dim_v), keys(w, block),
+                        Cache::kEvictLast);
       at_v.advance();
     }
     TEA_DEVICE void load_tile(const Work& w) {
@@ -438,11 +441,25 @@ struct Kernel {
     s.mail.ring.start(1, 4 * kConsumers + 1);
     publish_barriers();
   }
+  // The slabs of Q and K that no load fills, by all threads.
+  static TEA_DEVICE void clear_rest(const Parameters& p, Smem& s) {
+    const auto clear = [&](uint8_t* tile, int height) {
+      const int first = slabs_of(p.f.dim) * height * kSlab;
+      for (int at = first + static_cast<int>(threadIdx.x) * 16; at < height * kDim * 2;
+           at += kThreads * 16)
+        *reinterpret_cast<uint4*>(tile + at) = uint4{};
+    };
+    for (auto& stage : s.q)
+      for (auto& tile : stage) clear(tile, 64);
+    for (auto& tile : s.k) clear(tile, kCols);
+    fence_shared_to_async();
+  }
 
   static TEA_DEVICE void body(const Parameters& p) {
     extern __shared__ __align__(1024) uint8_t memory[];
     Smem& s = *reinterpret_cast<Smem*>(memory);
     if (threadIdx.x == 0) start(p, s);
+    if (slabs_of(p.f.dim) < kDim / kSlabDim) clear_rest(p, s);
     __syncthreads();
     const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (group == 0) {
