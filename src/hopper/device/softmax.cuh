@@ -56,12 +56,11 @@ struct OnlineSoftmax {
   };
   TEA_DEVICE End finish(int r, float scale_log2, float sink = kMinusInfinity) const {
     const float seen = quad_sum(sum[r]), own = top[r] * scale_log2, extra = sink * kLog2E;
-    const float high = fmaxf(own, extra), base = high == kMinusInfinity ? 0.0f : high;
-    const float shrink = exp2_fast(own - base), total = seen * shrink + exp2_fast(extra - base);
-    if (total == 0) return {0, kMinusInfinity, kMinusInfinity, 0};
-    const bool nothing = seen == 0;
-    return {nothing ? 0 : shrink * reciprocal_fast(total), (high + log2_fast(total)) * kLn2,
-            seen == seen ? own * kLn2 : seen, nothing ? 0 : seen + exp2_fast(extra - own)};
+    if (seen == 0) return {0, sink, kMinusInfinity, 0};  // nothing but the sink, to its last bit
+    const float high = fmaxf(own, extra);
+    const float shrink = exp2_fast(own - high), total = seen * shrink + exp2_fast(extra - high);
+    return {shrink * reciprocal_fast(total), (high + log2_fast(total)) * kLn2,
+            seen == seen ? own * kLn2 : seen, seen + exp2_fast(extra - own)};
   }
 };
 
