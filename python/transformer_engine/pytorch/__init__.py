@@ -1,0 +1,3 @@
+"""TransformerEngine's attention for PyTorch."""
+
+import transformer_engine_torch  # noqa: F401  (callers rely on it being loaded)

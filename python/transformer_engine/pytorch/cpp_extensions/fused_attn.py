@@ -1,0 +1,177 @@
+"""Fused attention with options as strings and defaults, over transformer_engine_torch."""
+
+import torch
+from torch import Tensor
+
+import transformer_engine_torch as tex
+from transformer_engine_torch.fused_attn import TORCH_DTYPES, ForwardCall, forward
+
+__all__ = ["fused_attn_bwd", "fused_attn_fwd"]
+
+
+def _by_name(enum: type, prefix: str = "NVTE_", suffix: str = "") -> dict:
+    return {
+        member.name.removeprefix(prefix).removesuffix(suffix).lower(): member for member in enum
+    }
+
+
+QKVFormat = _by_name(tex.NVTE_QKV_Format)
+QKVLayout = _by_name(tex.NVTE_QKV_Layout)
+AttnBiasType = _by_name(tex.NVTE_Bias_Type)
+AttnMaskType = _by_name(tex.NVTE_Mask_Type, suffix="_MASK")
+AttnMaskType["no_mask"] = AttnMaskType.pop("no")
+SoftmaxType = {
+    "vanilla": tex.NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
+    "off-by-one": tex.NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX,
+    "learnable": tex.NVTE_Softmax_Type.NVTE_LEARNABLE_SOFTMAX,
+}
+FusedAttnBackend = {
+    backend.name.removeprefix("NVTE_"): backend for backend in tex.NVTE_Fused_Attn_Backend
+}
+TORCH_DType = {
+    **TORCH_DTYPES,
+    tex.DType.kFloat8E4M3: torch.uint8,
+    tex.DType.kFloat8E5M2: torch.uint8,
+}
+
+META_QKV = tex.FP8FwdTensors.GEMM1_OUTPUT
+META_O = tex.FP8FwdTensors.GEMM2_INPUT
+META_S = tex.FP8FwdTensors.GEMM3_OUTPUT
+META_DQKV = tex.FP8BwdTensors.GRAD_OUTPUT1
+META_DO = tex.FP8BwdTensors.GRAD_INPUT2
+META_DP = tex.FP8BwdTensors.GRAD_INPUT3
+
+_F16_BACKENDS = (
+    tex.NVTE_Fused_Attn_Backend.NVTE_F16_max512_seqlen,
+    tex.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen,
+)
+_PHILOX_ELEMENTS = 16  # has no effect here
+
+
+def _check_backend(backend: tex.NVTE_Fused_Attn_Backend) -> None:
+    if backend == tex.NVTE_Fused_Attn_Backend.NVTE_FP8:
+        raise NotImplementedError(
+            "fused_attention_backend is FP8; needs one of F16: FP8 attention is not there yet"
+        )
+    if backend not in _F16_BACKENDS:
+        raise ValueError(
+            f"fused_attention_backend is {backend!r}; needs F16_max512_seqlen or "
+            "F16_arbitrary_seqlen of FusedAttnBackend"
+        )
+
+
+def _check_bias(attn_bias: Tensor | None, attn_bias_type: str, q: Tensor) -> None:
+    if attn_bias_type not in ("pre_scale_bias", "post_scale_bias"):
+        return
+    if attn_bias is None or attn_bias.dtype != q.dtype:
+        seen = None if attn_bias is None else attn_bias.dtype
+        raise ValueError(f"attn_bias is {seen}; needs a tensor of {q.dtype} with {attn_bias_type}")
+
+
+def _diagonal(bottom_right_diagonal: bool | None, attn_mask_type: str) -> bool:
+    if bottom_right_diagonal is None:
+        return attn_mask_type.endswith("bottom_right")
+    return bottom_right_diagonal
+
+
+def fused_attn_fwd(
+    is_training: bool,
+    max_seqlen_q: int,
+    max_seqlen_kv: int,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_kv: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    fake_dtype: torch.dtype,
+    fused_attention_backend: tex.NVTE_Fused_Attn_Backend,
+    attn_bias: Tensor | None = None,
+    cu_seqlens_q_padded: Tensor | None = None,
+    cu_seqlens_kv_padded: Tensor | None = None,
+    page_table_k: Tensor | None = None,
+    page_table_v: Tensor | None = None,
+    s_quantizer: object = None,
+    o_quantizer: object = None,
+    attn_scale: float | None = None,
+    dropout: float = 0.0,
+    fast_zero_fill: bool = True,
+    qkv_layout: str = "sbh3d",
+    attn_bias_type: str = "no_bias",
+    attn_mask_type: str = "padding",
+    softmax_type: str = "vanilla",
+    window_size: tuple[int, int] = (-1, -1),
+    bottom_right_diagonal: bool | None = None,
+    rng_gen: torch.Generator | None = None,
+    softmax_offset: Tensor | None = None,
+    return_max_logit: bool = False,
+    cuda_graph: bool = False,
+) -> tuple:
+    """O and the auxiliary tensors for backward: LSE, random state, then bias and softmax offset.
+
+    With return_max_logit also the largest score of each head, [heads].
+    """
+    _check_backend(fused_attention_backend)
+    _check_bias(attn_bias, attn_bias_type, q)
+    # fmt: off
+    result = forward(ForwardCall(
+        max_seqlen_q, max_seqlen_kv, is_training,
+        q.shape[-1] ** -0.5 if attn_scale is None else attn_scale, dropout, fast_zero_fill,
+        QKVLayout[qkv_layout], AttnBiasType[attn_bias_type], AttnMaskType[attn_mask_type],
+        SoftmaxType[softmax_type], window_size, _diagonal(bottom_right_diagonal, attn_mask_type),
+        cu_seqlens_q, cu_seqlens_kv, q, k, v, fake_dtype, cu_seqlens_q_padded,
+        cu_seqlens_kv_padded, page_table_k, page_table_v, s_quantizer, o_quantizer, attn_bias,
+        softmax_offset, rng_gen, _PHILOX_ELEMENTS, return_max_logit, cuda_graph,
+    ))
+    # fmt: on
+    aux = [result.lse.unsqueeze(-1), result.rng_state, *result.inputs]
+    if not return_max_logit:
+        return result.o, aux
+    head = 1  # of [batch, heads, rows] and of [tokens, heads] alike
+    rest = [i for i in range(result.max_logit.dim()) if i != head]
+    return result.o, aux, result.max_logit.amax(rest).to(result.o.dtype)
+
+
+def fused_attn_bwd(
+    max_seqlen_q: int,
+    max_seqlen_kv: int,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_kv: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    d_o: Tensor,
+    fake_dtype: torch.dtype,
+    dqkv_dtype: tex.DType,
+    aux_ctx_tensors: list[Tensor],
+    fused_attention_backend: tex.NVTE_Fused_Attn_Backend,
+    cu_seqlens_q_padded: Tensor | None = None,
+    cu_seqlens_kv_padded: Tensor | None = None,
+    s_quantizer: object = None,
+    dp_quantizer: object = None,
+    dqkv_quantizer: object = None,
+    attn_scale: float | None = None,
+    dropout: float = 0.0,
+    fast_zero_fill: bool = True,
+    qkv_layout: str = "sbh3d",
+    attn_bias_type: str = "no_bias",
+    attn_mask_type: str = "padding",
+    softmax_type: str = "vanilla",
+    window_size: tuple[int, int] = (-1, -1),
+    bottom_right_diagonal: bool | None = None,
+    deterministic: bool = False,
+    cuda_graph: bool = False,
+) -> list[Tensor | None]:
+    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None] from what fused_attn_fwd returned."""
+    _check_backend(fused_attention_backend)
+    # fmt: off
+    return tex.fused_attn_bwd(
+        max_seqlen_q, max_seqlen_kv, q.shape[-1] ** -0.5 if attn_scale is None else attn_scale,
+        dropout, fast_zero_fill, QKVLayout[qkv_layout], AttnBiasType[attn_bias_type],
+        AttnMaskType[attn_mask_type], SoftmaxType[softmax_type], window_size,
+        _diagonal(bottom_right_diagonal, attn_mask_type), deterministic, cu_seqlens_q,
+        cu_seqlens_kv, q, k, v, o, d_o, fake_dtype, dqkv_dtype, aux_ctx_tensors,
+        cu_seqlens_q_padded, cu_seqlens_kv_padded, s_quantizer, dp_quantizer, dqkv_quantizer,
+        cuda_graph,
+    )
+    # fmt: on

@@ -1,0 +1,54 @@
+"""The 25 memory layouts, read from their names: formats of both sides, and what shares a buffer."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from transformer_engine_torch.enums import NVTE_QKV_Layout
+
+
+class Layout(NamedTuple):
+    """What the name of a layout says.
+
+    `shared` tensors, the last ones of Q, K and V, lie in one buffer; dimension `axis` of the
+    buffer counts them.
+    """
+
+    q: str
+    kv: str
+    shared: int
+    axis: int
+    paged: bool
+
+    @property
+    def format(self) -> str:
+        """As te_attention.torch names it."""
+        return f"{self.q}_{self.kv}"
+
+    def new_gradients(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        """Memory for dQ, dK and dV that lies as Q, K and V lie."""
+        alone = (q, k, v)[: 3 - self.shared] if self.shared > 1 else (q, k, v)
+        out = [t.new_empty(t.shape) for t in alone]
+        if self.shared > 1:
+            shape = list(k.shape)
+            shape.insert(len(shape) + 1 + self.axis, self.shared)
+            out += k.new_empty(shape).unbind(self.axis)
+        return out
+
+
+def _read(name: str) -> Layout:
+    text = name.removeprefix("NVTE_").lower()
+    paged = text.startswith("paged_kv_")
+    buffers = text.removeprefix("paged_kv_").split("_")
+    last = buffers[-1]
+    axis = next((i - len(last) for i, letter in enumerate(last) if letter.isdigit()), 0)
+    q, kv = ("".join(c for c in buffer if c.isalpha()) for buffer in (buffers[0], last))
+    return Layout(q, kv, int(last[axis]) if axis else 1, axis, paged)
+
+
+_LAYOUTS = tuple(_read(layout.name) for layout in NVTE_QKV_Layout)
+
+
+def layout_of(layout: NVTE_QKV_Layout) -> Layout:
+    """Raises ValueError if `layout` is none of the 25."""
+    return _LAYOUTS[NVTE_QKV_Layout(layout)]
