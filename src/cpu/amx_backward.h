@@ -86,55 +86,41 @@ class WalkBack {
 
   // P and dS of the step, as operands.
   void gradients() {
-    const bool plain = t_.is_plain() && !p_.drops();
     for (int64_t j = 0; j < keys_; j += kCols) {
       t_.s = s_ + j * kRows, t_.dp = dp_ + j * kRows;
       t_.move(first_ + j, first_ + std::min<int64_t>(j + kCols, keys_));
-      if (plain) {
-        store_tile_rows(j, [this](int64_t i, int lane) { return plain_pair(i, lane); });
-        continue;
-      }
-      t_.logits(p_.softcap > 0);
+      if (!t_.is_plain()) t_.logits(p_.softcap > 0);
       if (p_.drops()) t_.dropout();
-      probabilities(p_, t_);
-      before_scale(p_, t_);
-      store_tile_rows(j, [this](int64_t i, int lane) {
-        return Pair{load(t_.s + i * kRows + lane), load(t_.dp + i * kRows + lane)};
-      });
+      store_tile_rows(j);
     }
   }
 
-  struct Pair {
-    VF p, ds;
-  };
-
-  Pair plain_pair(int64_t j, int lane) const {
+  Pair<float> element(int64_t j, int lane) const {
     const auto scale = static_cast<float>(p_.scale_value());
-    const int64_t at = j * kRows + lane;
-    const VF x = load(t_.s + at) * (scale * kLog2e) - load(t_.lse + lane) * kLog2e;
-    const VF p = t_.where_seen(power_of_two(x), lane, j, 0);
-    const VF ds = p * (load(t_.dp + at) * scale - load(t_.delta + lane) * scale);
-    return {p, t_.where_seen(ds, lane, j, 0)};
+    const float factor = t_.is_plain() ? scale : 1;  // logits may be in place already
+    const VF x = load(t_.s + j * kRows + lane) * factor - load(t_.lse + lane);
+    Pair<float> out = gradient_of_logit(p_, t_, power_of_two(x * kLog2e), lane, j);
+    out.dx = before_scale(p_, t_, out.dx, scale, lane, j);
+    return out;
   }
 
   // 32 rows of two keys at a time; keys that complete a tile of k are zero.
-  template <class Element>
-  void store_tile_rows(int64_t first, Element element) {
+  void store_tile_rows(int64_t first) {
     const int64_t whole = tiles_of(t_.cols, kDepth) * kDepth;
     for (int lane = 0; lane < deep() * kDepth; lane += kDepth)
       for (int64_t j = 0; j < whole; j += 2) {
-        Pair at[2][2]{};
+        Pair<float> at[2][2]{};
         for (int key = 0; key < 2; ++key)
           for (int half = 0; half < 2; ++half)
             if (j + key < t_.cols) at[key][half] = element(j + key, lane + half * kSide);
         for (int key = 0; key < 2; ++key) {
           const int64_t to = ((first + j + key) * kRows + lane) * 2;
           _mm512_store_si512(probs_ + to, joined(at[key][0].p, at[key][1].p));
-          _mm512_store_si512(ds_ + to, joined(at[key][0].ds, at[key][1].ds));
+          _mm512_store_si512(ds_ + to, joined(at[key][0].dx, at[key][1].dx));
         }
         for (int half = 0; half < 2; ++half)
           _mm512_store_si512(ds_pairs_ + ((first + j) / 2 * kRows + lane + half * kSide) * 4,
-                             as_pairs(at[0][half].ds, at[1][half].ds));
+                             as_pairs(at[0][half].dx, at[1][half].dx));
       }
   }
 

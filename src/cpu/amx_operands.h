@@ -3,7 +3,6 @@
 #pragma once
 
 constexpr int kGroups = kRows / kSide;
-constexpr float kLog2e = 1.44269504f;
 
 // How many tiles the operands of a problem have.
 struct Sizes {
@@ -103,39 +102,4 @@ void pack_block(const BlockRows& rows, int64_t dim, std::byte* to) {
 }
 Tiles block_columns(const std::byte* packed) {
   return {packed, kTileBytes, kGroups * kTileBytes, 64};
-}
-
-// ------------------------------------------------------------------------------ exponentials
-
-// 2^x with a relative error of a few units in the last place: a polynomial in x - floor(x).
-TEA_WORD VF power_of_two(VF x) {
-  const VF r = (VF)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  VF p = 1.8775766831e-3f * r + 8.9893401418e-3f;
-  p = p * r + 5.5826317935e-2f;
-  p = p * r + 2.4015361712e-1f;
-  p = p * r + 6.9315307318e-1f;
-  p = p * r + 9.9999992506e-1f;
-  return (VF)_mm512_scalef_ps((__m512)p, (__m512)x);
-}
-
-// Two vectors of numbers that are not negative as bf16, element by element. Ties round up.
-TEA_WORD __m512i as_pairs_up(VF low, VF high) {
-  const __m512i half = _mm512_set1_epi32(0x8000);
-  const __m512i a = _mm512_add_epi32((__m512i)low, half);
-  const __m512i b = _mm512_add_epi32((__m512i)high, half);
-  return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(a, 16), b);
-}
-
-// Two vectors as bf16, element by element.
-TEA_WORD __m512i as_pairs(VF low, VF high) {
-  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-  alignas(64) static constexpr uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                      21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                      11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both);
-}
-
-// Two vectors as bf16, one after the other.
-TEA_WORD __m512i joined(VF low, VF high) {
-  return (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 }

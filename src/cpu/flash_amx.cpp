@@ -27,6 +27,7 @@ constexpr int kBytes = 64, kTall = 6, kStrip = 4;
 #include "cpu/tile.h"
 #include "cpu/flash_kernel.h"
 #include "cpu/amx.h"
+#include "cpu/amx_vectors.h"
 #include "cpu/amx_operands.h"
 #include "cpu/amx_forward.h"
 #include "cpu/amx_backward.h"

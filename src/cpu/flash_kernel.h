@@ -444,29 +444,49 @@ void row_sums(const View& view, const RowBlock& block, Tile<Real>& t, double* ds
   }
 }
 
-// From scores and dP to P (with dropout) in t.s and the gradient of the logit in t.dp.
+// P with dropout, and the gradient of the logit.
+template <class Real>
+struct Pair {
+  V<Real> p, dx;
+};
+
+// Of row `lane` and key j, where exp(logit - LSE) is `prob`.
+template <class Real>
+TEA_WORD Pair<Real> gradient_of_logit(const Problem& p, const Tile<Real>& t, V<Real> prob, int lane,
+                                      int64_t j) {
+  const int64_t at = j * kRows + lane;
+  const V<Real> keep = p.drops() ? load(t.keep + at) : splat(Real{1});
+  const V<Real> dx = prob * (keep * load(t.dp + at) - load(t.delta + lane));
+  return {t.where_seen(prob * keep, lane, j, 0), t.where_seen(dx, lane, j, 0)};
+}
+
+// The gradient of q.k + pre-scale bias. What is hidden is 0 even where the slope of the cap is NaN.
+template <class Real>
+TEA_WORD V<Real> before_scale(const Problem& p, const Tile<Real>& t, V<Real> dx, Real scale,
+                              int lane, int64_t j) {
+  if (!(p.softcap > 0)) return dx * scale;
+  return t.where_seen(dx * load(t.bend + j * kRows + lane) * scale, lane, j, 0);
+}
+
+// From scores and dP to P in t.s and the gradient of the logit in t.dp.
 template <class Real>
 void probabilities(const Problem& p, Tile<Real>& t) {
   for (int64_t j = 0; j < t.cols; ++j)
     for (int lane = 0; lane < t.lanes(); lane += kLanes<Real>) {
       const int64_t at = j * kRows + lane;
       const V<Real> prob = exponential(load(t.s + at) - load(t.lse + lane));
-      const V<Real> keep = p.drops() ? load(t.keep + at) : splat(Real{1});
-      const V<Real> dx = prob * (keep * load(t.dp + at) - load(t.delta + lane));
-      store(t.dp + at, t.where_seen(dx, lane, j, 0));
-      store(t.s + at, t.where_seen(prob * keep, lane, j, 0));
+      const Pair<Real> both = gradient_of_logit(p, t, prob, lane, j);
+      store(t.s + at, both.p), store(t.dp + at, both.dx);
     }
 }
 
-// The gradient of q.k + pre-scale bias. What is hidden is 0 even where the slope of the cap is NaN.
 template <class Real>
 void before_scale(const Problem& p, Tile<Real>& t) {
   const auto scale = static_cast<Real>(p.scale_value());
   for (int64_t j = 0; j < t.cols; ++j)
     for (int lane = 0; lane < t.lanes(); lane += kLanes<Real>) {
-      const int64_t at = j * kRows + lane;
-      const V<Real> bend = p.softcap > 0 ? load(t.bend + at) : splat(Real{1});
-      store(t.dp + at, t.where_seen(load(t.dp + at) * bend * scale, lane, j, 0));
+      Real* at = t.dp + j * kRows + lane;
+      store(at, before_scale(p, t, load(at), scale, lane, j));
     }
 }
 
