@@ -25,7 +25,7 @@ TEST(FlashAmx, ManyPanels) {
        {"", "causal=1", "causal=1 bottom_right=1", "window_left=300 window_right=3",
         "causal=1 window_left=270 bias=post_scale alibi=standard softcap=20 softmax=learnable",
         "dropout=0.2 causal=1 lse_gradient=1", "has_scale=1 scale=-0.25", "has_scale=1 scale=0",
-        "bias=pre_scale bias_broadcast=batch+row has_scale=1 scale=-1"})
+        "softcap=2 dropout=0.4", "bias=pre_scale bias_broadcast=batch+row has_scale=1 scale=-1"})
     for (const char* sizes :
          {"batch=1 seqlen_q=80 seqlen_kv=600 heads_q=3 heads_kv=1 dim_qk=40 dim_v=72",
           "batch=1 seqlen_q=300 seqlen_kv=270 heads_q=1 heads_kv=1 dim_qk=96 dim_v=32"}) {
@@ -35,6 +35,24 @@ TEST(FlashAmx, ManyPanels) {
                      "cpu-amx");
       EXPECT_TRUE(report.ok()) << report.text();
     }
+}
+
+// What shifts logits, or the sum, far from where the exponentials of the keys are.
+TEST(FlashAmx, FarSinksAndBiases) {
+  if (!kAmx.available()) GTEST_SKIP() << kLacks;
+  for (const char* options :
+       {"softmax=learnable softcap=30 | sink_mean=50",
+        "softmax=learnable softcap=5 | sink_mean=-50",
+        "softmax=learnable dropout=0.3 | sink_mean=5", "bias=post_scale | bias_mean=100",
+        "bias=post_scale softmax=learnable causal=1 | bias_mean=-100 sink_mean=-50",
+        "bias=pre_scale softcap=60 softmax=off_by_one | bias_mean=-100"}) {
+    const kit::Report report =
+        kit::check(kit::Case::parse("dtype=bf16 training=1 batch=2 seqlen_q=70 seqlen_kv=300 "
+                                    "heads_q=4 heads_kv=2 dim_qk=64 " +
+                                    std::string(options) + " seed=11"),
+                   "cpu-amx");
+    EXPECT_TRUE(report.ok()) << report.text();
+  }
 }
 
 // Each was wrong once.
