@@ -2,12 +2,12 @@
 // which is legal while a graph is being captured.
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <string>
 #include <utility>
 
 #include "core/error.h"
 #include "portable/device/forward.cuh"
+#include "portable/once.h"
 
 namespace tea::portable {
 
@@ -32,19 +32,18 @@ void launch_all(Kernel* kernel, Parameters& p, int64_t blocks, int threads, size
 // Once for each device: more shared memory than a kernel has by default.
 template <int kNumber>
 void prepare() {
-  static std::atomic<uint64_t> done{0};
+  static OncePerDevice prepared;
   int device = 0;
   require(cudaGetDevice(&device), "cudaGetDevice");
-  const uint64_t bit = uint64_t{1} << (device & 63);
-  if (device < 64 && done.load(std::memory_order_relaxed) & bit) return;
-  const auto kernel = forward_entry<kNumber>;
-  constexpr int kShared = sizeof(typename Kernel<kNumber>::Smem);
-  require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
-          "cudaFuncSetAttribute");
-  require(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                               cudaSharedmemCarveoutMaxShared),
-          "cudaFuncSetAttribute");
-  done.fetch_or(bit, std::memory_order_relaxed);
+  prepared.run(device, [] {
+    const auto kernel = forward_entry<kNumber>;
+    constexpr int kShared = sizeof(typename Kernel<kNumber>::Smem);
+    require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
+            "cudaFuncSetAttribute");
+    require(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared),
+            "cudaFuncSetAttribute");
+  });
 }
 
 template <int kNumber>
