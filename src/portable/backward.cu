@@ -20,6 +20,7 @@
 #include "portable/backward_passes.h"
 #include "portable/device/gradient.cuh"
 #include "portable/gaps.h"
+#include "portable/launch.h"
 
 namespace tea::portable {
 namespace {
@@ -444,19 +445,18 @@ __global__ void __launch_bounds__(Kernel<config(kNumber)>::kThreads)
 }
 
 template <int kNumber>
-void launch(const BackwardWork& work, cudaStream_t stream) {
+void launch_tiles(const BackwardWork& work, cudaStream_t stream) {
+  static OncePerDevice allowed;
   using K = Kernel<config(kNumber)>;
   const Work& w = work.w;
   const int64_t tiles = (w.keys.capacity + K::kCols - 1) / K::kCols;
   const int64_t blocks = tiles * w.heads_kv * w.batch;
   if (blocks == 0) return;
   if (blocks > INT32_MAX) throw Error(TEA_FAILED, "backward: more tiles than a grid can have");
-  const auto kernel = entry<kNumber>;
-  constexpr int kShared = sizeof(typename K::Smem);
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-  kernel<<<static_cast<unsigned>(blocks), K::kThreads, kShared, stream>>>(
-      {work, static_cast<int>(tiles), w.scale * kLog2E});
-  check_launch("backward");
+  const Launch how{"backward", static_cast<unsigned>(blocks), K::kThreads,
+                   sizeof(typename K::Smem)};
+  allow_shared(how, entry<kNumber>, allowed);
+  launch(how, entry<kNumber>, {work, static_cast<int>(tiles), w.scale * kLog2E}, stream);
 }
 
 struct Choice {
@@ -467,8 +467,8 @@ struct Choice {
 };
 template <int kRow>
 constexpr Choice choice() {
-  return {kTable[kRow], sizeof(typename Kernel<config(2 * kRow)>::Smem), launch<2 * kRow>,
-          launch<2 * kRow + 1>};
+  return {kTable[kRow], sizeof(typename Kernel<config(2 * kRow)>::Smem), launch_tiles<2 * kRow>,
+          launch_tiles<2 * kRow + 1>};
 }
 template <int... kRow>
 constexpr std::array<Choice, sizeof...(kRow)> choices(std::integer_sequence<int, kRow...>) {

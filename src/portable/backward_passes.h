@@ -24,9 +24,6 @@ struct BackwardWork {
   int64_t bias_batch;  // of dbias
 };
 
-// Throws Error(TEA_FAILED) that names the kernel, if CUDA refused its launch.
-void check_launch(const char* kernel);
-
 // backward_rows.cu: LSE and delta of every row, and dq cleared; dQ from dq; the gradient of sinks.
 void prepare_rows(const BackwardWork& work, cudaStream_t stream);
 void finish_dq(const BackwardWork& work, cudaStream_t stream);

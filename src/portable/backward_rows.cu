@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "portable/backward_passes.h"
 #include "portable/device/gradient.cuh"
+#include "portable/launch.h"
 
 namespace tea::portable {
 namespace {
@@ -201,9 +202,8 @@ __global__ void __launch_bounds__(kSinkThreads)
   if (threadIdx.x == 0) w.dsink[head] = static_cast<float>(share[0]);
 }
 
-template <class Kernel>
-void launch(Kernel kernel, const BackwardWork& work, int pieces, cudaStream_t stream,
-            const char* name) {
+void launch_rows(const char* name, void (*kernel)(Parameters), const BackwardWork& work, int pieces,
+                 cudaStream_t stream) {
   const Work& w = work.w;
   if (w.batch == 0 || w.queries.capacity == 0) return;
   unsigned team = 1;
@@ -212,8 +212,7 @@ void launch(Kernel kernel, const BackwardWork& work, int pieces, cudaStream_t st
   if (rows > UINT32_MAX) throw Error(TEA_FAILED, "backward: more rows and heads than 32 bits hold");
   const dim3 grid{static_cast<unsigned>((rows + per_block - 1) / per_block),
                   static_cast<unsigned>(std::min<int64_t>(w.batch, 65535))};
-  kernel<<<grid, kThreads, 0, stream>>>({work, team});
-  check_launch(name);
+  launch({name, grid, kThreads}, kernel, {work, team}, stream);
 }
 
 // The type for which a kernel is made that serves all these tensors.
@@ -226,18 +225,12 @@ int kernel_type(std::initializer_list<const Rows*> all) {
 
 }  // namespace
 
-void check_launch(const char* kernel) {
-  const cudaError_t code = cudaGetLastError();
-  if (code != cudaSuccess)
-    throw Error(TEA_FAILED, std::string(kernel) + ": " + cudaGetErrorString(code));
-}
-
 void prepare_rows(const BackwardWork& work, cudaStream_t stream) {
   const int type = kernel_type({&work.w.o, &work.w.dout});
   const auto kernel = type == TEA_BF16   ? prepare_entry<TEA_BF16>
                       : type == TEA_FP16 ? prepare_entry<TEA_FP16>
                                          : prepare_entry<kAny>;
-  launch(kernel, work, work.w.dim_v / 8, stream, "backward, before the tiles");
+  launch_rows("backward, before the tiles", kernel, work, work.w.dim_v / 8, stream);
 }
 
 void finish_dq(const BackwardWork& work, cudaStream_t stream) {
@@ -245,12 +238,12 @@ void finish_dq(const BackwardWork& work, cudaStream_t stream) {
   const auto kernel = type == TEA_BF16   ? finish_entry<TEA_BF16>
                       : type == TEA_FP16 ? finish_entry<TEA_FP16>
                                          : finish_entry<kAny>;
-  launch(kernel, work, (work.w.dim_qk + 15) / 16, stream, "backward, dQ after the tiles");
+  launch_rows("backward, dQ after the tiles", kernel, work, (work.w.dim_qk + 15) / 16, stream);
 }
 
 void sum_dsink(const BackwardWork& work, cudaStream_t stream) {
-  dsink_entry<<<static_cast<unsigned>(work.w.heads_q), kSinkThreads, 0, stream>>>(work);
-  check_launch("backward, dsink");
+  launch({"backward, dsink", static_cast<unsigned>(work.w.heads_q), kSinkThreads}, dsink_entry,
+         work, stream);
 }
 
 }  // namespace tea::portable

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "portable/backward_passes.h"
 #include "portable/device/gradient.cuh"
+#include "portable/launch.h"
 
 namespace tea::portable {
 namespace {
@@ -319,28 +320,28 @@ __global__ void __launch_bounds__(kThreads) entry(const __grid_constant__ Parame
 }
 
 template <int kDtype, int kPass>
-void launch(Parameters p, int dim, int64_t others, cudaStream_t stream) {
+void launch_tiles(Parameters p, int dim, int64_t others, cudaStream_t stream) {
+  static OncePerDevice allowed;
   using W = Wide<kDtype>;
   p.pieces = (dim + W::kPiece - 1) / W::kPiece;
   const int64_t blocks = p.tiles * p.across * p.pieces * others;
   if (blocks == 0) return;
   if (blocks > INT32_MAX) throw Error(TEA_FAILED, "backward: more tiles than a grid can have");
-  const auto kernel = entry<kDtype, kPass>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       sizeof(typename W::Smem));
-  kernel<<<static_cast<unsigned>(blocks), kThreads, sizeof(typename W::Smem), stream>>>(p);
-  check_launch("backward, in pieces");
+  const Launch how{"backward, in pieces", static_cast<unsigned>(blocks), kThreads,
+                   sizeof(typename W::Smem)};
+  allow_shared(how, entry<kDtype, kPass>, allowed);
+  launch(how, entry<kDtype, kPass>, p, stream);
 }
 
 template <int kPass>
-void launch(const Parameters& p, int dim, int64_t others, cudaStream_t stream) {
+void launch_pass(const Parameters& p, int dim, int64_t others, cudaStream_t stream) {
   switch (tile_type(p.work.w)) {
     case TEA_FP16:
-      return launch<TEA_FP16, kPass>(p, dim, others, stream);
+      return launch_tiles<TEA_FP16, kPass>(p, dim, others, stream);
     case TEA_BF16:
-      return launch<TEA_BF16, kPass>(p, dim, others, stream);
+      return launch_tiles<TEA_BF16, kPass>(p, dim, others, stream);
     default:
-      return launch<TEA_FP32, kPass>(p, dim, others, stream);
+      return launch_tiles<TEA_FP32, kPass>(p, dim, others, stream);
   }
 }
 
@@ -350,13 +351,14 @@ int64_t tiles(int64_t n) { return (n + kSide - 1) / kSide; }
 
 void wide_keys(const BackwardWork& work, cudaStream_t stream) {
   const Work& w = work.w;
-  launch<kKeys>({work, tiles(w.keys.capacity), 1, 0}, std::max(w.dim_qk, w.dim_v),
-                w.heads_kv * w.batch, stream);
+  launch_pass<kKeys>({work, tiles(w.keys.capacity), 1, 0}, std::max(w.dim_qk, w.dim_v),
+                     w.heads_kv * w.batch, stream);
 }
 
 void wide_queries(const BackwardWork& work, cudaStream_t stream) {
   const Work& w = work.w;
-  launch<kQueries>({work, tiles(w.queries.capacity), 1, 0}, w.dim_qk, w.heads_q * w.batch, stream);
+  launch_pass<kQueries>({work, tiles(w.queries.capacity), 1, 0}, w.dim_qk, w.heads_q * w.batch,
+                        stream);
 }
 
 void wide_bias(const BackwardWork& work, cudaStream_t stream) {
@@ -366,7 +368,7 @@ void wide_bias(const BackwardWork& work, cudaStream_t stream) {
   const int64_t heads = lacks & TEA_BROADCAST_HEAD ? 1 : w.heads_q;
   const int64_t down = lacks & TEA_BROADCAST_ROW ? 1 : tiles(w.queries.capacity);
   const int64_t across = lacks & TEA_BROADCAST_COL ? 1 : tiles(w.keys.capacity);
-  launch<kBias>({work, down, across, 0}, 1, batch * heads, stream);
+  launch_pass<kBias>({work, down, across, 0}, 1, batch * heads, stream);
 }
 
 }  // namespace tea::portable

@@ -140,7 +140,8 @@ void forward(const Problem& problem, const Run& run) {
   p.partial = {memory, memory + rows * p.w.dim_v, memory + rows * (p.w.dim_v + 1)};
   launch_kernel(number, p, tiles * t.splits, stream);
   if (t.splits > 1)
-    launch_all(merge_entry, p, tiles * t.rows / kMergeWarps, 32 * kMergeWarps, 0, stream);
+    launch_all({"forward, merging splits", {}, 32 * kMergeWarps}, merge_entry, p,
+               tiles * t.rows / kMergeWarps, stream);
 }
 
 }  // namespace tea::portable

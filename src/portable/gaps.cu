@@ -1,13 +1,11 @@
 // A block takes 64 tokens, marks those that some sequence covers, and clears the others. Sequences
 // may lie in any order and overlap; what is nonsense in their metadata has been clamped.
-#include <cuda_runtime.h>
-
 #include <algorithm>
 
-#include "core/error.h"
 #include "portable/device/load_store.cuh"
 #include "portable/device/work.cuh"
 #include "portable/gaps.h"
+#include "portable/launch.h"
 
 namespace tea::portable {
 namespace {
@@ -71,10 +69,7 @@ void clear_gaps(const Work& work, const Side& side, std::initializer_list<Cleare
   Parameters p{work, side, {}, static_cast<int>(tensors.size()), per_row};
   std::copy(tensors.begin(), tensors.end(), p.tensor);
   const auto blocks = static_cast<unsigned>((side.tokens + kTokens - 1) / kTokens);
-  clear_entry<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
-  const cudaError_t code = cudaGetLastError();
-  if (code != cudaSuccess)
-    throw Error(TEA_FAILED, std::string("clearing gaps: ") + cudaGetErrorString(code));
+  launch({"clearing gaps", blocks, kThreads}, clear_entry, p, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace tea::portable

@@ -1,56 +1,31 @@
-// Launches of the forward pass: shared memory beyond the default is asked for once for each device,
-// which is legal while a graph is being captured.
+// Launches of the forward pass: kernels by their number in the table, grids of any length.
 #pragma once
 #include <algorithm>
-#include <string>
 #include <utility>
 
-#include "core/error.h"
 #include "portable/device/forward.cuh"
-#include "portable/once.h"
+#include "portable/launch.h"
 
 namespace tea::portable {
-
-inline void require(cudaError_t code, const char* what) {
-  if (code != cudaSuccess)
-    throw Error(TEA_FAILED, std::string(what) + ": " + cudaGetErrorString(code));
-}
 
 // Grids are at most this long; a larger problem takes several launches.
 inline constexpr int64_t kLongest = int64_t{1} << 30;
 
-template <class Kernel>
-void launch_all(Kernel* kernel, Parameters& p, int64_t blocks, int threads, size_t shared,
-                cudaStream_t stream) {
+inline void launch_all(Launch how, void (*kernel)(Parameters), Parameters& p, int64_t blocks,
+                       cudaStream_t stream) {
   for (p.first_block = 0; p.first_block < blocks; p.first_block += kLongest) {
-    const auto grid = static_cast<unsigned>(std::min(kLongest, blocks - p.first_block));
-    kernel<<<grid, threads, shared, stream>>>(p);
-    require(cudaGetLastError(), "launching the forward pass");
+    how.grid = static_cast<unsigned>(std::min(kLongest, blocks - p.first_block));
+    launch(how, kernel, p, stream);
   }
 }
 
-// Once for each device: more shared memory than a kernel has by default.
 template <int kNumber>
-void prepare() {
-  static OncePerDevice prepared;
-  int device = 0;
-  require(cudaGetDevice(&device), "cudaGetDevice");
-  prepared.run(device, [] {
-    const auto kernel = forward_entry<kNumber>;
-    constexpr int kShared = sizeof(typename Kernel<kNumber>::Smem);
-    require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
-            "cudaFuncSetAttribute");
-    require(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared),
-            "cudaFuncSetAttribute");
-  });
-}
-
-template <int kNumber>
-void launch(Parameters& p, int64_t blocks, cudaStream_t stream) {
-  prepare<kNumber>();
+void launch_number(Parameters& p, int64_t blocks, cudaStream_t stream) {
+  static OncePerDevice allowed;
   using K = Kernel<kNumber>;
-  launch_all(forward_entry<kNumber>, p, blocks, K::kThreads, sizeof(typename K::Smem), stream);
+  const Launch how{"forward", {}, K::kThreads, sizeof(typename K::Smem)};
+  allow_shared(how, forward_entry<kNumber>, allowed);
+  launch_all(how, forward_entry<kNumber>, p, blocks, stream);
 }
 
 // Launches `number` if it is a kernel of the variant.
@@ -58,7 +33,7 @@ template <Variant kVariant, int... kRow>
 bool launch_row(std::integer_sequence<int, kRow...>, int number, Parameters& p, int64_t blocks,
                 cudaStream_t stream) {
   return ((number == kRow * kVariants + kVariant &&
-           (launch<kRow * kVariants + kVariant>(p, blocks, stream), true)) ||
+           (launch_number<kRow * kVariants + kVariant>(p, blocks, stream), true)) ||
           ...);
 }
 template <Variant... kOneOf>
