@@ -437,7 +437,7 @@ struct Kernel {
   }
 };
 
-// Named by a number: see hopper/forward.cu.
+// Named by a number: see hopper/forward_launch.cuh.
 template <int kNumber>
 __global__ void __launch_bounds__(Kernel<config(kNumber)>::kThreads)
     entry(const __grid_constant__ Parameters p) {

@@ -285,7 +285,7 @@ struct Wide {
 
 enum Pass { kKeys, kQueries, kBias };
 
-// Named by numbers: see hopper/forward.cu.
+// Named by numbers: see hopper/forward_launch.cuh.
 template <int kDtype, int kPass>
 __global__ void __launch_bounds__(kThreads) entry(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(128) uint8_t memory[];

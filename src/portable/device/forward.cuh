@@ -518,7 +518,7 @@ struct Kernel {
   };
 };
 
-// Named by a number, not by a Config: see src/hopper/forward.cu.
+// Named by a number, not by a Config: see hopper/forward_launch.cuh.
 template <int kNumber>
 __global__ void __launch_bounds__(Kernel<kNumber>::kThreads, Kernel<kNumber>::C.row.resident)
     forward_entry(const __grid_constant__ Parameters p) {
