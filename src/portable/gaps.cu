@@ -10,7 +10,7 @@
 namespace tea::portable {
 namespace {
 
-constexpr int kTokens = 64, kThreads = 128, kMost = 3;
+constexpr int kTokens = 64, kThreads = 128, kMost = 2;
 
 struct Parameters {
   Work w;

@@ -74,14 +74,9 @@ struct Maker {
 
   Bias bias() const {
     if (!p.bias) return {};
-    return {run.tensor[TEA_BIAS],
-            run.tensor[TEA_DBIAS],
-            size.bias,
-            size.dbias,
-            p.bias_type(),
-            p.bias,
-            p.bias_broadcast,
-            0};
+    return {run.tensor[TEA_BIAS], run.tensor[TEA_DBIAS], size.bias,
+            size.dbias,           p.bias_type(),         p.bias,
+            p.bias_broadcast};
   }
 
   Scales scales() const {
@@ -138,7 +133,6 @@ struct Maker {
     w.scale = static_cast<float>(p.scale_value()), w.softcap = p.softcap;
     const bool fp8_dout = p.dout_type() == TEA_E4M3 || p.dout_type() == TEA_E5M2;
     w.dp_dtype = !p.is_fp8() || fp8_dout ? p.dout_type() : +TEA_E5M2;
-    w.deterministic = p.deterministic;
   }
 };
 

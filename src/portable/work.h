@@ -43,7 +43,6 @@ struct Bias {
   int32_t dtype;
   int32_t kind;       // tea_bias
   int32_t broadcast;  // bits TEA_BROADCAST_*
-  int32_t reserved;
 };
 
 // Scalars of FP8 in device memory; null: 1, or not recorded. What a missing one falls back to is
@@ -79,7 +78,6 @@ struct Work {
   float keep_factor;       // 1 / (1 - dropout)
   float scale, softcap;    // softcap 0: none
   int32_t dp_dtype;        // of dS before the second product: an fp8 type, or that of dO
-  int32_t deterministic;
 };
 
 Work make_work(const Problem& problem, const Run& run);

@@ -38,9 +38,6 @@ TEA_DEVICE RowTerms terms_of(const Work& w, const Item& item, int64_t head, int6
   const tea_bias_strides& s = w.bias.stride;
   return {row, item.b * s.batch + head * s.head + row * s.row, slope};
 }
-TEA_DEVICE RowTerms terms_of(const Work& w, const Item& item, int64_t head, int64_t row) {
-  return terms_of(w, item, head, row, slope_of(w, item.b, head));
-}
 
 // x += factor * bias, where the row sees the column: elsewhere there may be no bias to read.
 template <int kDtype, int kTiles>
