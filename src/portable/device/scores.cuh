@@ -132,10 +132,6 @@ struct Dropping {
 TEA_DEVICE Dropping dropping_of(const Work& w, int64_t b, int64_t head) {
   return {rng_of(w), dropout_stream(b + origin_of(w, 0), head + origin_of(w, 1)), w.drop_below};
 }
-// The uniform of number 0..7 within a cell: see math/dropout.h.
-TEA_DEVICE uint32_t uniform_of(const Philox4& cell, int number) {
-  return cell.word[number >> 1] >> 16 * (number & 1) & 0xFFFF;
-}
 
 // p = change(p, whether it is kept), for each element. row, column: global, of element (0, 0).
 // Where both are multiples of 16, two tiles share a cell; else every element asks for its own.
@@ -150,7 +146,7 @@ TEA_DEVICE void decide(float (&p)[kTiles][4], const Dropping& d, int64_t row, in
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         float& x = p[n + i / 2 % 2][i / 4 * 2 + i % 2];
-        x = change(x, uniform_of(cell, i) >= d.below);
+        x = change(x, dropout_uniform(cell, i / 4 * 8, i / 2 % 2 * 8 + i % 2) >= d.below);
       }
     }
     return;
