@@ -198,16 +198,21 @@ struct Kernel {
            k.key + kCols - 1 - first <= k.high && k.key - (first + kRows - 1) >= k.low;
   }
 
+  // The 16 rows of scores number m.
   template <class Value>
-  static TEA_DEVICE void put(const Square& tile, const Spot& at, const Scores& x, Value&& value) {
+  static TEA_DEVICE void put_strip(const Square& tile, const Spot& at, const Scores& x, int m,
+                                   Value&& value) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int n = 0; n < OfScores::kTiles; ++n)
+        store_two(tile, at.row_at(m, half), at.column_at(n), value(x[m][n][2 * half]),
+                  value(x[m][n][2 * half + 1]));
+  }
+  static TEA_DEVICE void put(const Square& tile, const Spot& at, const Scores& x) {
 #pragma unroll
     for (int m = 0; m < OfScores::kRows16; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int n = 0; n < OfScores::kTiles; ++n)
-          store_two(tile, at.row_at(m, half), at.column_at(n), value(x[m][n][2 * half]),
-                    value(x[m][n][2 * half + 1]));
+      put_strip(tile, at, x, m, [](float same) { return same; });
   }
   static TEA_DEVICE void row_values(const float* from, const Spot& at, int m, float (&to)[2]) {
     to[0] = from[at.row_at(m, 0)], to[1] = from[at.row_at(m, 1)];
@@ -231,7 +236,7 @@ struct Kernel {
         for (int i = 0; i < 4; ++i)
           x[m][n][i] = probability(x[m][n][i], k.p.scale_log2, lse2[half_of(i)]);
     }
-    put({shared_address(k.s.p)}, spot, x, [](float p) { return p; });
+    put({shared_address(k.s.p)}, spot, x);
     multiply_tiles<kDtype, kDim / 16, Summed::kAlongRows, Summed::kAlongRows>(
         dp, dout, spot.row, Operand{shared_address(k.s.v)}, spot.column);
 #pragma unroll
@@ -244,7 +249,7 @@ struct Kernel {
         for (int i = 0; i < 4; ++i) x[m][n][i] *= dp[m][n][i] - delta[half_of(i)];
     }
     if (!all) each_hidden(k, spot, at.first, x, [](float& hidden) { hidden = 0; });
-    put({shared_address(k.s.ds)}, spot, x, [](float ds) { return ds; });
+    put({shared_address(k.s.ds)}, spot, x);
   }
 
   static TEA_DEVICE void general_scores(const Block& k, const Walk& at, int stage, const Spot& spot,
@@ -260,20 +265,13 @@ struct Kernel {
     Scores x = {}, dp = {};
     multiply_tiles<kDtype, kDim / 16, Summed::kAlongRows, Summed::kAlongRows>(
         x, q, spot.row, Operand{shared_address(k.s.k)}, spot.column);
-    const auto store = [&](const Square& tile, int m, auto&& value) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int n = 0; n < OfScores::kTiles; ++n)
-          store_two(tile, spot.row_at(m, half), spot.column_at(n), value(x[m][n][2 * half]),
-                    value(x[m][n][2 * half + 1]));
-    };
 #pragma unroll
     for (int m = 0; m < OfScores::kRows16; ++m) {
       float lse2[2], bend[OfScores::kTiles][4];
       row_values(k.s.lse2[stage], spot, m, lse2);
       strip(m).weigh(x[m], bend, f.scores, lse2);
-      store({shared_address(k.s.p)}, m, [&](float p) { return strip(m).operand(p, f.p); });
+      put_strip({shared_address(k.s.p)}, spot, x, m,
+                [&](float p) { return strip(m).operand(p, f.p); });
 #pragma unroll
       for (int n = 0; n < OfScores::kTiles; ++n)
 #pragma unroll
@@ -286,8 +284,8 @@ struct Kernel {
       float delta[2];
       row_values(k.s.delta[stage], spot, m, delta);
       strip(m).slope(x[m], dp[m], f.dprob, delta);
-      store({shared_address(k.s.ds)}, m,
-            [&](float ds) { return strip(m).slope_operand(ds, f, largest); });
+      put_strip({shared_address(k.s.ds)}, spot, x, m,
+                [&](float ds) { return strip(m).slope_operand(ds, f, largest); });
     }
   }
 

@@ -454,14 +454,8 @@ struct Kernel {
 #pragma unroll
           for (int i = 0; i < 4; ++i)
             largest = fmaxf(largest, fabsf(finished(o[m][n][i], factors.of[m][half_of(i)])));
-      for (int step = 16; step; step /= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
-        s_largest = fmaxf(s_largest, __shfl_xor_sync(0xffffffff, s_largest, step));
-      }
-      if (lane() == 0) {
-        raise(w.scales.o_amax, largest);
-        raise(w.scales.s_amax, s_largest);
-      }
+      raise_by_block(w.scales.o_amax, largest);
+      raise_by_block(w.scales.s_amax, s_largest);
     }
     TEA_DEVICE void store_partial(const Output& o, const OnlineSoftmax (&softmax)[kTall],
                                   int rows) const {

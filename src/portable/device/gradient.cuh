@@ -90,15 +90,12 @@ struct Strip {
   // x: q.k, then the probability. `bend`: the slope of the soft cap.
   TEA_DEVICE void weigh(float (&x)[kTiles][4], float (&bend)[kTiles][4], const Scaling& scaling,
                         const float (&lse2)[2]) const {
-    const tea_bias_strides& s = w.bias.stride;
     Window window[2];
     RowTerms terms[2];
     windows(window);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int64_t i = row + row_of(2 * r);
-      terms[r] = {i, item.b * s.batch + head.number * s.head + i * s.row, head.slope};
-    }
+    for (int r = 0; r < 2; ++r)
+      terms[r] = terms_of(w, item, head.number, row + row_of(2 * r), head.slope);
     transform(x, w, item, scaling, terms, window, column, bend);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
@@ -142,14 +139,6 @@ struct Strip {
     return cast_fp8(whole * f.ds, w.dp_dtype);
   }
 };
-
-// The block's largest into an amax. Every thread must call.
-TEA_DEVICE void raise_by_block(float* amax, float largest) {
-  if (!amax) return;
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, d));
-  if (lane() == 0) raise(amax, largest);
-}
 
 // kRows rows of a head into a tile, from row `first` and head dimension `begin` on: rows that are
 // not in `valid` and dimensions from `dim` on as zeros. kAny: of any type and alignment; else as

@@ -90,6 +90,14 @@ TEA_DEVICE void raise(float* amax, float value) {
   if (amax && value > 0) atomicMax(reinterpret_cast<int*>(amax), __float_as_int(value));
 }
 
+// The block's largest into an amax. Every thread must call.
+TEA_DEVICE void raise_by_block(float* amax, float largest) {
+  if (!amax) return;
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, d));
+  if (lane() == 0) raise(amax, largest);
+}
+
 TEA_DEVICE float slope_of(const Work& w, int64_t b, int64_t head) {
   if (w.alibi == TEA_ALIBI_NONE) return 0;
   if (w.alibi == TEA_ALIBI_STANDARD) return static_cast<float>(alibi_slope(head, w.heads_q));
