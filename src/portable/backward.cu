@@ -21,6 +21,7 @@
 #include "portable/device/gradient.cuh"
 #include "portable/gaps.h"
 #include "portable/launch.h"
+#include "portable/limits.h"
 
 namespace tea::portable {
 namespace {
@@ -450,7 +451,6 @@ void launch_tiles(const BackwardWork& work, cudaStream_t stream) {
   const int64_t tiles = (w.keys.capacity + K::kCols - 1) / K::kCols;
   const int64_t blocks = tiles * w.heads_kv * w.batch;
   if (blocks == 0) return;
-  if (blocks > INT32_MAX) throw Error(TEA_FAILED, "backward: more tiles than a grid can have");
   const Launch how{"backward", static_cast<unsigned>(blocks), K::kThreads,
                    sizeof(typename K::Smem)};
   allow_shared(how, entry<kNumber>, allowed);
@@ -517,12 +517,12 @@ uint64_t backward_workspace(const Problem& problem, const Geometry& size) {
 }
 
 void backward(const Problem& problem, const Device& device, const Run& run) {
+  const std::string limit = backward_limit(problem, run.size);
+  if (!limit.empty()) throw Error(TEA_UNSUPPORTED, "portable: " + limit);
   const auto stream = static_cast<cudaStream_t>(run.stream);
   const Plan plan = plan_of(problem, run.size);
   BackwardWork work{make_work(problem, run), {}, run.size.batch};
   const Work& w = work.w;
-  if (std::max(w.queries.capacity, w.keys.capacity) >= 1 << 30)
-    throw Error(TEA_FAILED, "backward: a sequence may have up to 2^30 rows");
   const Choice* const fast = choose(w, device);
   char* const memory = static_cast<char*>(w.workspace);
   const bool adds = fast && plan.dq > 0;

@@ -8,8 +8,9 @@ namespace tea::portable {
 // Bytes of run.workspace that backward() may need on any device.
 uint64_t backward_workspace(const Problem& problem, const Geometry& size);
 
-// Launches on run.stream of the current device, and allocates nothing. Throws Error(TEA_FAILED)
-// where CUDA refuses.
+// Launches on run.stream of the current device, and allocates nothing. Throws Error:
+// TEA_UNSUPPORTED before any launch where a size of the run is beyond limits.h, TEA_FAILED where
+// CUDA refuses.
 void backward(const Problem& problem, const Device& device, const Run& run);
 
 }  // namespace tea::portable

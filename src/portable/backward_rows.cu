@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "core/error.h"
 #include "portable/backward_passes.h"
 #include "portable/device/gradient.cuh"
 #include "portable/launch.h"
@@ -209,7 +208,6 @@ void launch_rows(const char* name, void (*kernel)(Parameters), const BackwardWor
   unsigned team = 1;
   while (team < static_cast<unsigned>(pieces) && team < 32) team *= 2;
   const int64_t rows = w.queries.capacity * w.heads_q, per_block = kThreads / team;
-  if (rows > UINT32_MAX) throw Error(TEA_FAILED, "backward: more rows and heads than 32 bits hold");
   const dim3 grid{static_cast<unsigned>((rows + per_block - 1) / per_block),
                   static_cast<unsigned>(std::min<int64_t>(w.batch, 65535))};
   launch({name, grid, kThreads}, kernel, {work, team}, stream);

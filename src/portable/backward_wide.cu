@@ -11,7 +11,6 @@
 // Shared memory: two tiles for a piece of the operands, then P and dS.
 #include <algorithm>
 
-#include "core/error.h"
 #include "portable/backward_passes.h"
 #include "portable/device/gradient.cuh"
 #include "portable/launch.h"
@@ -326,7 +325,6 @@ void launch_tiles(Parameters p, int dim, int64_t others, cudaStream_t stream) {
   p.pieces = (dim + W::kPiece - 1) / W::kPiece;
   const int64_t blocks = p.tiles * p.across * p.pieces * others;
   if (blocks == 0) return;
-  if (blocks > INT32_MAX) throw Error(TEA_FAILED, "backward: more tiles than a grid can have");
   const Launch how{"backward, in pieces", static_cast<unsigned>(blocks), kThreads,
                    sizeof(typename W::Smem)};
   allow_shared(how, entry<kDtype, kPass>, allowed);

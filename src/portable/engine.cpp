@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "portable/backward.h"
 #include "portable/forward.h"
+#include "portable/limits.h"
 
 namespace tea::portable {
 namespace {
@@ -33,6 +34,9 @@ Attempt plan_portable(const Problem& problem, const Device& device) {
   TEA_REFUSE_IF(device.is_host(), "device is the host; it runs on a GPU");
   TEA_REFUSE_IF(device.sm < kLeastSm,
                 "device is sm_" + shown(device.sm) + "; needs sm_" + shown(kLeastSm) + " or later");
+  const std::string limit =
+      problem.training ? backward_limit(problem, default_geometry(problem)) : "";
+  TEA_REFUSE_IF(!limit.empty(), limit);
   return std::make_unique<Portable>(problem, device);
 }
 
