@@ -4,6 +4,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "math/load_store.h"
 #include "portable/work.h"
 
 namespace tea::portable {
@@ -37,7 +38,6 @@ void wide_bias(const BackwardWork& work, cudaStream_t stream);     // dBias
 // The type in which operands lie in tiles: the inputs' own; in fp8 the type of dO, so that it and
 // the codes are both exact there.
 inline int32_t tile_type(const Work& w) {
-  const auto is_fp8 = [](int32_t type) { return type == TEA_E4M3 || type == TEA_E5M2; };
   if (!is_fp8(w.q.dtype)) return w.q.dtype;
   return is_fp8(w.dout.dtype) ? +TEA_FP16 : w.dout.dtype;
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "math/dropout.h"
+#include "math/load_store.h"
 
 namespace tea::portable {
 namespace {
@@ -131,8 +132,7 @@ struct Maker {
     w.drop_below = p.drops() ? dropout_threshold(p.dropout) : 0;
     w.keep_factor = p.drops() ? static_cast<float>(1 / (1 - double{p.dropout})) : 1.0f;
     w.scale = static_cast<float>(p.scale_value()), w.softcap = p.softcap;
-    const bool fp8_dout = p.dout_type() == TEA_E4M3 || p.dout_type() == TEA_E5M2;
-    w.dp_dtype = !p.is_fp8() || fp8_dout ? p.dout_type() : +TEA_E5M2;
+    w.dp_dtype = !p.is_fp8() || is_fp8(p.dout_type()) ? p.dout_type() : +TEA_E5M2;
   }
 };
 

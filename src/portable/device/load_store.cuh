@@ -26,8 +26,6 @@ TEA_DEVICE uint32_t halves_of_fp8(uint32_t codes, int32_t dtype) {
   return dtype == TEA_E4M3 ? halves_of_e4m3(codes) : halves_of_e5m2(codes);
 }
 
-TEA_DEVICE bool is_fp8(int32_t dtype) { return dtype == TEA_E4M3 || dtype == TEA_E5M2; }
-
 // Eight elements into a tile at (row, column), or zeros. `from` counts bytes to the first; wide:
 // Rows::wide. Copies may still be under way afterwards (commit_copies, wait_copies).
 template <int kDtype, int kDim>
