@@ -78,7 +78,7 @@ class WalkBack {
       pack_pairs(q.row + half * kDepth, p_.dim_qk, q_pairs_ + k * kTileBytes);
       pack_pairs(dout.row + half * kDepth, p_.v_dim(), dout_pairs_ + v * kTileBytes);
     }
-    const Subnormals kept(true);  // few, and no product of tiles: delta is as exact as elsewhere
+    const Subnormals kept(true);  // as in the other sets: delta is as exact as there
     t_.load_queries(TEA_DOUT, 1, p_.v_dim(), t_.dim_v(), t_.dout_rows);
     row_sums(view, block_, t_, g_.dsink);
     std::fill_n(t_.dq, t_.dim_k() * kRows, 0.0f);

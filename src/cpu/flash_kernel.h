@@ -54,6 +54,7 @@ class Tile {
 
   // Rows of a tensor into rows[lane][stride]; lanes that see nothing are zero.
   void load_queries(tea_tensor t, double scale, int64_t dim, int64_t stride, Real* rows) const {
+    const Subnormals kept(true);
     const RowsOf of = view_.rows(t);
     for (int lane = 0; lane < kRows; ++lane) {
       Real* to = rows + lane * stride;
@@ -142,7 +143,7 @@ class Tile {
   }
 
   // Keys or values of the tile: where they lie if they are Reals at a constant distance, else in
-  // `copy`.
+  // `copy`. Subnormal ones too: dropout may multiply their P by much.
   Operand<Real> load_side(tea_tensor t, int64_t dim, int64_t stride, Real* copy) const {
     const RowsOf of = view_.rows(t);
     const Group& g = block_.group;
@@ -154,6 +155,7 @@ class Tile {
       return {static_cast<const Real*>(row(0)), of.stride.seq, 1};
     const double scale =
         view_.scalar(t == TEA_K ? TEA_K_SCALE_INV : TEA_V_SCALE_INV, TEA_Q_SCALE_INV);
+    const Subnormals kept(true);
     for (int64_t j = 0; j < cols; ++j) load_row(row(j), of.dtype, dim, scale, copy + j * stride);
     return {copy, stride, 1};
   }

@@ -109,6 +109,26 @@ TEST(Flash, AHugeSoftcapIsAlmostNone) {
   }
 }
 
+// Subnormal values were taken as zero when they were loaded, and what dropout kept of them was
+// lost.
+TEST(Flash, DropoutKeepsSubnormalValues) {
+  for (const char* line :
+       {"dtype=bf16 training=1 outputs=lse q_form=ragged kv_form=ragged heads_q=2 heads_kv=2 "
+        "dim_qk=256 bias=pre_scale bias_broadcast=batch+head+row softcap=0.5 dropout=0.9 scale=1 "
+        "has_scale=1 | lens_q=64,64 lens_kv=1,1 seed=34052331 values=denormal",
+        "dtype=bf16 training=1 lse_gradient=1 q_form=ragged kv_form=ragged gaps=1 heads_q=24 "
+        "heads_kv=3 dim_qk=16 dropout=0.99999 | lens_q=36 lens_kv=36 max_q=43 gap=3 seed=32003358 "
+        "values=denormal",
+        "dtype=bf16 training=1 deterministic=1 lse_gradient=1 q_form=ragged kv_form=ragged gaps=1 "
+        "heads_q=6 heads_kv=3 dim_qk=64 window_right=6 bias=pre_scale dropout=0.99999 alignment=4 "
+        "| lens_q=25,25 lens_kv=3,25 seed=32060158 values=denormal layout=interleaved2 "
+        "bias_mean=100"})
+    for (const std::string& engine : kit::host_engines()) {
+      const kit::Report report = kit::check(kit::Case::parse(line), engine);
+      EXPECT_TRUE(report.ok()) << report.text();
+    }
+}
+
 // Nothing to read, to write or to loop over.
 TEST(Flash, ABatchWithoutRowsMayBeOfAnySize) {
   for (const std::string& engine : kit::host_engines()) {
