@@ -3,6 +3,14 @@
 Functions are positional, as there. docs/transformer-engine.md says what is compatible.
 """
 
+from transformer_engine_torch.context_parallel import (
+    thd_get_partitioned_indices,
+    thd_grad_correction,
+    thd_out_correction,
+    thd_read_half_tensor,
+    thd_read_second_half_lse,
+    thd_second_half_lse_correction,
+)
 from transformer_engine_torch.enums import (
     DType,
     FP8BwdTensors,
@@ -20,6 +28,23 @@ from transformer_engine_torch.fused_attn import (
     get_cudnn_version,
     get_fused_attn_backend,
 )
+from transformer_engine_torch.kv_cache import (
+    convert_bshd_to_thd,
+    convert_thd_to_bshd,
+    copy_to_kv_cache,
+)
+from transformer_engine_torch.softmax import (
+    fa_prepare_bwd,
+    fa_prepare_fwd,
+    scaled_aligned_causal_masked_softmax_backward,
+    scaled_aligned_causal_masked_softmax_forward,
+    scaled_masked_softmax_backward,
+    scaled_masked_softmax_forward,
+    scaled_softmax_backward,
+    scaled_softmax_forward,
+    scaled_upper_triang_masked_softmax_backward,
+    scaled_upper_triang_masked_softmax_forward,
+)
 
 __all__ = [
     "DType",
@@ -31,8 +56,27 @@ __all__ = [
     "NVTE_QKV_Format",
     "NVTE_QKV_Layout",
     "NVTE_Softmax_Type",
+    "convert_bshd_to_thd",
+    "convert_thd_to_bshd",
+    "copy_to_kv_cache",
+    "fa_prepare_bwd",
+    "fa_prepare_fwd",
     "fused_attn_bwd",
     "fused_attn_fwd",
     "get_cudnn_version",
     "get_fused_attn_backend",
+    "scaled_aligned_causal_masked_softmax_backward",
+    "scaled_aligned_causal_masked_softmax_forward",
+    "scaled_masked_softmax_backward",
+    "scaled_masked_softmax_forward",
+    "scaled_softmax_backward",
+    "scaled_softmax_forward",
+    "scaled_upper_triang_masked_softmax_backward",
+    "scaled_upper_triang_masked_softmax_forward",
+    "thd_get_partitioned_indices",
+    "thd_grad_correction",
+    "thd_out_correction",
+    "thd_read_half_tensor",
+    "thd_read_second_half_lse",
+    "thd_second_half_lse_correction",
 ]

@@ -1,0 +1,78 @@
+"""KV caches, and ragged against padded batches."""
+
+import operator
+
+from torch import Tensor
+
+from te_attention.torch._library import OPS
+from transformer_engine_torch.enums import NVTE_QKV_Format
+
+_append, _to_bshd, _to_thd = (
+    OPS.kv_cache_append.default,
+    OPS.thd_to_bshd.default,
+    OPS.bshd_to_thd.default,
+)
+
+
+def _of_batch(name: str, prefix_sums: Tensor, batch: int) -> Tensor:
+    """The first batch + 1: buffers for CUDA graphs are as long as the largest batch."""
+    if prefix_sums.shape[0] == batch + 1:
+        return prefix_sums
+    if prefix_sums.shape[0] <= batch:
+        raise ValueError(f"{name} has {prefix_sums.shape[0]} entries; needs batch + 1, {batch + 1}")
+    return prefix_sums[: batch + 1]
+
+
+def convert_thd_to_bshd(tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len: int, /) -> Tensor:
+    """[b, max_seq_len, h, d], zero past each sequence."""
+    cu_seqlens = _of_batch("cu_seqlens", cu_seqlens, b)
+    return _to_bshd(tensor, cu_seqlens, None, operator.index(max_seq_len))
+
+
+def convert_bshd_to_thd(tensor: Tensor, cu_seqlens: Tensor, t: int, /) -> Tensor:
+    """[t, h, d], zero past the last sequence."""
+    cu_seqlens = _of_batch("cu_seqlens", cu_seqlens, tensor.shape[0])
+    return _to_thd(tensor, cu_seqlens, None, operator.index(t))
+
+
+def copy_to_kv_cache(
+    new_k: Tensor,
+    new_v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    cu_new_lens: Tensor,
+    cu_cached_lens: Tensor,
+    qkv_format: NVTE_QKV_Format,
+    b: int,
+    max_ctx_len: int,
+    max_seq_len: int,
+    max_pages_per_seq: int,
+    is_non_paged: bool,
+    /,
+) -> None:
+    """Appends new tokens to caches whose lengths, cu_cached_lens, include them already.
+
+    With is_non_paged, page_table lists the rows of the cache where the sequences lie now; they
+    move to rows 0, 1, ... first.
+    """
+    formats = (NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_BSHD, NVTE_QKV_Format.NVTE_THD)
+    if qkv_format not in formats:
+        raise ValueError(f"qkv_format is {qkv_format!r}; needs NVTE_SBHD, NVTE_BSHD or NVTE_THD")
+    slots = k_cache.shape[1] * max_pages_per_seq
+    if max_seq_len != slots:
+        raise ValueError(
+            f"max_seq_len is {max_seq_len}; needs {slots}: {max_pages_per_seq} pages of "
+            f"{k_cache.shape[1]} slots"
+        )
+    if qkv_format == NVTE_QKV_Format.NVTE_SBHD:
+        new_k, new_v = new_k.transpose(0, 1), new_v.transpose(0, 1)
+    if qkv_format != NVTE_QKV_Format.NVTE_THD and tuple(new_k.shape[:2]) != (b, max_ctx_len):
+        raise ValueError(
+            f"b and max_ctx_len are {b} and {max_ctx_len}; needs the sequences and tokens of "
+            f"new_k, {tuple(new_k.shape[:2])}"
+        )
+    cu_new_lens = _of_batch("cu_new_lens", cu_new_lens, b)
+    cu_cached_lens = _of_batch("cu_cached_lens", cu_cached_lens, b)
+    lens = (page_table, cu_new_lens, cu_cached_lens)
+    _append(new_k, new_v, k_cache, v_cache, *lens, bool(is_non_paged))

@@ -1,0 +1,66 @@
+"""Softmax over scores that are kept, and the transposes around flash attention."""
+
+import torch
+from torch import Tensor
+
+from te_attention.torch._library import OPS
+
+_forward, _backward = OPS.scaled_softmax_forward.default, OPS.scaled_softmax_backward.default
+
+
+def _require_rank(name: str, tensor: Tensor, rank: int) -> None:
+    if tensor.dim() != rank:
+        raise ValueError(f"{name} has shape {list(tensor.shape)}; needs {rank} dimensions")
+
+
+def scaled_softmax_forward(input: Tensor, scale_factor: float, /) -> Tensor:
+    """softmax(scale * x) of [b, h, sq, sk]."""
+    _require_rank("input", input, 4)
+    return _forward(input, None, float(scale_factor), "none")
+
+
+def scaled_masked_softmax_forward(input: Tensor, mask: Tensor, scale_factor: float, /) -> Tensor:
+    """The same with a mask, [1 or b, 1, sq, sk]: 1 or True hides. A row all hidden is zero."""
+    _require_rank("input", input, 4)
+    hidden = mask.contiguous().view(torch.bool)
+    return _forward(input.contiguous(), hidden, float(scale_factor), "given")
+
+
+def scaled_upper_triang_masked_softmax_forward(input: Tensor, scale_factor: float, /) -> Tensor:
+    """The same for [b * h, s, s], causal."""
+    _require_rank("input", input, 3)
+    return _forward(input, None, float(scale_factor), "causal")
+
+
+def scaled_aligned_causal_masked_softmax_forward(input: Tensor, scale_factor: float, /) -> Tensor:
+    """The same for [b, h, sq, sk], causal from the bottom right corner."""
+    _require_rank("input", input, 4)
+    return _forward(input, None, float(scale_factor), "causal_bottom_right")
+
+
+def scaled_softmax_backward(
+    output_grad: Tensor, softmax_results: Tensor, scale_factor: float, /
+) -> Tensor:
+    """scale * y * (dy - sum(dy * y)): the gradient of each of the four."""
+    kind = "none"  # what is hidden has y = 0 and so no gradient
+    return _backward(output_grad.contiguous(), softmax_results, float(scale_factor), kind)
+
+
+scaled_masked_softmax_backward = scaled_softmax_backward
+scaled_upper_triang_masked_softmax_backward = scaled_softmax_backward
+scaled_aligned_causal_masked_softmax_backward = scaled_softmax_backward
+
+
+def fa_prepare_fwd(qkvi: Tensor, /) -> Tensor:
+    """[3, b, s, h, d] from the Q of a buffer [s, b, h, 3 * d], where K and V follow Q."""
+    _require_rank("qkvi", qkvi, 4)
+    s, b, h, d = qkvi.shape
+    strides = (b * h * 3 * d, h * 3 * d, 3 * d, 1)
+    if qkvi.stride() != strides:
+        raise ValueError(f"qkvi has strides {qkvi.stride()}; needs {strides}: Q of layout sbh3d")
+    return OPS.flash_prepare_forward.default(qkvi.as_strided((s, b, h, 3 * d), strides))
+
+
+def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
+    """[s, b, h, 3 * d] from the three gradients [b, s, h, d]."""
+    return OPS.flash_prepare_backward.default(q, k, v)
