@@ -1,0 +1,442 @@
+"""KV caches for inference, paged and not, and the lengths that attention needs at each step.
+
+The host decides in pre_step which rows or pages a sequence has, and writes that into buffers whose
+addresses never change. step only launches kernels that read them, so a CUDA graph of it can be
+replayed.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+import transformer_engine_torch as tex
+from transformer_engine.pytorch.cpp_extensions.fused_attn import QKVFormat
+
+__all__ = ["InferenceParams", "KVCacheManager", "NonPagedKVCacheManager", "PagedKVCacheManager"]
+
+
+def _default_device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _write(buffer: Tensor, values: Iterable[int]) -> None:
+    """Into the front of an int32 buffer, in place."""
+    values = torch.tensor(list(values), dtype=buffer.dtype, device="cpu")
+    buffer[: values.shape[0]].copy_(values)
+
+
+def _new_tokens(new_k: Tensor, qkv_format: str, max_batch_size: int) -> tuple[int, int]:
+    """Sequences and tokens of each; ragged tokens are counted on the device."""
+    if qkv_format == "thd":
+        return max_batch_size, 1
+    batch, length = (1, 0) if qkv_format == "sbhd" else (0, 1)
+    return new_k.shape[batch], new_k.shape[length]
+
+
+class KVCacheManager:
+    """What a manager has: memory for each layer, and sequences with their lengths."""
+
+    def __init__(self) -> None:
+        """No layer has memory yet."""
+        self.cache: dict[int, tuple[Tensor, Tensor]] = {}
+        self.sequences: OrderedDict[int, int] = OrderedDict()
+
+    def reset(self) -> None:
+        """Forgets all sequences. The memory stays."""
+        self.sequences = OrderedDict()
+
+    def allocate_memory(self, layer_number: int) -> None:
+        """Makes the caches of a layer."""
+        raise NotImplementedError
+
+    def pre_step(self, step_dict: OrderedDict[int, int]) -> OrderedDict[int, int]:
+        """Makes room for the new tokens of each sequence; returns the lengths with them."""
+        raise NotImplementedError
+
+    def step(
+        self,
+        layer_number: int,
+        new_k: Tensor,
+        new_v: Tensor,
+        cu_new_seqlens: Tensor,
+        cu_cached_seqlens: Tensor,
+        qkv_format: str,
+    ) -> tuple[Tensor, Tensor]:
+        """Appends new tokens to the caches of a layer; returns the caches."""
+        raise NotImplementedError
+
+
+class _Manager(KVCacheManager):
+    """What the two managers share: shapes, limits, and the order of sequences."""
+
+    def __init__(
+        self,
+        rows: tuple[int, int],
+        heads: tuple[int, int, int],
+        dtype: torch.dtype,
+        limits: tuple[int, int],
+        device: torch.device | None,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim_k, self.head_dim_v = heads
+        self.max_batch_size, self.max_seqlen = limits
+        self.dtype = dtype
+        self.device = device or _default_device()
+        self._rows = rows
+
+    def allocate_memory(self, layer_number: int) -> None:
+        """Zeros for K and V of a layer."""
+        options = {"dtype": self.dtype, "device": self.device}
+        self.cache[layer_number] = tuple(
+            torch.zeros(*self._rows, self.num_heads, dim, **options)
+            for dim in (self.head_dim_k, self.head_dim_v)
+        )
+
+    def _lengths_after(self, step_dict: OrderedDict[int, int]) -> OrderedDict[int, int]:
+        """The lengths with the new tokens, after checking that they fit."""
+        going_on = [name for name in self.sequences if name in step_dict]
+        if list(step_dict)[: len(going_on)] != going_on:
+            raise ValueError(
+                f"step_dict lists sequences {list(step_dict)}; needs those that go on first, in "
+                f"their order: {going_on}"
+            )
+        if len(step_dict) > self.max_batch_size:
+            raise ValueError(
+                f"step_dict has {len(step_dict)} sequences; needs at most {self.max_batch_size}, "
+                "the max_batch_size"
+            )
+        after = OrderedDict((n, self.sequences.get(n, 0) + new) for n, new in step_dict.items())
+        for name, length in after.items():
+            if length > self.max_seqlen:
+                raise ValueError(
+                    f"sequence {name} has {length} tokens with this step; needs at most "
+                    f"{self.max_seqlen}, the length of the cache"
+                )
+        return after
+
+
+class NonPagedKVCacheManager(_Manager):
+    """A row of the cache for each sequence. Rows move up when sequences before them finish."""
+
+    def __init__(
+        self,
+        max_batch_size: int,
+        max_seqlen: int,
+        num_heads: int,
+        head_dim_k: int,
+        dtype: torch.dtype,
+        head_dim_v: int | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Caches are [max_batch_size, max_seqlen, num_heads, head_dim]."""
+        dims = (num_heads, head_dim_k, head_dim_v or head_dim_k)
+        limits = (max_batch_size, max_seqlen)
+        super().__init__(limits, dims, dtype, limits, device)
+        # Which rows have become rows 0, 1, ..., and what they are after the step.
+        self.batch_indices_post_step = torch.arange(
+            max_batch_size, dtype=torch.int32, device=self.device
+        )
+        self.batch_indices = self.batch_indices_post_step.clone()
+        self.need_reindex = True
+
+    def reset(self) -> None:
+        """Forgets all sequences."""
+        super().reset()
+        self.batch_indices.copy_(self.batch_indices_post_step)
+        self.need_reindex = True
+
+    def pre_step(self, step_dict: OrderedDict[int, int]) -> OrderedDict[int, int]:
+        """Rows of sequences that go on move to the front; new ones follow."""
+        after = self._lengths_after(step_dict)
+        rows = list(enumerate(self.sequences))
+        going_on = [row for row, name in rows if name in step_dict]
+        finished = [row for row, name in rows if name not in step_dict]
+        _write(self.batch_indices, [*going_on, *finished, *range(len(rows), self.max_batch_size)])
+        self.need_reindex = self.sequences.keys() != after.keys()
+        self.sequences = after
+        return after
+
+    def step(
+        self,
+        layer_number: int,
+        new_k: Tensor,
+        new_v: Tensor,
+        cu_new_seqlens: Tensor,
+        cu_cached_seqlens: Tensor,
+        qkv_format: str,
+    ) -> tuple[Tensor, Tensor]:
+        """Moves rows where they have to, appends, and returns the rows in use."""
+        k_cache, v_cache = self.cache[layer_number]
+        batch, length = _new_tokens(new_k, qkv_format, self.max_batch_size)
+        # A graph is replayed when other rows are to move than when it was captured.
+        captured = new_k.is_cuda and torch.cuda.is_current_stream_capturing()
+        tex.copy_to_kv_cache(
+            *(new_k, new_v, k_cache, v_cache, self.batch_indices),
+            *(cu_new_seqlens, cu_cached_seqlens, QKVFormat[qkv_format]),
+            *(batch, length, self.max_seqlen, 1, self.need_reindex or captured),
+        )
+        return k_cache[:batch], v_cache[:batch]
+
+
+@dataclass
+class Page:
+    """A page of the cache, and whether a sequence has it."""
+
+    page_id: int
+    allocated: bool = False
+
+
+class PagedKVCacheManager(_Manager):
+    """Pages of the cache for each sequence, in a table."""
+
+    def __init__(
+        self,
+        total_num_pages: int,
+        page_size: int,
+        num_heads: int,
+        head_dim_k: int,
+        dtype: torch.dtype,
+        max_batch_size: int,
+        max_seqlen: int,
+        head_dim_v: int | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Caches are [total_num_pages, page_size, num_heads, head_dim]."""
+        dims = (num_heads, head_dim_k, head_dim_v or head_dim_k)
+        limits = (max_batch_size, max_seqlen)
+        super().__init__((total_num_pages, page_size), dims, dtype, limits, device)
+        self.total_num_pages, self.page_size = total_num_pages, page_size
+        self.max_pages_per_seq = max_seqlen // page_size
+        self.free_pages = deque(Page(i) for i in range(total_num_pages))
+        self.allocated_pages: dict[int, list[Page]] = {}
+        self.page_table = torch.zeros(
+            max_batch_size, self.max_pages_per_seq, dtype=torch.int32, device=self.device
+        )
+
+    def reset(self) -> None:
+        """Forgets all sequences; every page is free."""
+        for name in list(self.allocated_pages):
+            self.deallocate_sequence(name)
+        super().reset()
+        self.page_table.zero_()
+
+    def print_cache(self) -> None:
+        """Prints which pages each sequence has."""
+        print(f"{self.get_sequence_count()} sequences, {len(self.free_pages)} free pages")
+        for name, length in self.sequences.items():
+            print(f"sequence {name}: {length} tokens in pages {self.get_page_list(name)}")
+
+    def get_sequence_count(self) -> int:
+        """How many sequences there are."""
+        return len(self.sequences)
+
+    def get_sequence_lengths(self) -> list[int]:
+        """The lengths of all sequences, in order."""
+        return list(self.sequences.values())
+
+    def has_free_page(self) -> bool:
+        """Whether a page is free."""
+        return bool(self.free_pages)
+
+    def get_page_count(self, seq: int) -> int:
+        """How many pages a sequence has."""
+        return len(self.allocated_pages[seq])
+
+    def get_page_list(self, seq: int) -> list[int]:
+        """The numbers of a sequence's pages."""
+        return [page.page_id for page in self.allocated_pages[seq]]
+
+    def get_page_table(self, sequences: Iterable[int]) -> Tensor:
+        """Fills the table for these sequences, with zeros after their pages, and returns it."""
+        rows = [self.get_page_list(name) for name in sequences]
+        rows += [[]] * (self.max_batch_size - len(rows))
+        filled = [row + [0] * (self.max_pages_per_seq - len(row)) for row in rows]
+        self.page_table.copy_(torch.tensor(filled, dtype=torch.int32, device="cpu"))
+        return self.page_table
+
+    def _require_free(self, needed: int, free: int) -> None:
+        if needed > free:
+            raise RuntimeError(
+                f"free pages are {free} of {self.total_num_pages}; needs {needed}: more of them, "
+                "or fewer sequences at a time"
+            )
+
+    def allocate_page(self, seq: int) -> None:
+        """Gives a sequence one more page."""
+        self._require_free(1, len(self.free_pages))
+        page = self.free_pages.popleft()
+        page.allocated = True
+        self.allocated_pages.setdefault(seq, []).append(page)
+
+    def allocate_sequence(self, seq: int, length: int) -> None:
+        """Gives a sequence the pages that `length` tokens need beyond those that it has."""
+        self.allocated_pages.setdefault(seq, [])
+        while self.get_page_count(seq) * self.page_size < length:
+            self.allocate_page(seq)
+
+    def deallocate_sequence(self, seq: int) -> None:
+        """Takes a sequence's pages back."""
+        for page in self.allocated_pages.pop(seq):
+            page.allocated = False
+            self.free_pages.append(page)
+
+    def pre_step(self, step_dict: OrderedDict[int, int]) -> OrderedDict[int, int]:
+        """Pages of finished sequences become free; the others get what they need."""
+        after = self._lengths_after(step_dict)
+        finished = [name for name in self.sequences if name not in step_dict]
+        pages = {name: len(held) for name, held in self.allocated_pages.items()}
+        needed = sum(-(-length // self.page_size) - pages.get(n, 0) for n, length in after.items())
+        # Before anything changes, so that a caller can try again with fewer sequences.
+        self._require_free(needed, len(self.free_pages) + sum(pages[name] for name in finished))
+        for name in finished:
+            self.deallocate_sequence(name)
+        for name, length in after.items():
+            self.allocate_sequence(name, length)
+        self.get_page_table(after)
+        self.sequences = after
+        return after
+
+    def step(
+        self,
+        layer_number: int,
+        new_k: Tensor,
+        new_v: Tensor,
+        cu_new_seqlens: Tensor,
+        cu_cached_seqlens: Tensor,
+        qkv_format: str,
+    ) -> tuple[Tensor, Tensor]:
+        """Appends; returns all pages."""
+        k_cache, v_cache = self.cache[layer_number]
+        batch, length = _new_tokens(new_k, qkv_format, self.max_batch_size)
+        tex.copy_to_kv_cache(
+            *(new_k, new_v, k_cache, v_cache, self.page_table),
+            *(cu_new_seqlens, cu_cached_seqlens, QKVFormat[qkv_format]),
+            *(batch, length, self.max_seqlen, self.max_pages_per_seq, False),
+        )
+        return k_cache, v_cache
+
+
+class InferenceParams:
+    """The caches of all layers and the lengths of a step.
+
+    In each iteration: pre_step with the sequences and how many new tokens each has, those that go
+    on first; then the model, whose layers call step.
+    """
+
+    def __init__(
+        self,
+        max_batch_size: int,
+        max_sequence_length: int,
+        num_heads_kv: int | None = None,
+        head_dim_k: int | None = None,
+        dtype: torch.dtype | None = None,
+        head_dim_v: int | None = None,
+        is_paged: bool = False,
+        total_num_pages: int | None = None,
+        page_size: int | None = None,
+        max_ctx_len: int | None = None,
+        qkv_format: str = "bshd",
+        custom_cache_manager: type[KVCacheManager] | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Memory is made by allocate_memory, for each layer. `device`: default the current GPU."""
+        self.max_batch_size, self.max_sequence_length = max_batch_size, max_sequence_length
+        self.num_heads_kv, self.dtype = num_heads_kv, dtype
+        self.head_dim_k, self.head_dim_v = head_dim_k, head_dim_v or head_dim_k
+        self.is_paged, self.page_size, self.max_ctx_len = is_paged, page_size, max_ctx_len
+        self._check(qkv_format)
+        place = {} if device is None else {"device": torch.device(device)}
+        kind = NonPagedKVCacheManager
+        options = {"max_batch_size": max_batch_size, "max_seqlen": max_sequence_length}
+        options |= {"num_heads": num_heads_kv, "head_dim_k": head_dim_k, "dtype": dtype}
+        options |= {"head_dim_v": self.head_dim_v, **place}
+        if is_paged:
+            kind = PagedKVCacheManager
+            self.total_num_pages = total_num_pages or max_batch_size * self._pages_per_sequence
+            options |= {"total_num_pages": self.total_num_pages, "page_size": page_size}
+        self.cache_manager = (custom_cache_manager or kind)(**options)
+        self.cache_qkv_format = "bshd"
+        self._set_format(qkv_format)
+        integers = {"dtype": torch.int32, "device": place.get("device", _default_device())}
+        self.cu_seqlens_q = torch.zeros(max_batch_size + 1, **integers)
+        self.cu_seqlens_kv = torch.zeros(max_batch_size + 1, **integers)
+        self.pre_step_seqlens = torch.zeros(max_batch_size, **integers)
+        self._forget()
+
+    @property
+    def _pages_per_sequence(self) -> int:
+        return self.max_sequence_length // self.page_size
+
+    def _check(self, qkv_format: str) -> None:
+        for name in ("num_heads_kv", "head_dim_k", "dtype"):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} is None; needs that of the keys")
+        if self.is_paged and (not self.page_size or self.max_sequence_length % self.page_size):
+            raise ValueError(
+                f"page_size is {self.page_size}; needs a divisor of max_sequence_length, "
+                f"{self.max_sequence_length}"
+            )
+        if qkv_format == "thd" and self.max_ctx_len is None:
+            raise ValueError("max_ctx_len is None; needs the most new tokens with format thd")
+
+    def _set_format(self, qkv_format: str) -> None:
+        if qkv_format not in ("bshd", "sbhd", "thd"):
+            raise ValueError(f"qkv_format is {qkv_format!r}; needs bshd, sbhd or thd")
+        self.input_qkv_format = qkv_format
+        same = qkv_format == self.cache_qkv_format
+        self.output_qkv_format = qkv_format if same else f"{qkv_format}_2{self.cache_qkv_format}"
+
+    def _forget(self) -> None:
+        self.batch_size = 0
+        self.sequences: OrderedDict[int, int] = OrderedDict()
+        self.sequences_pre_step: OrderedDict[int, int] = OrderedDict()
+
+    def reset(self) -> None:
+        """Forgets all sequences. The memory of the caches stays."""
+        self._forget()
+        self.cache_manager.reset()
+
+    def allocate_memory(self, layer_number: int) -> None:
+        """Makes the caches of a layer."""
+        self.cache_manager.allocate_memory(layer_number)
+
+    def pre_step(self, step_dict: OrderedDict[int, int]) -> None:
+        """Begins a step: which sequences it has, in order, with how many new tokens each."""
+        self.sequences = self.cache_manager.pre_step(step_dict)
+        self.batch_size = len(step_dict)
+        self.sequences_pre_step = OrderedDict(
+            (name, length - step_dict[name]) for name, length in self.sequences.items()
+        )
+        idle = [0] * (self.max_batch_size - self.batch_size)
+        _write(self.pre_step_seqlens, [*self.sequences_pre_step.values(), *idle])
+        _write(self.cu_seqlens_q, accumulate([0, *step_dict.values(), *idle]))
+        _write(self.cu_seqlens_kv, accumulate([0, *self.sequences.values(), *idle]))
+
+    def get_seqlens_pre_step(self) -> Tensor:
+        """The lengths before this step: where its first tokens are."""
+        return self.pre_step_seqlens
+
+    def step(
+        self, layer_number: int, new_k: Tensor, new_v: Tensor, qkv_format: str
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, int, str]:
+        """Appends the new tokens of a layer. The caches, lengths and format for its attention."""
+        self._set_format(qkv_format)
+        k_cache, v_cache = self.cache_manager.step(
+            layer_number, new_k, new_v, self.cu_seqlens_q, self.cu_seqlens_kv, qkv_format
+        )
+        lengths = (self.cu_seqlens_q, self.cu_seqlens_kv, self.max_sequence_length)
+        return k_cache, v_cache, *lengths, self.output_qkv_format
+
+    def convert_paged_to_nonpaged(self, layer_number: int) -> tuple[Tensor, Tensor]:
+        """Copies of the caches of this step's sequences, [batch, max_sequence_length, h, d]."""
+        k_cache, v_cache = self.cache_manager.cache[layer_number]
+        if not self.is_paged:
+            return k_cache[: self.batch_size], v_cache[: self.batch_size]
+        pages = self.cache_manager.page_table[: self.batch_size].long()
+        return tuple(cache[pages].flatten(1, 2) for cache in (k_cache, v_cache))
