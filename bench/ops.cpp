@@ -1,5 +1,6 @@
 // Times the neighbours of attention on a GPU beside a copy of as many bytes: ops [MiB of the main
-// tensor]. One JSON line each; bytes are those that the operation must read and write.
+// tensor] [part of the operations' names]. One JSON line each; bytes are those that the operation
+// must read and write.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -16,14 +17,19 @@
 namespace tea::kit {
 namespace {
 
-constexpr size_t kMemory = size_t{6} << 30;
+// In units of the main tensor: what an operation may use, and each side of a copy beside it.
+constexpr size_t kOperands = 7, kCopies = 3;
 constexpr int64_t kHeads = 16, kDim = 128, kRow = kHeads * kDim;  // bf16: 4 KiB a token
 
 class Bench {
  public:
-  explicit Bench(int64_t mebibytes)
-      : gpu_(gpu_of_thread(0)), memory_(gpu_.scratch(kMemory)), bytes_(mebibytes << 20) {
-    gpu_.fill(memory_, 0x3c3c3c3c, kMemory);  // about 0.01 in every format
+  Bench(int64_t mebibytes, std::string only)
+      : gpu_(gpu_of_thread(0)),
+        only_(std::move(only)),
+        bytes_(mebibytes << 20),
+        operands_(kOperands * unit()),
+        memory_(gpu_.scratch(operands_ + 2 * kCopies * unit())) {
+    gpu_.fill(memory_, 0x3c3c3c3c, operands_);  // about 0.01 in every format
   }
 
   int64_t bytes() const { return bytes_; }
@@ -34,7 +40,7 @@ class Bench {
   T* memory(int64_t count) {
     const size_t at = used_;
     used_ += (static_cast<size_t>(count) * sizeof(T) + 4095) / 4096 * 4096;
-    if (used_ > kMemory) throw std::runtime_error("more memory than there is");
+    if (used_ > operands_) throw std::runtime_error("more memory than there is");
     return reinterpret_cast<T*>(memory_ + at);
   }
   template <class T>
@@ -56,15 +62,16 @@ class Bench {
   // The median of three blocks, each beside a block of copies of as many bytes.
   void time(const char* name, const std::string& shape, int64_t moved,
             const std::function<tea_status()>& call) {
+    if (std::string(name).find(only_) == std::string::npos) return;
+    const size_t half = static_cast<size_t>(moved) / 2;
+    if (half > kCopies * unit()) throw std::runtime_error("a larger copy than there is memory for");
+    uint8_t* const from = memory_ + operands_;
     std::vector<double> ours, copies;
     for (int block = 0; block < 3; ++block) {
       ours.push_back(run([&] {
         if (call() != TEA_OK) throw std::runtime_error(tea_error());
       }));
-      copies.push_back(run([&] {
-        const auto half = static_cast<size_t>(moved) / 2;
-        driver::copy(memory_ + kMemory / 2, memory_, half, stream());
-      }));
+      copies.push_back(run([&] { driver::copy(from + kCopies * unit(), from, half, stream()); }));
     }
     std::sort(ours.begin(), ours.end()), std::sort(copies.begin(), copies.end());
     const auto rate = [&](double ms) { return static_cast<double>(moved) / ms / 1e6; };
@@ -86,10 +93,15 @@ class Bench {
     return gpu_.stop_clock() / kCalls;
   }
 
+  // The metadata of an operation is small beside its tensors.
+  size_t unit() const { return static_cast<size_t>(bytes_) + (size_t{16} << 20); }
+
   Gpu& gpu_;
+  std::string only_;  // in the names of operations that are timed
+  int64_t bytes_;
+  size_t operands_;
   uint8_t* memory_;
   size_t used_ = 0;
-  int64_t bytes_;
 };
 
 template <class Args>
@@ -337,7 +349,7 @@ void fp8(Bench& b) {
 int main(int count, char** words) {
   using namespace tea::kit;
   try {
-    Bench bench(count > 1 ? std::atoll(words[1]) : 256);
+    Bench bench(count > 1 ? std::atoll(words[1]) : 256, count > 2 ? words[2] : "");
     for (auto* const group :
          {kv_cache, ragged, dropout, merge, halves, ranks, prepare_and_fill, softmax, fp8})
       group(bench);
