@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include "core/error.h"
 #include "core/plan.h"
@@ -93,23 +94,15 @@ int common_alignment(const Tensors& t) {
   uintptr_t bits = kAlignment;
   for (const TensorInfo& info : tensor_table())
     if (info.type <= Type::kBias) bits |= reinterpret_cast<uintptr_t>(t[info.index]);
-  return static_cast<int>(bits & (~bits + 1));
+  return 1 << std::countr_zero(bits);
 }
 
 // Where the call's memory is: all on one side. Tensors without elements may have none, Q as well.
 int place_of(const Tensors& t, const tea_run& run) {
-  int place = kHost;
-  std::string first;
-  const auto look = [&](const std::string& name, const void* data) {
-    if (!data) return;
-    const int device = device_of(data);
-    if (first.empty()) first = name, place = device;
-    TEA_REQUIRE(device == place, name + " on device", device,
-                "that of " + first + ", " + shown(place));
-  };
-  for (const TensorInfo& info : tensor_table()) look(std::string(info.name), t[info.index]);
-  look("workspace", run.workspace_bytes ? run.workspace : nullptr);
-  return place;
+  OneSide side;
+  for (const TensorInfo& info : tensor_table()) side.add(info.name, t[info.index]);
+  side.add("workspace", run.workspace_bytes ? run.workspace : nullptr);
+  return side.device();
 }
 
 // Plans and runs. `run` has the sizes, the workspace and the stream; `t` all tensors of the call.

@@ -11,6 +11,14 @@ namespace tea::nvte {
 
 int device_of(const void* pointer) { return driver::device_of(pointer); }
 
+void OneSide::add(std::string_view name, const void* data) {
+  if (!data) return;
+  const int device = device_of(data);
+  if (first_.empty()) first_ = name, device_ = device;
+  TEA_REQUIRE(device == device_, std::string(name) + " on device", device,
+              "the device of " + std::string(first_) + ", " + shown(device_));
+}
+
 void fill(void* pointer, unsigned char value, size_t bytes, cudaStream_t stream) {
   const int device = device_of(pointer);
   if (device == kHost) {

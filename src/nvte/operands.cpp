@@ -61,16 +61,9 @@ int64_t batch_of(const Operand& cu_seqlens) {
 }
 
 Place place_of(std::initializer_list<Operand> operands, cudaStream_t stream) {
-  const Operand* first = nullptr;
-  Place place{kHost, stream};
-  for (const Operand& operand : operands) {
-    if (!operand.data()) continue;
-    const int device = device_of(operand.data());
-    if (!first) first = &operand, place.device = device;
-    TEA_REQUIRE(device == place.device, std::string(operand.name) + " on device", device,
-                std::string("the device of ") + first->name + ", " + shown(place.device));
-  }
-  return place;
+  OneSide side;
+  for (const Operand& operand : operands) side.add(operand.name, operand.data());
+  return {side.device(), stream};
 }
 
 int32_t* status_at(const Place& place, int32_t* status) {

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "core/driver.h"
 #include "ops/args.h"
@@ -50,9 +51,6 @@ __device__ __forceinline__ void run_checks(const Rule& rule) {
 }
 
 // The bytes of one access: what addresses and distances, OR-ed, have in common; 16 at most.
-inline int access_bytes(uint64_t alignment) {
-  const uint64_t bits = alignment | 16;
-  return static_cast<int>(bits & (~bits + 1));
-}
+inline int access_bytes(uint64_t alignment) { return 1 << std::countr_zero(alignment | 16); }
 
 }  // namespace tea

@@ -33,6 +33,15 @@ TEST(Memory, EveryPointerIsOfTheHost) {
   EXPECT_EQ(tea::nvte::device_of(&here), tea::kHost);
 }
 
+TEST(OneSide, NothingLiesOnTheHost) {
+  tea::nvte::OneSide side;
+  EXPECT_EQ(side.device(), tea::kHost);
+  side.add("first", nullptr);
+  int here = 0;
+  side.add("second", &here);
+  EXPECT_EQ(side.device(), tea::kHost);
+}
+
 TEST(Memory, CopiesTheBytesAskedForAndNothingElse) {
   const Guarded<int> from(5, 7);
   Guarded<int> to(5, 1);
