@@ -185,7 +185,7 @@ class Checker {
 
   Report run() {
     if (!make_plan()) return report_;
-    if (stage_.shared_bytes) pretend();
+    if (stage_.shared_bytes && !pretend()) return report_;
     if (stage_.device != kHost)
       mirror_.emplace(gpu_of_thread(stage_.device), inputs_, stage_.around);
     std::vector<uint8_t> first[2], second[2];
@@ -227,17 +227,23 @@ class Checker {
         [&] { forward ? tea::forward(*pretended_, &run) : tea::backward(*pretended_, &run); });
   }
 
-  // The engine's own plan for a device that is not there.
-  void pretend() {
+  // The named engine's own plan for a device that is not there.
+  bool pretend() {
     Device device = device_at(stage_.device);
     device.shared_bytes = stage_.shared_bytes;
     for (const Engine& engine : engines()) {
       if (engine.name != engine_) continue;
       Attempt attempt = engine.attempt(problem_.normalised(), device);
-      auto& executable = std::get<std::unique_ptr<Executable>>(attempt);
-      pretended_ = std::make_shared<const Plan>(Plan{engine.name, problem_.normalised(), device,
-                                                     std::move(executable), engine.workspace});
+      auto* const executable = std::get_if<std::unique_ptr<Executable>>(&attempt);
+      report_.refused = !executable;
+      if (report_.refused) fail("no plan with so little shared memory");
+      if (executable)
+        pretended_ = std::make_shared<const Plan>(Plan{engine.name, problem_.normalised(), device,
+                                                       std::move(*executable), engine.workspace});
+      return executable != nullptr;
     }
+    fail("shared_bytes needs the name of an engine, not \"" + engine_ + "\"");
+    return false;
   }
 
   bool execute(Poison poison, std::vector<uint8_t> (&bytes)[2]) {

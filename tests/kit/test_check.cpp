@@ -99,6 +99,15 @@ TEST(Check, KnowsTheEnginesOfTheHost) {
   EXPECT_EQ(std::count(names.begin(), names.end(), "reference"), 1);
 }
 
+TEST(Check, PretendsForAnEngineByItsNameOnly) {
+  const Case c =
+      Case::parse("dtype=bf16 heads_q=1 heads_kv=1 dim_qk=8 batch=1 seqlen_q=3 seqlen_kv=3");
+  EXPECT_TRUE(check(c, "reference", {.shared_bytes = 1024}).ok());
+  const Report report = check(c, "", {.shared_bytes = 1024});
+  EXPECT_FALSE(report.ok());
+  EXPECT_NE(report.text().find("shared_bytes needs the name of an engine"), std::string::npos);
+}
+
 TEST(Check, ReportsARefusalInsteadOfPassing) {
   const Case c = Case::parse("dtype=bf16 heads_q=3 heads_kv=2 dim_qk=16 batch=1 seqlen_q=1");
   const Report report = check(c, "reference");
