@@ -82,6 +82,22 @@ TEST(DropoutMask, EveryDecision) {
   }
 }
 
+TEST(DropoutMask, AnOriginInMemoryIsClamped) {
+  const Setting s;
+  const auto bytes_at = [&](int64_t row) {
+    const int64_t origin[4] = {0, 0, row, 0};
+    Buffer keep(TEA_E4M3, s.batch * s.heads * s.rows * s.cols);
+    tea_dropout_mask a = arguments(s, keep, 0.5f);
+    a.origin_device = origin;
+    dropout_keep(a, {});
+    return std::string(static_cast<const char*>(keep.data()), keep.bytes());
+  };
+  EXPECT_EQ(bytes_at(kMaxOrigin + 1), bytes_at(kMaxOrigin));
+  EXPECT_EQ(bytes_at(INT64_MAX), bytes_at(kMaxOrigin));
+  EXPECT_EQ(bytes_at(-1), bytes_at(0));
+  EXPECT_NE(bytes_at(kMaxOrigin - 1), bytes_at(kMaxOrigin));
+}
+
 TEST(DropoutMask, KeepsTheFractionItShould) {
   Setting s;
   s.rows = 512, s.cols = 512;
@@ -110,6 +126,8 @@ TEST(DropoutMask, NamesWhatIsWrong) {
             "dropout is 1.000000; needs at least 0 and below 1");
   EXPECT_NE(error([](auto& a) { a.dropout = NAN; }), "");
   EXPECT_EQ(error([](auto& a) { a.origin[2] = -1; }), "origin[2] is -1; needs 0 .. 2^40");
+  EXPECT_EQ(error([](auto& a) { a.origin[1] = kMaxOrigin + 1; }),
+            "origin[1] is 1099511627777; needs 0 .. 2^40");
   EXPECT_EQ(error([&](auto& a) { a.origin[3] = 4, a.origin_device = origin; }),
             "origin[3] is 4; needs 0 with origin_device");
   EXPECT_EQ(error([](auto& a) { a.cols = -1; }), "cols is -1; needs 0 or more");
