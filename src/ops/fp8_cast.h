@@ -1,5 +1,6 @@
 // Casts to and from fp8 with one scale per tensor, and the largest magnitude of a tensor.
 #pragma once
+#include <cfloat>
 #include <cmath>
 
 #include "math/formats.h"
@@ -24,8 +25,7 @@ TEA_HOST_DEVICE float scale_for(float amax, const tea_fp8_cast& a) {
   amax = fmaxf(amax, a.amax_floor);
   if (!(amax > 0) || amax == INFINITY) return 1;
   const float largest = a.output_dtype == TEA_E4M3 ? kE4M3.largest : kE5M2.largest;
-  constexpr float kMost = 3.402823466e38f;  // finite even where amax is subnormal
-  const float scale = fminf(largest / amax, kMost);
+  const float scale = fminf(largest / amax, FLT_MAX);  // finite even where amax is subnormal
   return a.power_of_two ? ldexpf(1, ilogbf(scale)) : scale;
 }
 

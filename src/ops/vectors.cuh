@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "math/formats.h"
 #include "te_attention.h"
 
 namespace tea {
@@ -33,7 +34,7 @@ template <>
 struct Element<TEA_BF16> {
   using Bits = uint16_t;
   using Real = float;
-  __device__ static float decode(Bits x) { return __uint_as_float(uint32_t{x} << 16); }
+  __device__ static float decode(Bits x) { return bf16_decode(x); }
   __device__ static Bits encode(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
   __device__ static uint32_t encode(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -41,21 +42,17 @@ struct Element<TEA_BF16> {
   }
 };
 
-template <>
-struct Element<TEA_FP32> {
-  using Bits = float;
-  using Real = float;
-  __device__ static float decode(Bits x) { return x; }
-  __device__ static Bits encode(float x) { return x; }
+template <class Number>
+struct PlainElement {
+  using Bits = Number;
+  using Real = Number;
+  __device__ static Number decode(Bits x) { return x; }
+  __device__ static Bits encode(Number x) { return x; }
 };
-
 template <>
-struct Element<TEA_FP64> {
-  using Bits = double;
-  using Real = double;
-  __device__ static double decode(Bits x) { return x; }
-  __device__ static Bits encode(double x) { return x; }
-};
+struct Element<TEA_FP32> : PlainElement<float> {};
+template <>
+struct Element<TEA_FP64> : PlainElement<double> {};
 
 template <__nv_fp8_interpretation_t kind>
 struct Fp8Element {
