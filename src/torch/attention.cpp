@@ -81,7 +81,6 @@ void forward(StableIValue* stack, uint64_t, uint64_t) {
   const Arguments arguments(in);
   Work work(arguments);
   const Tensor o = work.new_o(), lse = work.new_per_row();
-  work.problem.o = work.add_rows(TEA_O, "o", o);
   work.add_small(TEA_LSE, lse.data_ptr());
   const Tensor max = arguments.max_logit ? work.new_per_row() : nothing(arguments.q);
   if (arguments.max_logit) work.add_small(TEA_MAX, max.data_ptr());

@@ -30,16 +30,18 @@ void kv_cache_append(StableIValue* stack, uint64_t, uint64_t) {
   const std::optional<Tensor> page_table = in.maybe_tensor();
   const Tensor cu_new = in.tensor(), cu_cached = in.tensor();
   const bool reindex = in.flag();
-  const Place place(k_cache);
+  const Place place("k_cache", k_cache);
   const View k(new_k), v(new_v), cache_k(k_cache), cache_v(v_cache);
   if (cache_k.rank != 4 || cache_v.rank != 4)
     refuse("k_cache", "of shape " + shape_text(cache_k), "[pages, page_size, heads, dim]");
   tea_kv_append args{};
   args.struct_size = sizeof args;
   args.dtype = dtype_of(k_cache);
-  for (const Tensor& t : {new_k, new_v, v_cache})
-    if (dtype_of(t) != args.dtype || where_is(t) != place.where)
-      refuse("new_k, new_v or v_cache", "of another dtype or device", "those of k_cache");
+  const std::pair<const char*, const Tensor&> others[] = {
+      {"new_k", new_k}, {"new_v", new_v}, {"v_cache", v_cache}};
+  for (const auto& [name, t] : others)
+    if (dtype_of(t) != args.dtype || where_is(name, t) != place.where)
+      refuse(name, "of another dtype or device", "those of k_cache");
   const bool dense = k.rank == 4;
   args.new_form = dense ? TEA_DENSE : TEA_RAGGED;
   args.reindex = reindex;
@@ -84,7 +86,7 @@ namespace {
 void convert(tea_status (*verb)(const tea_thd_convert*, int, void*), const Tensor& input,
              const Tensor& output, bool to_bshd, const Tensor& cu_seqlens,
              const std::optional<Tensor>& offsets) {
-  const Place place(input);
+  const Place place("input", input);
   const View from(input), to(output), &thd = to_bshd ? from : to, &bshd = to_bshd ? to : from;
   tea_thd_convert args{};
   args.struct_size = sizeof args;
@@ -134,7 +136,7 @@ void bshd_to_thd(StableIValue* stack, uint64_t, uint64_t) {
 void cu_seqlens_from_lengths(StableIValue* stack, uint64_t, uint64_t) {
   Stack in(stack);
   const Tensor lengths = in.tensor();
-  const Place place(lengths);
+  const Place place("lengths", lengths);
   const Tensor out = empty(lengths, torch_int32(), {lengths.numel() + 1});
   tea_cu_seqlens args{};
   args.struct_size = sizeof args;
@@ -149,7 +151,7 @@ void cu_seqlens_from_mask(StableIValue* stack, uint64_t, uint64_t) {
   Stack in(stack);
   const Tensor mask = in.tensor();
   const bool marks_tokens = in.flag();
-  const Place place(mask);
+  const Place place("mask", mask);
   require_rank("mask", mask, 2);
   const Tensor out = empty(mask, torch_int32(), {mask.size(0) + 1});
   tea_cu_seqlens args{};

@@ -49,7 +49,7 @@ void merge(StableIValue* stack, uint64_t, uint64_t) {
   if (parts.empty() || parts.size() != lses.size())
     refuse("o", std::to_string(parts.size()) + " parts and " + std::to_string(lses.size()) + " lse",
            "one lse for each part, at least one");
-  const Place place(parts[0]);
+  const Place place("o", parts[0]);
   const View first(parts[0]), first_lse(lses[0]);
   if (first.rank != 4 || first_lse.rank != 3)
     refuse("o, lse", shape_text(first) + ", " + shape_text(first_lse),
@@ -84,7 +84,7 @@ void cp_read_half(StableIValue* stack, uint64_t, uint64_t) {
   Stack in(stack);
   const Tensor tensor = in.tensor(), cu_seqlens = in.tensor();
   const bool second = in.flag(), has_slabs = in.flag();
-  const Place place(tensor);
+  const Place place("tensor", tensor);
   const View view(tensor);
   const Slabs s = slabs_of("tensor", view, has_slabs);
   std::vector<int64_t> sizes(view.size, view.size + view.rank);
@@ -129,7 +129,7 @@ void cp_lse_correct(StableIValue* stack, uint64_t, uint64_t) {
   Stack in(stack);
   const Tensor lse = in.tensor(), half = in.tensor(), cu_seqlens = in.tensor();
   const bool packed = in.flag();
-  const Place place(lse);
+  const Place place("lse", lse);
   const tea_cp_lse args = describe_lse(place, lse, half, cu_seqlens, packed);
   require(tea_cp_lse_correct(&args, place.where.device, place.where.stream));
 }
@@ -139,7 +139,7 @@ void cp_lse_read(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor lse = in.tensor(), cu_seqlens = in.tensor();
   const bool packed = in.flag();
   const int64_t half_len = in.integer();
-  const Place place(lse);
+  const Place place("lse", lse);
   const Lse shape = lse_of("lse", lse, packed);
   const int32_t fp32 = torch_dtype(TEA_FP32);
   const Tensor half = packed ? empty(lse, fp32, {shape.heads, half_len})
@@ -156,7 +156,7 @@ void cp_out_correct(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor out = in.tensor(), step_out = in.tensor(), lse = in.tensor(), step_lse = in.tensor(),
                cu_seqlens = in.tensor();
   const bool only_second_half = in.flag(), packed = in.flag();
-  const Place place(out);
+  const Place place("out", out);
   const View view(out), step(step_out);
   if (view.rank != 3 || step.rank != 3 ||
       step.size[0] != (only_second_half ? view.size[0] / 2 : view.size[0]))
@@ -192,7 +192,7 @@ void cp_grad_correct(StableIValue* stack, uint64_t, uint64_t) {
     if (name == "copy") return TEA_CP_COPY;
     refuse("first_half or second_half", "\"" + name + "\"", "none, add or copy");
   };
-  const Place place(grad);
+  const Place place("grad", grad);
   const Slabs s = slabs_of("grad", View(grad), has_slabs);
   tea_cp_grad args{};
   args.struct_size = sizeof args;
@@ -216,7 +216,7 @@ void cp_partition_indices(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor cu_seqlens = in.tensor();
   const int64_t tokens = in.integer(), world = in.integer(), rank = in.integer();
   if (world < 1) refuse("world_size", std::to_string(world), "at least 1");
-  const Place place(cu_seqlens);
+  const Place place("cu_seqlens", cu_seqlens);
   const Tensor out = empty(cu_seqlens, torch_int32(), {tokens / world});
   tea_cp_partition args{};
   args.struct_size = sizeof args;
@@ -234,7 +234,7 @@ void reorder(StableIValue* stack, tea_status (*verb)(const tea_cp_order*, int, v
   Stack in(stack);
   const Tensor input = in.tensor(), cu_seqlens = in.tensor();
   const int64_t world = in.integer();
-  const Place place(input);
+  const Place place("input", input);
   const Slabs s = slabs_of("input", View(input), false);
   const Tensor out = empty_contiguous_like(input);
   tea_cp_order args{};
@@ -263,7 +263,7 @@ void cp_copy_valid(StableIValue* stack, uint64_t, uint64_t) {
   Stack in(stack);
   const Tensor input = in.tensor(), output = in.tensor(), padded = in.tensor(),
                cu_seqlens = in.tensor();
-  const Place place(input);
+  const Place place("input", input);
   const Slabs s = slabs_of("input", View(input), false);
   if (shape_text(View(input)) != shape_text(View(output)) ||
       input.element_size() != output.element_size())

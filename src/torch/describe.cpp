@@ -106,14 +106,12 @@ Arguments::Arguments(Stack& in)
       engine(in.text()) {}
 
 Work::Work(const Arguments& arguments)
-    : in_(arguments), q_(in_.q), k_(in_.k), v_(in_.v), where_(where_is(in_.q)) {
+    : in_(arguments), q_(in_.q), k_(in_.k), v_(in_.v), where_(where_is("q", in_.q)) {
   problem.struct_size = sizeof problem;
   problem.dtype = dtype_of(in_.q);
   if (!problem.dtype)
     refuse("q.dtype", "no floating-point type of attention",
            "float16, bfloat16, float32 or float64");
-  if (dtype_of(in_.k) != problem.dtype || dtype_of(in_.v) != problem.dtype)
-    refuse("k.dtype or v.dtype", "not that of q", "one dtype for q, k and v");
   problem.training = in_.training;
   problem.deterministic = in_.deterministic;
   problem.outputs = in_.max_logit ? TEA_OUTPUT_LSE | TEA_OUTPUT_MAX : TEA_OUTPUT_LSE;
@@ -151,6 +149,8 @@ void Work::describe_queries() {
   }
   problem.q = add_rows(TEA_Q, "q", in_.q);
   add_integers(TEA_CU_SEQLENS_Q, "cu_seqlens_q", in_.cu_seqlens_q);
+  if (in_.offsets_q && order_q_.batch >= 0)
+    refuse("offsets_q", "a tensor", "None: only thd has gaps");
   add_integers(TEA_OFFSETS_Q, "offsets_q", in_.offsets_q);
 }
 
@@ -186,6 +186,8 @@ void Work::describe_keys() {
   problem.k = add_rows(TEA_K, "k", in_.k);
   problem.v = add_rows(TEA_V, "v", in_.v);
   add_integers(TEA_CU_SEQLENS_KV, "cu_seqlens_kv", in_.cu_seqlens_kv);
+  if (in_.offsets_kv && (order_kv_.batch >= 0 || in_.table_k))
+    refuse("offsets_kv", "a tensor", "None: only thd has gaps");
   add_integers(TEA_OFFSETS_KV, "offsets_kv", in_.offsets_kv);
 }
 
@@ -319,7 +321,7 @@ void Work::add_integers(tea_tensor index, const char* name, const std::optional<
 }
 
 void Work::add(tea_tensor index, const char* name, const Tensor& tensor) {
-  if (where_is(tensor) != where_) refuse(name, "on another device", "the device of q");
+  if (where_is(name, tensor) != where_) refuse(name, "on another device", "the device of q");
   pointers_[index] = tensor.data_ptr();
   if (tensor.numel()) addresses_ |= reinterpret_cast<uintptr_t>(pointers_[index]);
 }
@@ -345,19 +347,27 @@ void Work::add_per_row(tea_tensor index, const char* name, const Tensor& tensor)
 }
 
 // For bhsd too the rows of a token lie side by side: that is how the next layer reads them.
-Tensor Work::new_o() const {
-  int64_t sizes[4], strides[4];
+Work::Layout Work::layout_of_o() const {
+  Layout out{};
   const Order& order = order_q_;
   const int64_t heads = problem.heads_q, dim = problem.dim_v;
-  for (int i = 0; i < order.rank; ++i) sizes[i] = q_.size[i];
-  sizes[order.dim] = dim;
+  std::copy_n(q_.size, order.rank, out.size);
+  out.size[order.dim] = dim;
   const int64_t rows = std::max<int64_t>(q_.size[order.seq], 1);
   const bool batch_inside = order.batch > order.seq;  // sbhd
-  strides[order.dim] = 1;
-  strides[order.head] = dim;
-  strides[order.seq] = heads * dim * (batch_inside ? std::max<int64_t>(batch_, 1) : 1);
-  if (order.batch >= 0) strides[order.batch] = heads * dim * (batch_inside ? 1 : rows);
-  return empty(in_.q, torch_dtype(problem.dtype), order.rank, sizes, strides);
+  out.stride[order.dim] = 1;
+  out.stride[order.head] = dim;
+  out.stride[order.seq] = heads * dim * (batch_inside ? std::max<int64_t>(batch_, 1) : 1);
+  if (order.batch >= 0) out.stride[order.batch] = heads * dim * (batch_inside ? 1 : rows);
+  return out;
+}
+
+Tensor Work::new_o() {
+  const Layout layout = layout_of_o();
+  const Tensor o =
+      empty(in_.q, torch_dtype(problem.dtype), order_q_.rank, layout.size, layout.stride);
+  problem.o = add_rows(TEA_O, "o", o);
+  return o;
 }
 
 // One number for each row and head.
@@ -371,14 +381,18 @@ Tensor Work::new_per_row() const {
   return empty(in_.q, torch_dtype(TEA_FP32), sizes.rank, sizes.size);
 }
 
+void Work::settle_alignment() {
+  const int alignment = addresses_ ? 1 << std::min(std::countr_zero(addresses_), 4) : 16;
+  problem.alignment = alignment == 16 ? 0 : alignment;
+}
+
 void Work::forward() { run(tea_forward, true); }
 void Work::backward() { run(tea_backward, false); }
 
 void Work::run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward) {
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (where_.device >= 0) guard.emplace(where_.device);
-  const int alignment = addresses_ ? 1 << std::min(std::countr_zero(addresses_), 4) : 16;
-  problem.alignment = alignment == 16 ? 0 : alignment;
+  settle_alignment();
   const Planned plan = planned(problem, varies() ? &run_ : nullptr, where_.device, in_.engine);
   const uint64_t bytes = is_forward ? plan.workspace_forward : plan.workspace_backward;
   constexpr uint64_t kAlignment = 256;
@@ -395,7 +409,10 @@ void Work::run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forw
   require(verb(plan.plan, &run_));
 }
 
-std::string Work::explain() const {
+std::string Work::explain() {
+  const Layout o = layout_of_o();
+  problem.o = strides_of("o", View(order_q_.rank, o.size, o.stride), order_q_);
+  settle_alignment();
   const auto text = [](const auto& print) {
     size_t needed = 0;
     require(print(nullptr, 0, &needed));
@@ -404,13 +421,15 @@ std::string Work::explain() const {
     out.resize(needed - 1);
     return out;
   };
-  const auto line = [&](char* to, size_t n, size_t* needed) {
+  const std::string line = text([&](char* to, size_t n, size_t* needed) {
     return tea_problem_print(&problem, to, n, needed);
-  };
-  const auto engines = [&](char* to, size_t n, size_t* needed) {
+  });
+  const std::string engines = text([&](char* to, size_t n, size_t* needed) {
     return tea_explain(&problem, where_.device, to, n, needed);
-  };
-  return text(line) + "\n" + text(engines);
+  });
+  if (!in_.engine.empty() && ("\n" + engines).find("\n" + in_.engine + ":") == std::string::npos)
+    refuse("engine", "\"" + in_.engine + "\"", "one of those that explain:\n" + engines);
+  return line + "\n" + engines;
 }
 
 }  // namespace tea::torch_ops

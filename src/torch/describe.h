@@ -58,12 +58,12 @@ class Work {
   // Adds one that has a number for each row and head, as LSE has.
   void add_per_row(tea_tensor index, const char* name, const Tensor& tensor);
 
-  Tensor new_o() const;  // memory for O, in the order of the format
+  Tensor new_o();  // memory for O, in the order of the format, added
   Tensor new_per_row() const;
   // One direction, with workspace from PyTorch's allocator.
   void forward();
   void backward();
-  std::string explain() const;  // the problem's line, then what each engine says
+  std::string explain();  // the problem's line, then what each engine says
 
  private:
   int64_t size(const View& view, int dimension) const {
@@ -77,6 +77,11 @@ class Work {
   void describe_scores();
   void add_integers(tea_tensor index, const char* name, const std::optional<Tensor>& tensor);
   void settle_sizes();
+  void settle_alignment();
+  struct Layout {
+    int64_t size[4], stride[4];
+  };
+  Layout layout_of_o() const;
   Sizes per_row() const;
   void run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward);
   bool varies() const {

@@ -21,7 +21,7 @@ struct Cast {
   Tensor output;
   tea_fp8_cast args{};
 
-  Cast(const Tensor& input, const std::string& dtype) : place(input), output(input) {
+  Cast(const Tensor& input, const std::string& dtype) : place("input", input), output(input) {
     const View view(input);
     args.struct_size = sizeof args;
     args.input_dtype = dtype_of(input);
@@ -82,7 +82,7 @@ void fp8_dequantize(StableIValue* stack, uint64_t, uint64_t) {
 void amax(StableIValue* stack, uint64_t, uint64_t) {
   Stack in(stack);
   const Tensor input = in.tensor(), result = in.tensor();
-  const Place place(input);
+  const Place place("input", input);
   require(tea_amax(place.memory("input", input), dtype_of(input), input.numel(),
                    place.fp32("amax", result), place.where.device, place.where.stream));
 }
@@ -91,7 +91,7 @@ void fill(StableIValue* stack, uint64_t, uint64_t) {
   Stack in(stack);
   const Tensor tensor = in.tensor();
   const double value = in.number();
-  const Place place(tensor);
+  const Place place("tensor", tensor);
   require(tea_fill(place.memory("tensor", tensor), dtype_of(tensor), tensor.numel(), value,
                    place.where.device, place.where.stream));
 }
@@ -100,7 +100,7 @@ void fill_bytes(StableIValue* stack, uint64_t, uint64_t) {
   Stack in(stack);
   const Tensor tensor = in.tensor();
   const auto value = static_cast<int>(in.integer());
-  const Place place(tensor);
+  const Place place("tensor", tensor);
   require(tea_fill_bytes(place.memory("tensor", tensor), value,
                          static_cast<uint64_t>(tensor.numel()) * tensor.element_size(),
                          place.where.device, place.where.stream));

@@ -18,7 +18,7 @@ void rng_fill(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor rng_state = in.tensor();
   const auto seed = static_cast<uint64_t>(in.integer()),
              offset = static_cast<uint64_t>(in.integer());
-  const Place place(rng_state);
+  const Place place("rng_state", rng_state);
   require(
       tea_rng_fill(state(place, rng_state), seed, offset, place.where.device, place.where.stream));
 }
@@ -28,7 +28,7 @@ void rng_fill_captured(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor rng_state = in.tensor(), seed = in.tensor();
   const std::optional<Tensor> offset = in.maybe_tensor();
   const auto offset_in_graph = static_cast<uint64_t>(in.integer());
-  const Place place(rng_state);
+  const Place place("rng_state", rng_state);
   require(tea_rng_fill_captured(state(place, rng_state), place.int64("seed", seed),
                                 offset ? place.int64("offset", *offset) : nullptr, offset_in_graph,
                                 place.where.device, place.where.stream));
@@ -38,7 +38,7 @@ void rng_advance(StableIValue* stack, uint64_t, uint64_t) {
   Stack in(stack);
   const Tensor rng_state = in.tensor();
   const auto increment = static_cast<uint64_t>(in.integer());
-  const Place place(rng_state);
+  const Place place("rng_state", rng_state);
   require(
       tea_rng_advance(state(place, rng_state), increment, place.where.device, place.where.stream));
 }
@@ -52,7 +52,7 @@ void dropout_mask(StableIValue* stack, uint64_t, uint64_t) {
   args.batch = in.integer(), args.heads = in.integer();
   args.rows = in.integer(), args.cols = in.integer();
   const std::optional<Tensor> origin = in.maybe_tensor();
-  const Place place(rng_state);
+  const Place place("rng_state", rng_state);
   const Tensor keep =
       empty(rng_state, torch_bool(), {args.batch, args.heads, args.rows, args.cols});
   args.keep = static_cast<uint8_t*>(keep.data_ptr());

@@ -43,7 +43,7 @@ void scaled_softmax_forward(StableIValue* stack, uint64_t, uint64_t) {
   const std::optional<Tensor> mask = in.maybe_tensor();
   const double scale = in.number();
   const std::string kind = in.text();
-  const Place place(input);
+  const Place place("input", input);
   tea_scaled_softmax args = describe(input, scale, kind);
   const Tensor output = empty_contiguous_like(input);
   args.input = place.memory("input", input);
@@ -65,7 +65,7 @@ void scaled_softmax_backward(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor dout = in.tensor(), output = in.tensor();
   const double scale = in.number();
   const std::string kind = in.text();
-  const Place place(dout);
+  const Place place("dout", dout);
   tea_scaled_softmax args = describe(output, scale, kind);
   if (dout.numel() != output.numel() || dtype_of(dout) != args.dtype)
     refuse("dout", "of shape " + shape_text(View(dout)), "the shape and dtype of output");
@@ -80,7 +80,7 @@ void scaled_softmax_backward(StableIValue* stack, uint64_t, uint64_t) {
 void flash_prepare_forward(StableIValue* stack, uint64_t, uint64_t) {
   Stack in(stack);
   const Tensor qkv = in.tensor();
-  const Place place(qkv);
+  const Place place("qkv", qkv);
   const View view(qkv);
   if (view.rank != 4 || view.size[3] % 3)
     refuse("qkv", "of shape " + shape_text(view), "[seqlen, batch, heads, 3 * dim]");
@@ -100,7 +100,8 @@ void flash_prepare_forward(StableIValue* stack, uint64_t, uint64_t) {
 void flash_prepare_backward(StableIValue* stack, uint64_t, uint64_t) {
   Stack in(stack);
   const Tensor parts[3] = {in.tensor(), in.tensor(), in.tensor()};
-  const Place place(parts[0]);
+  const Place place("dq", parts[0]);
+  constexpr const char* kNames[] = {"dq", "dk", "dv"};
   const View view(parts[0]);
   if (view.rank != 4) refuse("dq", "of shape " + shape_text(view), "[batch, seqlen, heads, dim]");
   tea_flash_prepare args{};
@@ -110,8 +111,8 @@ void flash_prepare_backward(StableIValue* stack, uint64_t, uint64_t) {
   args.heads = view.size[2], args.dim = view.size[3];
   for (int i = 0; i < 3; ++i) {
     if (shape_text(View(parts[i])) != shape_text(view))
-      refuse("dk or dv", "of another shape", shape_text(view) + " as dq");
-    args.input[i] = place.memory("dq, dk or dv", parts[i], torch_dtype(args.dtype));
+      refuse(kNames[i], "of shape " + shape_text(View(parts[i])), shape_text(view) + " as dq");
+    args.input[i] = place.memory(kNames[i], parts[i], torch_dtype(args.dtype));
   }
   const Tensor out =
       empty(parts[0], torch_dtype(args.dtype), {args.seqlen, args.batch, args.heads, 3 * args.dim});

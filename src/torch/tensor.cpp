@@ -18,10 +18,10 @@ void require(tea_status status) {
   if (status != TEA_OK) throw std::runtime_error(tea_error());
 }
 
-Where where_is(const Tensor& tensor) {
+Where where_is(const char* name, const Tensor& tensor) {
   if (tensor.is_cpu()) return {};
   if (!tensor.is_cuda() || !aoti_torch_get_current_cuda_stream)
-    refuse("a tensor", "on another kind of device", "the CPU or a CUDA device");
+    refuse(name, "on another kind of device", "the CPU or a CUDA device");
   Where out{tensor.get_device_index(), nullptr};
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(out.device, &out.stream));
   return out;
@@ -131,7 +131,7 @@ Tensor empty_contiguous_like(const Tensor& like) {
 }
 
 void* Place::memory(const char* name, const Tensor& tensor) const {
-  if (where_is(tensor) != where)
+  if (where_is(name, tensor) != where)
     refuse(name, "on another device", "the device of the other tensors");
   if (!tensor.is_contiguous())
     refuse(name, "not contiguous", "a contiguous tensor (call .contiguous())");

@@ -21,7 +21,7 @@ struct Where {
   void* stream = nullptr;
   bool operator==(const Where&) const = default;
 };
-Where where_is(const Tensor& tensor);
+Where where_is(const char* name, const Tensor& tensor);
 
 // A tensor's address and shape, asked once. An absent tensor is all zero.
 struct View {
@@ -32,6 +32,8 @@ struct View {
 
   View() = default;
   explicit View(const Tensor& tensor);
+  View(int r, const int64_t* sizes, const int64_t* strides)
+      : rank(r), size(sizes), stride(strides) {}
   int64_t elements() const;
 };
 
@@ -57,7 +59,7 @@ Tensor empty_contiguous_like(const Tensor& like);
 struct Place {
   Where where;
   explicit Place(const Where& w) : where(w) {}
-  explicit Place(const Tensor& tensor) : where(where_is(tensor)) {}
+  Place(const char* name, const Tensor& tensor) : where(where_is(name, tensor)) {}
 
   void* memory(const char* name, const Tensor& tensor) const;
   void* memory(const char* name, const Tensor& tensor, int32_t torch_dtype) const;

@@ -14,7 +14,8 @@ REFUSALS = {
     "format": ((Q, Q, Q), {"format": "hbsd"}, r'format is "hbsd"; needs bhsd, bshd, sbhd or thd'),
     "rank": ((T, Q, Q), {}, r"q is of shape \[12, 4, 16\]; needs 4 dimensions for format bhsd"),
     "mask": ((Q, Q, Q), {"mask": "lower"}, 'mask is "lower"; needs none, causal'),
-    "dtype": ((Q, Q.half(), Q), {}, "k.dtype or v.dtype is not that of q"),
+    "dtype": ((Q, Q.half(), Q), {}, "k.dtype is float16; needs float32 as q"),
+    "dtype of v": ((Q, Q, Q.double()), {}, "v.dtype is float64; needs float32 as q"),
     "heads": ((Q, Q[:, :3], Q[:, :3]), {}, "heads_q is 4; needs a multiple of heads_kv"),
     "v": ((Q, Q, Q[:, :2]), {}, r"v is of shape \[2, 2, 6, 16\]; needs the heads and rows of k"),
     "dim": ((Q, Q[..., :8], Q), {}, r"k is of shape .*; needs the head dim of q"),
@@ -43,7 +44,8 @@ REFUSALS = {
     "softcap": ((Q, Q, Q), {"softcap": -1.0}, "softcap is -1.000000; needs 0 or more"),
     "origin": ((Q, Q, Q), {"origin": torch.zeros(2).long()}, r"origin is of shape \[2\]"),
     "engine": ((Q, Q, Q), {"engine": "fast"}, 'engine is "fast"; needs one of'),
-    "gaps": ((Q, Q, Q), {"offsets_q": torch.zeros(3).int()}, "gaps is 1; needs a ragged"),
+    "gaps": ((Q, Q, Q), {"offsets_q": torch.zeros(3).int()}, "offsets_q is a tensor; needs None"),
+    "gaps of k": ((Q, Q, Q), {"offsets_kv": torch.zeros(3).int()}, "offsets_kv is a tensor; needs"),
 }
 
 
@@ -94,3 +96,17 @@ def test_unaligned_memory_is_told_to_the_engine() -> None:
     memory = torch.randn(1 + 2 * 4 * 6 * 16)
     q = memory[1:].view(2, 4, 6, 16)
     torch.testing.assert_close(tea.attention(q, q, q), tea.attention(*(q.clone(),) * 3))
+
+
+def test_explain_says_how_memory_is_aligned_and_how_o_lies() -> None:
+    q = torch.zeros(1 + Q.numel())[1:].view_as(Q)
+    line = tea.explain(q, q, q).splitlines()[0].split()
+    assert "alignment=4" in line
+    assert "o=384,64,16" in line  # the heads of a token side by side
+    assert "alignment=4" not in tea.explain(Q, Q, Q)
+
+
+def test_explain_refuses_an_engine_that_is_not_there() -> None:
+    with pytest.raises(RuntimeError, match='engine is "fast"; needs one of'):
+        tea.explain(Q, Q, Q, engine="fast")
+    assert "reference: " in tea.explain(Q, Q, Q, engine="reference")
