@@ -23,6 +23,59 @@ def test_fakes_are_there(name: str) -> None:
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"te_attention::{name}", "Meta")
 
 
+CU = torch.tensor([0, 8, 12], dtype=torch.int32)
+THD, HALF = torch.randn(12, 2, 8), torch.randn(6, 2, 8)
+RNG, POOL = torch.tensor([5, 7]), torch.zeros(4, 2, 1, 8)
+SCORES, ONE = torch.randn(2, 3, 5, 7), torch.ones(1)
+OTHERS = {
+    "kv_cache_append": (
+        *(THD[:3, :1], THD[:3, 1:], POOL, POOL.clone(), torch.tensor([[3, 1], [0, 2]]).int()),
+        *(torch.tensor([0, 2, 3]).int(), torch.tensor([0, 3, 4]).int()),
+    ),
+    "thd_to_bshd": (THD, CU, None, 9),
+    "bshd_to_thd": (torch.randn(2, 8, 2, 8), CU, None, 12),
+    "cu_seqlens_from_lengths": (torch.tensor([3, 0, 5]).int(),),
+    "cu_seqlens_from_mask": (torch.ones(3, 6, dtype=torch.bool),),
+    "rng_fill": (RNG, 3, 4),
+    "rng_fill_captured": (RNG, torch.tensor([3]), None, 2),
+    "rng_advance": (RNG, 4),
+    "dropout_mask": (RNG, 0.25, 2, 3, 5, 7),
+    "merge": ([torch.randn(2, 9, 3, 8)] * 2, [torch.randn(2, 3, 9)] * 2),
+    "cp_read_half": (THD, CU, True),
+    "cp_lse_correct": (torch.randn(3, 12), torch.randn(3, 6), CU, True),
+    "cp_lse_read": (torch.randn(3, 12), CU, True, 6),
+    "cp_out_correct": (THD, HALF, torch.randn(2, 12), torch.randn(2, 6), CU, True, True),
+    "cp_grad_correct": (THD, torch.randn(12, 2, 8), CU, "add", "copy"),
+    "cp_partition_indices": (CU, 12, 2, 1),
+    "cp_to_rank_order": (torch.randn(12, 3), CU, 2),
+    "cp_to_sequence_order": (torch.randn(12, 3), CU, 2),
+    "cp_copy_valid": (torch.randn(12, 3), torch.zeros(12, 3), CU, torch.tensor([0, 5, 6]).int()),
+    "scaled_softmax_forward": (SCORES, None, 0.5, "causal"),
+    "scaled_softmax_backward": (SCORES, SCORES.softmax(-1), 0.5, "causal"),
+    "flash_prepare_forward": (torch.randn(4, 2, 3, 24),),
+    "flash_prepare_backward": tuple(torch.randn(3, 2, 4, 3, 8)),
+    "fp8_quantize": (SCORES, ONE, ONE.clone(), "float8_e4m3fn"),
+    "fp8_quantize_current": (SCORES, "float8_e5m2"),
+    "fp8_dequantize": (SCORES.to(torch.float8_e4m3fn), ONE, "bfloat16"),
+    "amax": (SCORES, ONE.clone()),
+    "fill": (SCORES.clone(), 2.0),
+    "fill_bytes": (SCORES.clone(), 2),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_opcheck(name: str) -> None:
+    checks = ["test_faketensor"]
+    if name != "fp8_dequantize":  # this check computes with its inputs, which torch cannot in fp8
+        checks.append("test_schema")
+    torch.library.opcheck(getattr(OPS, name).default, OTHERS[name], test_utils=checks)
+
+
+def test_every_operator_is_checked() -> None:
+    attention = {"attention", "forward", "backward", "backward_out", "explain"}
+    assert set(OTHERS) | attention == set(SCHEMAS)
+
+
 def test_arguments_are_those_of_the_schema() -> None:
     schema = OPS.forward.default._schema.arguments
     assert tuple(a.name for a in schema) == Arguments._fields

@@ -74,6 +74,7 @@ SCHEMAS = {
 
 
 def define(library: torch.library.Library) -> None:
-    """Defines every operator. All of them work under torch.compile and export."""
+    """Defines every operator. All but explain work under torch.compile and export."""
     for name, schema in SCHEMAS.items():
-        library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        tags = () if name == "explain" else (torch.Tag.pt2_compliant_tag,)
+        library.define(name + schema, tags=tags)

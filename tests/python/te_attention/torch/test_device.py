@@ -30,7 +30,8 @@ def cases(block: int) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_random_cases_agree_with_the_oracle(block: int) -> None:
     wrong = [
-        run(line, choice=seed, large=seed % 2 == 0, device="cuda") for seed, line in cases(block)
+        run(line, choice=seed, large=seed // 2 % 2 == 0, device="cuda")
+        for seed, line in cases(block)
     ]
     assert not any(wrong), "\n".join(w for w in wrong if w)
 
@@ -143,5 +144,5 @@ def test_host_time(capsys: pytest.CaptureFixture) -> None:
     with capsys.disabled():
         for name, value in times.items():
             print(f"host time {name}: {value:.1f} us")
-    assert times["forward.default"] < 20
-    assert times["attention(), grad"] < 40
+    assert times["forward.default"] <= 10
+    assert times["attention(), grad"] <= 20
