@@ -9,7 +9,7 @@ ninja_flags := --quiet
 endif
 TESTS ?= .
 
-.PHONY: help demo test wheel large test-gpu build lint format asan tsan clean
+.PHONY: help demo test wheel test-wheel large test-gpu build lint format asan tsan clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -36,6 +36,9 @@ asan tsan: %: build/%/build.ninja ## The tests under sanitizers: address + undef
 
 wheel: build/tools.ok ## Build the Python wheel into dist
 	@tools/wheel
+
+test-wheel: wheel ## Install the wheel in clean environments (PYTHONS="..." with torch 2.10 or later)
+	@tools/test_wheel dist/te_attention-*.whl $(or $(PYTHONS),$(shell tools/python_env --path))
 
 lint: build/release/build.ninja ## Every check of the sources whose tool is installed
 	@tools/lint

@@ -71,10 +71,12 @@ def test_capture_draws_new_dropout_at_each_replay() -> None:
 
 
 def test_make_graphed_callables() -> None:
-    q, k, v = inputs(1, 2, 64, 64)
     module = tea.Attention(mask="causal")
-    want = module(q, k, v)
-    expected = torch.autograd.grad(want.float().square().sum(), (q, k, v))
+    # Of other leaves: capture must not meet a gradient's node of the default stream.
+    leaves = inputs(1, 2, 64, 64)
+    want = module(*leaves)
+    expected = torch.autograd.grad(want.float().square().sum(), leaves)
+    q, k, v = inputs(1, 2, 64, 64)
     graphed = torch.cuda.make_graphed_callables(module, (q, k, v))
     got = graphed(q, k, v)
     assert torch.equal(got, want)
