@@ -135,6 +135,40 @@ class Suite:
             raise failure
         return f"{count} tests, 0 findings outside the allow-list"
 
+    def pytest(self) -> str:
+        """The Python tests that are marked gpu."""
+        self.program("src/torch/libte_attention_torch.so")
+        kit = self.program("tests/python/libte_attention_kit_shim.so")
+        path = f"PYTHONPATH={self.build / 'python'}:{ROOT / 'tests/python'}"
+        command = ["env", path, f"TE_ATTENTION_KIT={kit}", torch_python(), "-m", "pytest", "-q"]
+        command += ["-m", "gpu", "-p", "no:cacheprovider", "-c", ROOT / "tests/pytest.ini"]
+        text = self.run([*command, ROOT / "tests/torch", ROOT / "tests/python"], 200)
+        return f"{pytest_passed(text)} tests"
+
+
+def pytest_passed(text: str) -> int:
+    """As passed_tests(), for pytest."""
+    passed = re.search(r"\b(\d+) passed", last(text))
+    skipped = re.search(r"\b(\d+) (?:skipped|xfailed)", last(text))
+    if skipped or not passed:
+        raise RowError(f"{skipped[1] if skipped else 'all'} tests did not run")
+    return int(passed[1])
+
+
+def torch_python() -> str:
+    """A Python that has pytest and torch 2.10 or later."""
+    find = [ROOT / "tools/python_env", "--path"]
+    environment = subprocess.run(find, capture_output=True, text=True, check=False).stdout.strip()
+    wants = (
+        "import pytest, torch; assert tuple(map(int, torch.__version__.split('.')[:2])) > (2, 9)"
+    )
+    for python in (environment, sys.executable):
+        if Path(python).exists():
+            done = subprocess.run([python, "-c", wants], capture_output=True, check=False)
+            if not done.returncode:
+                return python
+    raise RowError("no Python here has pytest and torch 2.10 or later")
+
 
 def passed_tests(text: str) -> int:
     """How many GoogleTests passed; a skipped one is no pass, and none at all is a failure."""
@@ -208,6 +242,7 @@ ROWS = {
     "fuzz-others": Suite.fuzz_others,
     "coverage": Suite.coverage,
     **{tool: functools.partial(Suite.sanitize, tool=tool) for tool in TOOLS},
+    "pytest": Suite.pytest,
     "hopper-words": lambda s: last(s.run([s.program("tests/hopper/hopper_words")], 60)),
     "hopper-forward": lambda s: last(s.run([s.program("tests/hopper/hopper_check_forward")], 90)),
 }

@@ -160,6 +160,24 @@ class Rows(unittest.TestCase):
         self.te_attn("", refused=0)
         self.fails("no engine of the GPU accepts", self.suite.fuzz_others)
 
+    def test_pytest_counts_what_passed(self):
+        for path in (
+            "src/torch/libte_attention_torch.so",
+            "tests/python/libte_attention_kit_shim.so",
+        ):
+            self.program(path, "")
+        ended = "sys.exit(print('..s [100%]\\n{} in 3.2s'))"
+        with mock.patch.object(test_gpu, "torch_python", lambda: str(self.folder / "python")):
+            self.program("python", ended.format("25 passed, 7 deselected"))
+            self.assertEqual(self.suite.pytest(), "25 tests")
+            self.program("python", ended.format("7 deselected"))
+            self.fails("all tests did not run", self.suite.pytest)
+            self.program("python", ended.format("25 passed, 2 skipped"))
+            self.fails("2 tests did not run", self.suite.pytest)
+
+    def test_pytest_needs_the_operators(self):
+        self.fails("libte_attention_torch.so was not built", self.suite.pytest)
+
     def test_every_engine_by_name_runs_one_case_at_least(self):
         self.te_attn("one: accepts\nother: refuses\n", refused=0)
         few = test_gpu.Suite(self.folder, self.folder / "few", 1)
