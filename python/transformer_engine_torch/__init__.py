@@ -3,6 +3,7 @@
 Functions are positional, as there. docs/transformer-engine.md says what is compatible.
 """
 
+from transformer_engine_torch.backend import get_cudnn_version, get_fused_attn_backend
 from transformer_engine_torch.context_parallel import (
     thd_get_partitioned_indices,
     thd_grad_correction,
@@ -22,12 +23,7 @@ from transformer_engine_torch.enums import (
     NVTE_QKV_Layout,
     NVTE_Softmax_Type,
 )
-from transformer_engine_torch.fused_attn import (
-    fused_attn_bwd,
-    fused_attn_fwd,
-    get_cudnn_version,
-    get_fused_attn_backend,
-)
+from transformer_engine_torch.fused_attn import fused_attn_bwd, fused_attn_fwd
 from transformer_engine_torch.kv_cache import (
     convert_bshd_to_thd,
     convert_thd_to_bshd,

@@ -11,6 +11,7 @@ from kit import Case
 from te_attention.torch._arguments import trimmed
 from te_attention.torch._library import OPS
 from transformer_engine_torch import fused_attn
+from transformer_engine_torch.calls import BackwardCall, ForwardCall
 from transformer_engine_torch.layouts import layout_of
 
 LAYOUTS = tuple(tex.NVTE_QKV_Layout)
@@ -198,22 +199,22 @@ class Call:
         c = self.choice
         return (c.layout, c.bias, c.mask, c.softmax, c.window, c.bottom_right)
 
-    def forward_call(self) -> fused_attn.ForwardCall:
+    def forward_call(self) -> ForwardCall:
         c = self.choice
         scale = c.dims[0] ** -0.5
-        return fused_attn.ForwardCall(
+        return ForwardCall(
             *(self.case.max_q, self.case.max_kv, c.training, scale, c.dropout, True),
             *(*self._common, *self.cu, self.q, self.k, self.v, TORCH[c.dtype], *self.padded),
             *(*self.tables, None, None, self.bias, self.sink, None, 16, c.max_logit, False),
         )
 
-    def backward_call(self, o: torch.Tensor, aux: list) -> fused_attn.BackwardCall:
+    def backward_call(self, o: torch.Tensor, aux: list) -> BackwardCall:
         c = self.choice
         dtype = fused_attn.DType(
             next(k for k, v in fused_attn.TORCH_DTYPES.items() if v == TORCH[c.dtype])
         )
         dout = _ordered(self.case["DOUT"], layout_of(c.layout).q).contiguous().to(self.device)
-        return fused_attn.BackwardCall(
+        return BackwardCall(
             *(self.case.max_q, self.case.max_kv, c.dims[0] ** -0.5, c.dropout, True),
             *(*self._common, c.deterministic, *self.cu, self.q, self.k, self.v, o, dout),
             *(TORCH[c.dtype], dtype, aux, *self.padded, None, None, None, False),
@@ -225,7 +226,7 @@ class Call:
         text = OPS.explain.default(
             *trimmed(
                 fused_attn._arguments(
-                    call, self.choice.training, rng_state, self.bias, self.sink
+                    call, fused_attn._options(call), rng_state, self.bias, self.sink
                 )._replace(deterministic=self.choice.deterministic)
             )
         )

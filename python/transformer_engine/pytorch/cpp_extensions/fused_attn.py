@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 import transformer_engine_torch as tex
-from transformer_engine_torch.fused_attn import TORCH_DTYPES, ForwardCall, forward
+from transformer_engine_torch.calls import ForwardCall
+from transformer_engine_torch.fused_attn import TORCH_DTYPES, forward
 
 __all__ = ["fused_attn_bwd", "fused_attn_fwd"]
 
