@@ -5,9 +5,12 @@ import torch
 
 import transformer_engine_torch as tex
 from kit import Case
+from te_attention import torch as tea
 from tex_cases import BIASES, LAYOUTS, MASKS, SOFTMAXES, Call, Choice, drawn, run
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DENSE = tex.NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD
+THD = tex.NVTE_QKV_Layout.NVTE_THD_THD_THD
 BLOCKS, SIZE = 12, 25  # random calls: the product
 
 
@@ -34,8 +37,19 @@ def forward(choice: Choice, **changes: object) -> list:
         return tex.fused_attn_fwd(*Call(case, choice, "cpu").forward_call()._replace(**changes))
 
 
-DENSE = tex.NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD
-THD = tex.NVTE_QKV_Layout.NVTE_THD_THD_THD
+def test_the_published_example() -> None:
+    """The page of TransformerEngine's extension unpacks what forward returns into three."""
+    q, k, v = (torch.randn(2, 32, 4, 64, dtype=torch.bfloat16) for _ in range(3))
+    cu_seqlens = torch.tensor([0, 32, 64], dtype=torch.int32)
+    output, softmax_lse, rng_state = tex.fused_attn_fwd(
+        *(32, 32, True, 0.125, 0.0, True, DENSE, BIASES[0], MASKS[2], SOFTMAXES[0], (-1, 0), False),
+        *(cu_seqlens, cu_seqlens, q, k, v, torch.bfloat16, None, None, None, None),
+        *(None, None, None, None, None, 16, False, False),
+    )
+    want, lse = tea.attention(q, k, v, format="bshd", mask="causal", return_lse=True)
+    assert torch.equal(output, want)
+    assert torch.equal(softmax_lse, lse.unsqueeze(-1))
+    assert rng_state.numel() == 2
 
 
 def test_auxiliary_tensors_are_in_the_order_of_the_interface() -> None:
