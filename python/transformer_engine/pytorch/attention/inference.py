@@ -8,7 +8,7 @@ replayed.
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -26,9 +26,9 @@ def _default_device() -> torch.device:
 
 
 def _write(buffer: Tensor, values: Iterable[int]) -> None:
-    """Into the front of an int32 buffer, in place."""
-    values = torch.tensor(list(values), dtype=buffer.dtype, device="cpu")
-    buffer[: values.shape[0]].copy_(values)
+    """Into a buffer of integers, in place, without waiting for the device."""
+    options = {"dtype": buffer.dtype, "device": "cpu", "pin_memory": buffer.is_cuda}
+    buffer.copy_(torch.tensor(list(values), **options).view_as(buffer), non_blocking=True)
 
 
 def _new_tokens(new_k: Tensor, qkv_format: str, max_batch_size: int) -> tuple[int, int]:
@@ -256,8 +256,8 @@ class PagedKVCacheManager(_Manager):
         """Fills the table for these sequences, with zeros after their pages, and returns it."""
         rows = [self.get_page_list(name) for name in sequences]
         rows += [[]] * (self.max_batch_size - len(rows))
-        filled = [row + [0] * (self.max_pages_per_seq - len(row)) for row in rows]
-        self.page_table.copy_(torch.tensor(filled, dtype=torch.int32, device="cpu"))
+        padded = (row + [0] * (self.max_pages_per_seq - len(row)) for row in rows)
+        _write(self.page_table, chain.from_iterable(padded))
         return self.page_table
 
     def _require_free(self, needed: int, free: int) -> None:
@@ -298,7 +298,8 @@ class PagedKVCacheManager(_Manager):
             self.deallocate_sequence(name)
         for name, length in after.items():
             self.allocate_sequence(name, length)
-        self.get_page_table(after)
+        if needed or self.sequences.keys() != after.keys():  # most steps of decoding: neither
+            self.get_page_table(after)
         self.sequences = after
         return after
 
