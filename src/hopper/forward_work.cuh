@@ -65,26 +65,25 @@ TEA_DEVICE float sink_of(const Forward& f, int head) {
 template <int kRows, int kCols>
 TEA_DEVICE void describe(Work& w, const Forward& f, const Tile& t) {
   const Sequence q = f.queries.at(t.batch), kv = f.keys.at(t.batch);
-  bool sane;  // the caretaker reports
-  const int64_t row = origin_of(f, 2, &sane), key = origin_of(f, 3, &sane);
-  const int64_t delta = diagonal(f.mask.bottom_right, q.length, kv.length);
-  const Band band = tea::band(f.mask, delta, row, key);
-  const int64_t begin = visible_columns(band, 0, kv.length).begin;
-  const int64_t end = visible_columns(band, q.length - 1, kv.length).end;
-  const bool some = begin < end;
-  const int64_t skipped = some ? begin : 0;
+  const int rows = static_cast<int>(q.length), keys = static_cast<int>(kv.length);
   w.head = t.head;
   w.sequence = t.batch;
   w.first = t.row_block * kRows;
-  w.rows = static_cast<int>(q.length);
+  w.rows = rows;
   w.start = static_cast<int>(q.start);
-  w.keys = some ? static_cast<int>(end - begin) : 0;
-  w.start_kv = static_cast<int>(kv.start + skipped);
-  w.skipped = static_cast<int>(skipped);
+  w.sink = sink_of(f, t.head);
+  bool sane;  // the caretaker reports
+  w.global_row = origin_of(f, 2, &sane);
+  const int64_t key = origin_of(f, 3, &sane), delta = diagonal(f.mask.bottom_right, rows, keys);
+  const Band band = tea::band(f.mask, delta, w.global_row, key);
+  const int64_t begin = visible_columns(band, 0, keys).begin;
+  const int64_t end = visible_columns(band, rows - 1, keys).end;
+  const int skipped = begin < end ? static_cast<int>(begin) : 0;
+  w.keys = begin < end ? static_cast<int>(end - begin) : 0;
+  w.start_kv = static_cast<int>(kv.start) + skipped;
+  w.skipped = skipped;
   w.lo = cut(band.lo - skipped);
   w.hi = cut(band.hi - skipped);
-  w.sink = sink_of(f, t.head);
-  w.global_row = row;
   w.global_key = key + skipped;
   w.diagonal = delta + w.global_row - w.global_key;
   w.blocks = w.template blocks_of<kCols>(w.first, kRows);
