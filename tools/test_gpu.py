@@ -25,6 +25,7 @@ ANY_PROBLEM = "dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 batch=1 seqlen_q=64 seq
 MATRIX = "--gtest_filter=Sanitized.*"
 MATRIX_OF = {"racecheck": "--gtest_filter=Races.*"}  # the other tools: MATRIX
 ENGINE_KERNEL = re.compile(r"8portable|6hopper")
+PERTURBED = 8  # runs, each of which sleeps elsewhere
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
@@ -115,6 +116,17 @@ class Suite:
         if missed or not every:
             raise RowError(f"{len(missed)} of {len(every)} kernels never ran, first: {missed[:3]}")
         return f"all {len(every)} kernels ran"
+
+    def perturbed(self) -> str:
+        """Whether every Hopper kernel computes the same bits where its roles sleep at random."""
+        self.run(["cmake", "--build", self.build, "--target", "hopper_check_perturbed"], 500)
+        for program in ("hopper_check_forward", *["hopper_check_perturbed"] * PERTURBED):
+            text = self.run([self.program(f"tests/hopper/{program}"), 1, "digests"], 100)
+        digests = set(re.findall(r"^digest (.*) (\w{16})$", text, re.MULTILINE))
+        kernels = {kernel for kernel, _ in digests}
+        if not kernels or len(kernels) != len(digests):
+            raise RowError(f"{len(digests)} digests of {len(kernels)} cases")
+        return f"{len(kernels)} cases, the same bits in {PERTURBED} perturbed runs"
 
     def sanitize(self, tool: str) -> str:
         """The fixed matrix of tests/gpu/sanitized.cpp, or a part, under a tool of the sanitizer."""
@@ -244,7 +256,8 @@ ROWS = {
     **{tool: functools.partial(Suite.sanitize, tool=tool) for tool in TOOLS},
     "pytest": Suite.pytest,
     "hopper-words": lambda s: last(s.run([s.program("tests/hopper/hopper_words")], 60)),
-    "hopper-forward": lambda s: last(s.run([s.program("tests/hopper/hopper_check_forward")], 90)),
+    "hopper-forward": lambda s: last(s.run([s.program("tests/hopper/hopper_check_forward")], 200)),
+    "hopper-perturbed": Suite.perturbed,
 }
 
 

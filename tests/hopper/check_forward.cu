@@ -3,10 +3,12 @@
 // of NaN; so do the keys that no row attends to. Then every length from 1 to 1100, ragged sequences
 // against dense ones bit by bit, and reruns under contention. One process per head dimension. What
 // every option computes is tested through the engine, by tests/gpu and te-attn fuzz.
-// Built with -DTEA_PERTURB=1, every role sleeps at random wherever another may overtake it.
+// Built with -DTEA_PERTURB=1, every role sleeps at random wherever another may overtake it; the
+// digests of the two builds must be the same.
 // usage: check_forward [STEP [WORD]]    runs every STEP-th case, of the groups named with WORD
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "hopper/apart.h"
 #include "hopper/device/ptx.cuh"
@@ -21,7 +23,7 @@ using namespace tea::hopper;
 
 // Poison is finite in both types and far beyond every mean of the values, so that none equals it.
 constexpr uint16_t kNaN = 0x7FFF, kPoison = 0x7BAD;
-constexpr int kSeconds = 40;  // for a group: a kernel that hangs is ended, and its case named
+constexpr int kSeconds = 150;  // for a group: a kernel that hangs is ended, and its case named
 
 enum class Layout { kBshd, kBhsd, kSbhd, kPacked };  // kPacked: three tensors side by side
 
@@ -73,22 +75,25 @@ struct Case {
   uint16_t encode(float x) const { return type == Type::kBf16 ? bf16_encode(x) : fp16_encode(x); }
 };
 
-float pooled_normal() {
-  static const std::vector<float> pool = [] {
-    std::vector<float> v(1000003);
-    for (float& x : v) x = random_normal();
-    return v;
-  }();
-  static size_t next = 0;
-  return pool[next = (next + 1) % pool.size()];
+// Normal numbers in a case's type, to be copied from anywhere among them.
+std::vector<uint16_t> normals(const Case& c) {
+  std::vector<uint16_t> v(1000003);
+  for (uint16_t& x : v) x = c.encode(random_normal());
+  return v;
+}
+const uint16_t* some_normals(const Case& c, int count) {
+  static std::vector<uint16_t> pools[2];
+  std::vector<uint16_t>& pool = pools[c.type == Type::kFp16];
+  if (pool.empty()) pool = normals(c);
+  return &pool[random_int(0, static_cast<int>(pool.size()) - count)];
 }
 
 void fill(Tensor& t, const Case& c, Columns rows) {
   for (int b = 0; b < t.batch; ++b)
     for (int h = 0; h < t.heads; ++h)
       for (int64_t r = rows.begin; r < rows.end; ++r)
-        for (int x = 0; x < t.dim; ++x)
-          t.memory[t.index(b, h, static_cast<int>(r), x)] = c.encode(pooled_normal());
+        std::copy_n(some_normals(c, t.dim), t.dim,
+                    &t.memory[t.index(b, h, static_cast<int>(r), 0)]);
 }
 
 struct Data {
@@ -271,21 +276,20 @@ int check_large(int step) {
   return failed != 0;
 }
 
-// Every number of rows and of keys from 1 to 1100, under four masks.
-int check_lengths(int dim, int dim_v, int step) {
+// Every number of rows and of keys from 1 to 1100, under one mask.
+int check_lengths(int dim, int dim_v, int rule, int step) {
   constexpr int kMost = 1100;
-  for (int n = 1; n <= kMost; n += step)
-    for (int rule = 0; rule < 4; ++rule) {
-      const int keys = rule % 2 ? n : n * 7 % kMost + 1;
-      const Case c = {dim,          dim_v,     n % 2 ? Type::kBf16 : Type::kFp16,
-                      kRules[rule], {n, keys}, {1, 2, 1},
-                      Layout::kBshd};
-      Data x(c);
-      note_work(c.name());
-      const Outcome outcome = run(c, x);
-      expect(outcome.code == 0 && worst_error(c, x, 4) <= 2 && wrote_all_of(x.o), c.name());
-    }
-  printf("lengths, dim %d, %d: %d passed, %d failed\n", dim, dim_v, passed, failed);
+  for (int n = 1; n <= kMost; n += step) {
+    const int keys = rule % 2 ? n : n * 7 % kMost + 1;
+    const Case c = {dim,          dim_v,     n % 2 ? Type::kBf16 : Type::kFp16,
+                    kRules[rule], {n, keys}, {1, 2, 1},
+                    Layout::kBshd};
+    Data x(c);
+    note_work(c.name());
+    const Outcome outcome = run(c, x);
+    expect(outcome.code == 0 && worst_error(c, x, 4) <= 2 && wrote_all_of(x.o), c.name());
+  }
+  printf("lengths, mask %d, dim %d, %d: %d passed, %d failed\n", rule, dim, dim_v, passed, failed);
   return failed != 0;
 }
 
@@ -373,6 +377,51 @@ int check_reruns(int dim, int dim_v, int step) {
   return failed != 0;
 }
 
+// What a launch wrote, as one number (FNV-1a).
+uint64_t digest(const Launchable& l) {
+  uint64_t hash = 0xCBF29CE484222325;
+  const auto add = [&](const auto& values) {
+    for (const auto& x : values) {
+      uint32_t bits = 0;
+      memcpy(&bits, &x, sizeof x);
+      hash = (hash ^ bits) * 0x100000001B3;
+    }
+  };
+  add(l.o.read());
+  add(l.lse.read());
+  return hash;
+}
+
+// The same bits from several runs of every kernel, and their digest, which is that of other builds.
+int check_digests(int dim, int dim_v, int) {
+  const Buffer<int64_t> rng(std::vector<int64_t>{1234, 5678});
+  for (const Type type : {Type::kBf16, Type::kFp16})
+    for (const int rule : {0, 1, 3})
+      for (const bool general : {false, true}) {
+        const Case c = {dim, dim_v, type, kRules[rule], {700, 911}, {2, 6, 2}, Layout::kBshd};
+        const std::string name = c.name() + (general ? "general" : "plain");
+        const Data x(c);
+        Launchable l(c, x);
+        if (general)
+          l.f.general.softcap = 20, l.f.general.alibi = true, l.f.general.dropout = 0.25f,
+          l.f.general.rng_state = rng.data;
+        note_work(name);
+        uint64_t first = 0;
+        for (int run = 0; run < 8; ++run) {
+          cudaMemset(l.o.data, 0xA5, l.o.size * 2);
+          const bool launched = forward(l.f, nullptr).code == 0;
+          finish(name);
+          const uint64_t now = digest(l);
+          if (run == 0) first = now;
+          expect(launched && now == first,
+                 name + ": the same bits from run " + std::to_string(run));
+        }
+        printf("digest %s %016llx\n", name.c_str(), static_cast<unsigned long long>(first));
+      }
+  printf("digests, dim %d, %d: %d passed, %d failed\n", dim, dim_v, passed, failed);
+  return failed != 0;
+}
+
 int check_refusals() {
   Forward f = {};
   f.batch = f.heads = f.heads_kv = 1;
@@ -418,9 +467,14 @@ int main(int count, char** arguments) {
   };
   for (const auto& d : kDims) start("dim ", check_dims, d);
   for (int i = 0; i < 6; ++i) {  // one of each row of the table
-    start("lengths ", check_lengths, kDims[i]);
     start("ragged ", check_ragged, kDims[i]);
     start("reruns ", check_reruns, kDims[i]);
+    start("digests ", check_digests, kDims[i]);
+    for (int rule = 0; rule < 4; ++rule) {
+      const int dim = kDims[i][0], dim_v = kDims[i][1];
+      start_group("lengths " + std::to_string(dim) + ", " + std::to_string(dim_v),
+                  [=] { return check_lengths(dim, dim_v, rule, step); });
+    }
   }
   int bad = 0;
   for (const tea::Apart& group : groups) {
