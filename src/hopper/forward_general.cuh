@@ -81,7 +81,6 @@ TEA_DEVICE void bend(float (&s)[kCount], const Forward& f, const Work& w, Corner
                      const uint32_t (&seen)[2]) {
   const General& g = f.general;
   const BiasReader<kType> bias(f, w, at);
-  const float before = g.bias_before_scale ? f.scale : 0, after = g.bias_before_scale ? 0 : 1;
   const float inverse = 1 / g.softcap;
   const float distance = static_cast<float>(w.diagonal + at.row - at.key);
 #pragma unroll
@@ -92,9 +91,9 @@ TEA_DEVICE void bend(float (&s)[kCount], const Forward& f, const Work& w, Corner
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       float x = s[i + k] * f.scale;
-      if (g.bias) x = fmaf(b[k], before, x);
+      if (g.bias && g.bias_before_scale) x = fmaf(b[k], f.scale, x);
       if (g.softcap > 0) x = capped(x, g.softcap, inverse);
-      if (g.bias) x = fmaf(b[k], after, x);
+      if (g.bias && !g.bias_before_scale) x += b[k];
       if (g.alibi) x = fmaf(-w.slope, fabsf(distance + static_cast<float>(8 * r - column - k)), x);
       s[i + k] = x;
     }

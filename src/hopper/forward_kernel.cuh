@@ -326,7 +326,7 @@ struct Kernel {
     TEA_DEVICE void finish(const Output& o, const OnlineSoftmax& softmax, const Work& w) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const OnlineSoftmax::End end = softmax.finish(r, p.scale_log2, w.sink);
+        const OnlineSoftmax::End end = softmax.finish(r, C.general() ? 1 : p.f.scale, w.sink);
         const int row = first_row(w) + row_of(2 * r);
         if (lane() % 4 == 0 && row < w.rows) {
           report(p.f.lse, w, row, end.lse);

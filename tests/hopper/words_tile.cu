@@ -134,7 +134,7 @@ __global__ void softmax_rows(const float* scores, const float* values, float sca
       o[half_of(i)] += s[i] * values[tile * kColumns + column_of(i)];
   }
   for (int r = 0; r < 2; ++r) {
-    const OnlineSoftmax::End end = softmax.finish(r, scale * kLog2E, sink);
+    const OnlineSoftmax::End end = softmax.finish(r, scale, sink);
     const float sum = quad_sum(o[r]);
     if (lane() % 4 == 0) out[row_of(2 * r)] = {sum * end.factor, end.lse};
   }

@@ -50,17 +50,19 @@ struct OnlineSoftmax {
   }
 
   // What becomes of row r, once, at the end: what to multiply the output by, and what is reported.
-  // sink: one more score (a natural logarithm) with no value behind it; -infinity: none.
+  // sink: one more score with no value behind it; -infinity: none. In natural logarithms, since the
+  // lowest float, with which many mask, has none to the base 2.
   struct End {
     float factor, lse, max, sum_exp;
   };
-  TEA_DEVICE End finish(int r, float scale_log2, float sink = kMinusInfinity) const {
-    const float seen = quad_sum(sum[r]), own = top[r] * scale_log2, extra = sink * kLog2E;
+  TEA_DEVICE End finish(int r, float scale, float sink = kMinusInfinity) const {
+    const float seen = quad_sum(sum[r]), own = top[r] * scale;
     if (seen == 0) return {0, sink, kMinusInfinity, 0};  // nothing but the sink, to its last bit
-    const float high = fmaxf(own, extra);
-    const float shrink = exp2_fast(own - high), total = seen * shrink + exp2_fast(extra - high);
-    return {shrink * reciprocal_fast(total), (high + log2_fast(total)) * kLn2,
-            seen == seen ? own * kLn2 : seen, seen + exp2_fast(extra - own)};
+    const auto power = [](float x) { return exp2_fast(x * kLog2E); };
+    const float high = fmaxf(own, sink), shrink = power(own - high);
+    const float total = fmaf(seen, shrink, power(sink - high));
+    return {shrink * reciprocal_fast(total), fmaf(log2_fast(total), kLn2, high),
+            seen == seen ? own : seen, seen + power(sink - own)};
   }
 };
 
