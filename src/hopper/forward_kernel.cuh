@@ -108,7 +108,7 @@ struct Kernel {
       return p.f.counter ? blocks + claim_tile(p.f.counter) : number + blocks;
     }
     TEA_DEVICE void run() {
-      Tiles<kRows> tiles{p.f, p.order};
+      Tiles<kRows, C.masked()> tiles{p.f, p.order};
       int number = static_cast<int>(blockIdx.x);
       Tile t;
       while (tiles.find(number, t)) {

@@ -85,12 +85,9 @@ template <Config C>
 Outcome fill(Parameters* p, const Forward& f) {
   using K = Kernel<C>;
   const int row_blocks = (f.queries.rows + K::kRows - 1) / K::kRows;
-  const int together = heads_at_once(f, f.keys.rows, int64_t{f.heads} * f.batch);
   p->f = f;
   if (!needs_counter(f)) p->f.counter = nullptr;
-  // Under a mask, heads whose keys and values stay in the second-level cache go together, long
-  // tiles first; else tiles are equal, and a head at a time needs the least cache.
-  p->order = {row_blocks, f.heads, f.batch, C.masked() ? together : 1, C.masked()};
+  p->order = order_of(f, row_blocks, f.keys.rows, f.heads, f.batch, C.masked());
   p->scale_log2 = C.general() ? kLog2E : f.scale * kLog2E;
   const struct {
     const char* what;

@@ -89,15 +89,22 @@ TEA_DEVICE void describe(Work& w, const Forward& f, const Tile& t) {
   w.blocks = w.template blocks_of<kCols>(w.first, kRows);
 }
 
-// Heads whose rows are visited together: as many as keep their keys and values in the cache.
-__host__ __device__ inline int heads_at_once(const Forward& f, int64_t keys, int64_t heads) {
-  const int64_t cache = 32 << 20, head = keys * (f.dim + f.dim_v) * 2 + 1;
-  const int64_t fit = (cache / head > 0 ? cache / head : 1) * (f.heads / f.heads_kv);
-  return static_cast<int>(fit < heads ? fit : heads);
+// The order of `heads` heads' tiles. Under a mask long ones go first, of as many heads together as
+// keep their keys and values in the cache, and as make two tiles for each processor; else all are
+// equal, and a head at a time needs the least cache.
+__host__ __device__ inline TileOrder order_of(const Forward& f, int row_blocks, int64_t keys,
+                                              int heads, int batch, bool masked) {
+  constexpr int64_t kCache = 32 << 20, kTiles = 2 * 132;
+  const auto most = [](int64_t a, int64_t b) { return a > b ? a : b; };
+  const int64_t head = most(keys * (f.dim + f.dim_v) * 2, 1), all = int64_t{heads} * batch;
+  const int64_t fit = most(kCache / head, 1) * (f.heads / f.heads_kv);
+  const int64_t enough = most(fit, kTiles / most(row_blocks, 1)), together = masked ? enough : 1;
+  return {row_blocks, heads, batch, static_cast<int>(together < all ? together : most(all, 1)),
+          masked};
 }
 
 // Tiles by number: of equal sequences in one order over all heads, else sequence by sequence.
-template <int kRows>
+template <int kRows, bool kMasked>
 struct Tiles {
   const Forward& f;
   const TileOrder& order;
@@ -116,8 +123,8 @@ struct Tiles {
     const auto tiles_of = [&](int sequence) { return row_blocks(sequence) * f.heads; };
     int sequence, rest;
     if (!sequences.find(number, f.batch, tiles_of, sequence, rest)) return false;
-    const int together = heads_at_once(f, f.keys.at(sequence).length, f.heads);
-    t = TileOrder{row_blocks(sequence), f.heads, 1, together, order.longest_first}.at(rest);
+    const int64_t keys = f.keys.at(sequence).length;
+    t = order_of(f, row_blocks(sequence), keys, f.heads, 1, kMasked).at(rest);
     t.batch = sequence;
     return true;
   }

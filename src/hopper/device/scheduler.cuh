@@ -11,8 +11,9 @@ struct Tile {
 };
 
 // heads_at_once: heads whose rows are visited together, as many as keep their keys and values in
-// the cache. longest_first: later rows before earlier ones, so that under a causal mask the short
-// tiles fill the tail.
+// the cache; what is left over goes first, since the last tiles must be many to end evenly.
+// longest_first: later rows before earlier ones, so that under a causal mask the short tiles fill
+// the tail.
 struct TileOrder {
   int row_blocks, heads, batch, heads_at_once;
   bool longest_first;
@@ -20,9 +21,11 @@ struct TileOrder {
   __host__ __device__ int count() const { return row_blocks * heads * batch; }
 
   __host__ __device__ Tile at(int number) const {
-    const int section = number / (row_blocks * heads_at_once), first = section * heads_at_once;
-    const int rest = number - first * row_blocks, left = heads * batch - first;
-    const int width = left < heads_at_once ? left : heads_at_once;
+    const int over = heads * batch % heads_at_once;
+    const bool early = number < over * row_blocks;
+    const int width = early ? over : heads_at_once;
+    const int section = early ? 0 : (number - over * row_blocks) / (row_blocks * width);
+    const int first = early ? 0 : over + section * width, rest = number - first * row_blocks;
     const int row = rest / width, head = first + rest % width;
     return {longest_first ? row_blocks - 1 - row : row, head % heads, head / heads};
   }
