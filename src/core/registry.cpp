@@ -17,7 +17,9 @@ namespace {
 struct Pair final : Executable {
   std::unique_ptr<Executable> ahead, back;
   Pair(std::unique_ptr<Executable> a, std::unique_ptr<Executable> b)
-      : ahead(std::move(a)), back(std::move(b)) {}
+      : ahead(std::move(a)), back(std::move(b)) {
+    yields = ahead->yields;
+  }
   void forward(const Run& run) const override { ahead->forward(run); }
   void backward(const Run& run) const override { back->backward(run); }
 };
@@ -36,8 +38,7 @@ uint64_t hopper_workspace(const Problem& problem, const Geometry& size, Directio
   return direction == Direction::kForward ? hopper::workspace(problem, size)
                                           : portable::workspace(problem, size, direction);
 }
-constexpr Engine kHopper{"hopper", hopper::kKnows, plan_hopper, hopper_workspace,
-                         true};  // only by name until the fuzzer has passed it on a device
+constexpr Engine kHopper{"hopper", hopper::kKnows, plan_hopper, hopper_workspace};
 
 #endif
 

@@ -11,6 +11,7 @@ namespace tea::hopper {
 namespace {
 
 constexpr uint64_t kCounterBytes = 256;  // one word, and the workspace stays aligned
+constexpr int kFewRows = 64;             // less than one consumer's share of a tile
 
 bool tiles_differ(const Problem& p) {
   return p.q_form || p.kv_form || p.causal || p.window_left || p.window_right;
@@ -131,7 +132,10 @@ Attempt plan(const Problem& p, const Device& device) {
                 "seqlen_kv is " + shown(p.seqlen_kv) + "; needs at most 2^30");
   const std::string stride = bad_stride(p);
   TEA_REFUSE_IF(!stride.empty(), stride);
-  return std::make_unique<Hopper>(p, device.index);
+  auto ready = std::make_unique<Hopper>(p, device.index);
+  if (p.q_form != TEA_RAGGED && p.seqlen_q < kFewRows)
+    ready->yields = "few queries: heads packed into a tile and split keys are faster";
+  return ready;
 }
 
 uint64_t workspace(const Problem& p, const Geometry& size) {

@@ -36,6 +36,19 @@ TEST(HopperEngine, TakesEveryOptionOfForward) {
   EXPECT_EQ(answer("training=1 dropout=0.1 lse_gradient=1"), "accepts");
 }
 
+TEST(HopperEngine, YieldsWhereFewQueriesLeaveItsTilesEmpty) {
+  const auto yields = [](const std::string& sizes) {
+    const Problem p =
+        Problem::parse("dtype=fp16 heads_q=4 heads_kv=2 dim_qk=64 seqlen_kv=4096 " + sizes);
+    const Attempt attempt = kEngine.attempt(p.normalised(), kH200);
+    return std::get<std::unique_ptr<Executable>>(attempt)->yields != nullptr;
+  };
+  EXPECT_TRUE(yields("batch=2 seqlen_q=1"));
+  EXPECT_TRUE(yields("batch=2 seqlen_q=63 q_form=padded"));
+  EXPECT_FALSE(yields("batch=2 seqlen_q=64"));
+  EXPECT_FALSE(yields("q_form=ragged"));  // nobody knows how many queries there are
+}
+
 TEST(HopperEngine, RefusesOtherDevices) {
   EXPECT_EQ(answer("", {}), "device is the host; it runs on GPUs of compute capability 9.0");
   EXPECT_EQ(answer("", {0, 80, 108, 163 * 1024}), "compute capability is 80 tenths; needs 90");
