@@ -27,5 +27,6 @@ AttnMaskTypes = (
 )
 AttnTypes = ("self", "cross")
 AttnBiasTypes = ("pre_scale_bias", "post_scale_bias", "no_bias", "alibi")
+SoftmaxTypes = ("vanilla", "off-by-one", "learnable")
 
 dist_group_type = torch.distributed.ProcessGroup

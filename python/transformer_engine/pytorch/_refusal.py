@@ -1,0 +1,16 @@
+"""How this package refuses: the argument, the value seen, the value needed."""
+
+
+class RefusedError(ValueError, AssertionError):
+    """An argument that cannot be served. TransformerEngine raises one or the other."""
+
+
+def refuse(name: str, seen: object, needed: str) -> None:
+    """Raises a RefusedError."""
+    raise RefusedError(f"{name} is {seen}; needs {needed}")
+
+
+def require(holds: bool, name: str, seen: object, needed: str) -> None:
+    """Refuses unless it holds."""
+    if not holds:
+        refuse(name, seen, needed)

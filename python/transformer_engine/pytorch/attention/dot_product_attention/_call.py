@@ -1,0 +1,197 @@
+"""One call of DotProductAttention: its arguments, then what follows from them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from transformer_engine.pytorch._refusal import refuse, require
+from transformer_engine.pytorch.attention.dot_product_attention._layouts import get_qkv_layout
+from transformer_engine.pytorch.attention.dot_product_attention._lengths import (
+    get_cu_seqlens,
+    get_full_cu_seqlens,
+)
+from transformer_engine.pytorch.constants import AttnBiasTypes
+
+_RANKS = {"sbhd": 4, "bshd": 4, "thd": 3}
+
+
+@dataclass(slots=True)
+class Call:
+    """Tensors and options of a call, with the module's defaults filled in."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    attention_mask: Tensor | tuple[Tensor, Tensor] | None
+    qkv_format: str
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_kv: Tensor | None
+    cu_seqlens_q_padded: Tensor | None
+    cu_seqlens_kv_padded: Tensor | None
+    max_seqlen_q: int | None
+    max_seqlen_kv: int | None
+    mask: str
+    window: tuple[int, int]
+    bottom_right: bool
+    bias_type: str
+    bias: Tensor | None
+    slopes: Tensor | None
+    fast_zero_fill: bool
+    inference_params: object
+    pad_between_seqs: bool | None
+    num_splits: int
+    layout: str = ""
+    q_format: str = ""
+    kv_format: str = ""
+
+    def use_cache(self, layer_number: int) -> None:
+        """Puts the new keys and values into the KV cache, and the cache in their place."""
+        require(
+            "padding" in self.mask, "attn_mask_type", self.mask, "a padding mask with a KV cache"
+        )
+        if self.mask == "padding_causal":
+            self.mask = "padding_causal_bottom_right"
+        self.bottom_right = "causal" in self.mask or self.bottom_right
+        q, k, v = (t.contiguous() for t in (self.q, self.k, self.v))
+        self.cu_seqlens_q_padded = self.cu_seqlens_kv_padded = None
+        (
+            self.k,
+            self.v,
+            self.cu_seqlens_q,
+            self.cu_seqlens_kv,
+            self.max_seqlen_kv,
+            self.qkv_format,
+        ) = self.inference_params.step(layer_number, k, v, self.qkv_format)
+        self.q = q
+        if self.qkv_format[0] != "t":  # the lengths are kept for more sequences than there may be
+            entries = q.shape[self.qkv_format.index("b")] + 1
+            self.cu_seqlens_q = self.cu_seqlens_q[:entries]
+            self.cu_seqlens_kv = self.cu_seqlens_kv[:entries]
+
+    def settle(self) -> None:
+        """Finds the layout, the lengths and their bounds."""
+        require(self.bias_type in AttnBiasTypes, "core_attention_bias_type", repr(self.bias_type),
+                "one of " + ", ".join(AttnBiasTypes))  # fmt: skip
+        self.layout, self.q, self.k, self.v, self.q_format, self.kv_format = get_qkv_layout(
+            self.q, self.k, self.v, self.qkv_format, self.inference_params
+        )
+        for name, tensor, form in (("query_layer", self.q, self.q_format),
+                                   ("key_layer", self.k, self.kv_format)):  # fmt: skip
+            if tensor.dim() != _RANKS[form]:
+                refuse(name, f"of {tensor.dim()} dimensions", f"{_RANKS[form]} for {form}")
+        if self.q_format == "thd" or self.inference_params is not None:
+            self._settle_ragged()
+        else:
+            self._settle_dense()
+        if self.pad_between_seqs is None:
+            self.pad_between_seqs = self.q_format == "thd" and self._has_gaps()
+
+    def _has_gaps(self) -> bool:
+        """Whether sequences begin elsewhere than the lengths say, without reading the device."""
+        pairs = (
+            (self.cu_seqlens_q_padded, self.cu_seqlens_q),
+            (self.cu_seqlens_kv_padded, self.cu_seqlens_kv),
+        )
+        return any(padded is not None and padded is not plain for padded, plain in pairs)
+
+    def _settle_ragged(self) -> None:
+        for name in ("cu_seqlens_q", "cu_seqlens_kv"):
+            lengths = getattr(self, name)
+            if lengths is None or lengths.dim() != 1 or lengths.dtype != torch.int32:
+                refuse(name, _seen(lengths), f"int32 [batch + 1] with {self.qkv_format}")
+        if self.cu_seqlens_q.shape != self.cu_seqlens_kv.shape:
+            refuse("cu_seqlens_kv", _seen(self.cu_seqlens_kv), "the shape of cu_seqlens_q")
+        if "padding" not in self.mask:
+            refuse("attn_mask_type", self.mask, f"a padding mask with {self.qkv_format}")
+        for side, form in (("q", self.q_format), ("kv", self.kv_format)):
+            name = f"max_seqlen_{side}"
+            if getattr(self, name) is None and form == "thd":  # the one read of the device
+                starts = getattr(self, f"cu_seqlens_{side}_padded")
+                starts = getattr(self, f"cu_seqlens_{side}") if starts is None else starts
+                longest = int(starts.diff().amax()) if starts.numel() > 1 else 0
+                setattr(self, name, (longest + 63) // 64 * 64)
+        if self.q_format != "thd":
+            self.max_seqlen_q = self.q.shape[self.q_format.index("s")]
+
+    def _settle_dense(self) -> None:
+        row = self.q_format.index("s")
+        self.max_seqlen_q, self.max_seqlen_kv = self.q.shape[row], self.k.shape[row]
+        batch, device = self.q.shape[1 - row], self.q.device
+        if "padding" not in self.mask:
+            self.cu_seqlens_q = get_full_cu_seqlens(batch, self.max_seqlen_q, device)
+            self.cu_seqlens_kv = get_full_cu_seqlens(batch, self.max_seqlen_kv, device)
+        elif self.cu_seqlens_q is None or self.cu_seqlens_kv is None:
+            masks = self.attention_mask
+            if masks is None:
+                refuse("cu_seqlens_q and attention_mask", "None", f"one of them for {self.mask}")
+            q, kv = masks if isinstance(masks, tuple) else (masks, masks)
+            self.cu_seqlens_q = get_cu_seqlens(q)
+            self.cu_seqlens_kv = self.cu_seqlens_q if kv is q else get_cu_seqlens(kv)
+
+    def key(self) -> tuple:
+        """What a choice of a backend depends on; the number of tokens is not part of it."""
+        first = 1 if self.q_format == "thd" else 0
+        bias, slopes = self.bias, self.slopes
+        # fmt: off
+        return (
+            self.layout, self.q.shape[first:], self.k.shape[first:], self.v.shape[first:],
+            self.q.dtype, self.k.dtype, self.v.dtype, type(self.q), self.q.device, self.k.device,
+            self.mask, self.window, self.bottom_right, self.max_seqlen_q, self.max_seqlen_kv,
+            self.bias_type, None if bias is None else (bias.shape, bias.requires_grad),
+            None if slopes is None else slopes.shape, self.pad_between_seqs, self.num_splits,
+            self.attention_mask is None, self.inference_params is None, self.cu_seqlens_q.shape,
+        )
+        # fmt: on
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return self.cu_seqlens_q.shape[0] - 1
+
+    def bias_shape(self) -> str | None:
+        """TransformerEngine's word for which dimensions a bias has."""
+        if self.bias is None:
+            return None
+        b, h = self.bias.shape[:2]
+        full = (self.batch, self.q.shape[-2])
+        names = {full: "bhss", (1, full[1]): "1hss", (full[0], 1): "b1ss", (1, 1): "11ss"}
+        if self.bias.dim() != 4 or (b, h) not in names:
+            refuse(
+                "core_attention_bias",
+                _seen(self.bias),
+                f"[1 or {full[0]}, 1 or {full[1]}, sq, skv]",
+            )
+        return next(names[at] for at in names if at == (b, h))
+
+    def check(self, heads: int, groups: int, dims: tuple[int, int]) -> None:
+        """That the tensors fit together and to the module."""
+        q, k, v = self.q, self.k, self.v
+        for name, tensor in (("key_layer", k), ("value_layer", v)):
+            if (tensor.dtype, tensor.device) != (q.dtype, q.device):
+                refuse(name, f"{tensor.dtype} on {tensor.device}", f"{q.dtype} on {q.device}")
+        if k.shape[:-1] != v.shape[:-1]:
+            refuse("value_layer", _seen(v), f"all but the last dimension of key_layer, {_seen(k)}")
+        for name, tensor, heads_needed, dim in (
+            ("query_layer", q, heads, dims[0]),
+            ("key_layer", k, groups, dims[0]),
+            ("value_layer", v, groups, dims[1]),
+        ):
+            if tuple(tensor.shape[-2:]) != (heads_needed, dim):
+                refuse(name, _seen(tensor), f"{heads_needed} heads of {dim} as the module")
+        given = {"core_attention_bias": self.bias, "alibi_slopes": self.slopes}
+        takes = {
+            "core_attention_bias": self.bias_type in ("pre_scale_bias", "post_scale_bias"),
+            "alibi_slopes": self.bias_type == "alibi",
+        }
+        for name, value in given.items():
+            if value is not None and not takes[name]:
+                refuse(name, _seen(value), f"None with bias type {self.bias_type}")
+        if takes["core_attention_bias"] and self.bias is None:
+            refuse("core_attention_bias", "None", f"a tensor with {self.bias_type}")
+        if self.mask == "arbitrary" and self.attention_mask is None:
+            refuse("attention_mask", "None", "a tensor with an arbitrary mask")
+
+
+def _seen(tensor: Tensor | None) -> str:
+    return "None" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"

@@ -1,0 +1,89 @@
+"""A call in the words of TransformerEngine: how Flash and Fused reach our engines."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from te_attention.torch import attention
+from transformer_engine.pytorch._refusal import refuse
+from transformer_engine.pytorch.attention.dot_product_attention._masks import NAMES
+
+
+def check_small(
+    bias_type: str, bias: Tensor | None, softmax_type: str, softmax_offset: Tensor | None
+) -> None:
+    """That a bias and an offset are there where they are used, and nowhere else."""
+    for name, tensor, kind, used in (
+        ("core_attention_bias", bias, bias_type, bias_type.endswith("_scale_bias")),
+        ("softmax_offset", softmax_offset, softmax_type, softmax_type != "vanilla"),
+    ):
+        if used != (tensor is not None):
+            refuse(name, "None" if used else "a tensor", f"{'one' if used else 'None'} with {kind}")
+
+
+class EngineCall(NamedTuple):
+    """What a call asks for, beside its three tensors."""
+
+    q_format: str
+    kv_format: str
+    mask: str
+    window: tuple[int, int]
+    bottom_right: bool
+    cu_seqlens: tuple[Tensor | None, Tensor | None]
+    max_seqlens: tuple[int | None, int | None]
+    scale: float | None
+    dropout: float
+    deterministic: bool
+    alibi: bool | Tensor = False
+    bias: Tensor | None = None
+    pre_scale: bool = False
+    sink: Tensor | None = None
+    offsets: tuple[Tensor | None, Tensor | None] = (None, None)
+    page_table: Tensor | None = None
+    return_max_logit: bool = False
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """O, and the largest scores if they are asked for; with gradients."""
+        left, right = self.window
+        options = {
+            "format": f"{self.q_format}_{self.kv_format}",
+            "mask": NAMES["causal" in self.mask, self.bottom_right],
+            "window": (left if left >= 0 else None, right if right >= 0 else None),
+            "alibi": self.alibi,
+            "bias": self.bias,
+            "bias_type": "pre_scale" if self.pre_scale else "post_scale",
+            "sink": None if self.sink is None else self.sink.flatten(),
+            "scale": self.scale,
+            "dropout": self.dropout,
+            "page_table": self.page_table,
+            "deterministic": self.deterministic,
+            "return_max_logit": self.return_max_logit,
+        }
+        if "padding" in self.mask:
+            options["cu_seqlens_q"], options["cu_seqlens_kv"] = self.cu_seqlens
+        starts = starts_of(self.cu_seqlens, self.offsets)
+        if self.q_format == "thd":
+            options["max_seqlen_q"], options["offsets_q"] = self.max_seqlens[0], starts[0]
+        if self.kv_format == "thd":
+            options["max_seqlen_kv"], options["offsets_kv"] = self.max_seqlens[1], starts[1]
+        elif self.page_table is not None:
+            options["max_seqlen_kv"] = self.max_seqlens[1]
+        return attention(q, k, v, **options)
+
+
+Pair = tuple[Tensor | None, Tensor | None]
+
+
+def starts_of(cu_seqlens: Pair, padded: Pair) -> Pair:
+    """Where thd sequences begin; nothing, if that is where the lengths say."""
+    if all(p is None or p is plain for p, plain in zip(padded, cu_seqlens, strict=True)):
+        return None, None
+    q, kv = (plain if p is None else p for p, plain in zip(padded, cu_seqlens, strict=True))
+    return q, kv
+
+
+def pages_of(inference_params: object, cu_seqlens: Tensor) -> Tensor | None:
+    """The page table of a paged KV cache, for the sequences that there are."""
+    if inference_params is None or not inference_params.is_paged:
+        return None
+    return inference_params.cache_manager.page_table[: cu_seqlens.shape[0] - 1]

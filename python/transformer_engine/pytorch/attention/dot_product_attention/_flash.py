@@ -1,0 +1,180 @@
+"""FlashAttention: flash-attn where it is installed and serves, our engines otherwise."""
+
+from contextlib import nullcontext
+
+import torch
+from packaging.version import Version
+from torch import Tensor
+
+import transformer_engine_torch as tex
+from transformer_engine.pytorch._refusal import require
+from transformer_engine.pytorch.attention.dot_product_attention._engine import (
+    EngineCall,
+    pages_of,
+)
+from transformer_engine.pytorch.attention.dot_product_attention._flash_package import (
+    FlashAttentionUtils,
+    is_v3,
+    module_of,
+)
+from transformer_engine.pytorch.attention.dot_product_attention._layouts import formats_of
+from transformer_engine.pytorch.attention.dot_product_attention._masks import (
+    bounds,
+    check_set_window_size,
+    is_bottom_right,
+)
+from transformer_engine.pytorch.cpu_offload import start_offload
+
+
+class _PrepareQKVForFA(torch.autograd.Function):
+    """q, k, v as views of one sbh3d buffer to three bshd tensors, by one kernel each way."""
+
+    @staticmethod
+    def forward(_ctx, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor) -> tuple:
+        del key_layer, value_layer  # they lie behind q in its buffer
+        return tex.fa_prepare_fwd(query_layer).unbind(0)
+
+    @staticmethod
+    def backward(_ctx, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple:
+        packed = tex.fa_prepare_bwd(dq.contiguous(), dk.contiguous(), dv.contiguous())
+        return packed.split(dq.shape[-1], dim=-1)
+
+
+def _served(call: EngineCall, version: Version, q: Tensor) -> bool:
+    """Whether an installed flash-attn gives what TransformerEngine promises.
+
+    Its masks sit at the bottom right of the actual lengths, and it knows padding only as thd;
+    the published slopes of ALiBi it does not know.
+    """
+    ragged = call.q_format == "thd"
+    unequal = ragged and call.cu_seqlens[0] is not call.cu_seqlens[1]
+    return (
+        q.is_cuda
+        and module_of(version) is not None
+        and call.q_format == call.kv_format
+        and (ragged or "padding" not in call.mask)
+        and (call.bottom_right or not unequal)
+        and call.alibi is not True
+    )
+
+
+def _by_package(
+    call: EngineCall, version: Version, tensors: tuple[Tensor, Tensor, Tensor], num_splits: int
+) -> Tensor:
+    """O by the installed package, of the version given."""
+    module, options = module_of(version), {"softmax_scale": call.scale}
+    options |= {"causal": "causal" in call.mask, "deterministic": call.deterministic}
+    options |= {"window_size": call.window}
+    if is_v3(version):
+        options["num_splits"] = num_splits
+    else:
+        options |= {"dropout_p": call.dropout}
+        options |= {"alibi_slopes": call.alibi if isinstance(call.alibi, Tensor) else None}
+    if call.q_format == "thd":
+        lengths = (*call.cu_seqlens, *call.max_seqlens)
+        out = module.flash_attn_varlen_func(*tensors, *lengths, **options)
+    elif call.q_format == "sbhd":
+        moved = (t.transpose(0, 1) for t in tensors)
+        return _first(module.flash_attn_func(*moved, **options)).transpose(0, 1).contiguous()
+    else:
+        out = module.flash_attn_func(*tensors, **options)
+    return _first(out)
+
+
+def _first(out: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return out[0] if isinstance(out, tuple) else out
+
+
+class FlashAttention(torch.nn.Module):
+    """Attention that keeps no scores, with the options of flash-attn."""
+
+    def __init__(
+        self,
+        softmax_scale: float | None = None,
+        attention_dropout: float = 0.0,
+        attention_dropout_ctx: object = nullcontext,
+        attention_type: str = "self",
+        layer_number: int | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        """softmax_scale: default 1 / sqrt(d)."""
+        super().__init__()
+        self.softmax_scale, self.attention_type = softmax_scale, attention_type
+        self.attention_dropout, self.attention_dropout_ctx = (
+            attention_dropout,
+            attention_dropout_ctx,
+        )
+        self.layer_number = 1 if layer_number is None else layer_number
+        self.deterministic = deterministic
+
+    def forward(
+        self,
+        query_layer: Tensor,
+        key_layer: Tensor,
+        value_layer: Tensor,
+        attention_mask: Tensor | tuple[Tensor, Tensor] | None = None,
+        qkv_layout: str = "sbh3d",
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_kv: Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_kv: int | None = None,
+        attn_mask_type: str = "causal",
+        window_size: tuple[int, int] | None = None,
+        alibi_slopes: Tensor | None = None,
+        cp_group: object = None,
+        cp_global_ranks: list[int] | None = None,
+        cp_stream: object = None,
+        cp_comm_type: str = "p2p",
+        fp8: bool = False,
+        fp8_meta: dict | None = None,
+        quantizers: dict | None = None,
+        inference_params: object = None,
+        flash_attention_backend: Version | None = None,
+        fp8_output: bool = False,
+        num_splits: int = 1,
+        alibi: bool = False,
+        bottom_right_diagonal: bool | None = None,
+    ) -> Tensor:
+        """O with heads merged, in the format of q.
+
+        attention_mask says what cu_seqlens say, which are needed then. The last two are not
+        TransformerEngine's: ALiBi with the published slopes, and the diagonal of windows.
+        """
+        require(not (fp8 or fp8_output), "fp8", True, "False: FP8 attention is not there yet")
+        require(
+            cp_group is None, "cp_group", "a group", "None: context parallelism is not there yet"
+        )
+        del fp8_meta, quantizers, cp_global_ranks, cp_stream, cp_comm_type
+        q_format, kv_format = formats_of(qkv_layout)
+        padding = "padding" in attn_mask_type
+        require(
+            not padding or (cu_seqlens_q is not None and cu_seqlens_kv is not None),
+            "cu_seqlens_q or cu_seqlens_kv",
+            "None",
+            f"int32 [batch + 1] with mask {attn_mask_type}"
+            + (" (attention_mask alone is not enough)" if attention_mask is not None else ""),
+        )
+        call = EngineCall(
+            q_format,
+            kv_format,
+            attn_mask_type,
+            bounds(attn_mask_type, check_set_window_size(attn_mask_type, window_size)),
+            is_bottom_right(attn_mask_type, bottom_right_diagonal),
+            (cu_seqlens_q, cu_seqlens_kv),
+            (max_seqlen_q, max_seqlen_kv),
+            self.softmax_scale,
+            self.attention_dropout if self.training else 0.0,
+            self.deterministic,
+            alibi if alibi_slopes is None else alibi_slopes,
+            page_table=pages_of(inference_params, cu_seqlens_q),
+        )
+        tensors = (query_layer, key_layer, value_layer)
+        start_offload(*tensors, offload_base_tensor=True)
+        version = flash_attention_backend or FlashAttentionUtils.version
+        with self.attention_dropout_ctx():
+            if inference_params is None and _served(call, version, query_layer):
+                out = _by_package(call, version, tensors, num_splits)
+            else:
+                require(num_splits == 1, "num_splits", num_splits, "1 without flash-attn-3")
+                out = call.run(*tensors)
+        return out.flatten(-2)

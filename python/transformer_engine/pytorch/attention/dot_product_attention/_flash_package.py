@@ -1,0 +1,69 @@
+"""An installed flash-attn, of version 2 or 3: what is there."""
+
+from importlib import import_module, metadata
+
+import torch
+from packaging.version import Version
+
+OURS = "2.8.3"  # the interface that our engines serve where no package does
+
+
+def _installed(package: str) -> Version | None:
+    try:
+        return Version(metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return None
+
+
+class FlashAttentionUtils:
+    """What FlashAttention can do. Class attributes: programs read them, and may set them.
+
+    is_installed is True without a package too, because our engines do the work then.
+    """
+
+    version_required = Version("2.1.1")
+    version_required_blackwell = Version("2.7.3")
+    max_version = Version("2.8.3")
+    warning_printed = v3_warning_printed = False
+    v3_installation_steps = "pip install flash-attn-3"
+
+    package: object = None  # the module of version 2, if it is usable
+    package3: object = None  # the module of version 3
+
+    @staticmethod
+    def set_flash_attention_version() -> None:
+        """Looks for flash-attn 2."""
+        cls, found = FlashAttentionUtils, _installed("flash-attn")
+        blackwell = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (10, 0)
+        least = cls.version_required_blackwell if blackwell else cls.version_required
+        if found is not None and least <= found <= cls.max_version:
+            cls.package = import_module("flash_attn.flash_attn_interface")
+        cls.is_installed = True
+        cls.version = version = found if cls.package is not None else Version(OURS)
+        for flag in ("2", "2.1", "2.3", "2.4", "2.4.1", "2.5", "2.5.7", "2.6.0", "2.7.0"):
+            name = "v" + flag.replace(".", "_") + "_plus"
+            setattr(cls, name, version >= Version(flag))
+
+    @staticmethod
+    def set_flash_attention_3_params() -> None:
+        """Looks for flash-attn 3, which nothing replaces."""
+        cls, found = FlashAttentionUtils, _installed("flash-attn-3")
+        if found is not None:
+            cls.package3 = import_module("flash_attn_3.flash_attn_interface")
+        cls.v3_is_installed = cls.use_v3 = found is not None
+        cls.fa3_version = found or Version("0")
+        cls.v3_0_0_beta = Version("3.0.0b") < cls.fa3_version < Version("3.0.0")
+
+
+FlashAttentionUtils.set_flash_attention_version()
+FlashAttentionUtils.set_flash_attention_3_params()
+
+
+def is_v3(version: Version) -> bool:
+    """Whether this is the version of flash-attn-3."""
+    return version >= Version("3.0.0b")
+
+
+def module_of(version: Version) -> object:
+    """The module with the functions of this version; None where it is not installed."""
+    return FlashAttentionUtils.package3 if is_v3(version) else FlashAttentionUtils.package

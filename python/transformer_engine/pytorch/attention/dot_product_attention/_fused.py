@@ -1,0 +1,278 @@
+"""FusedAttention: our engines by the calls and the autograd function of TransformerEngine."""
+
+import os
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from transformer_engine.pytorch._refusal import refuse, require
+from transformer_engine.pytorch.attention.dot_product_attention._engine import (
+    EngineCall,
+    check_small,
+    pages_of,
+)
+from transformer_engine.pytorch.attention.dot_product_attention._layouts import formats_of
+from transformer_engine.pytorch.attention.dot_product_attention._masks import (
+    bounds,
+    is_bottom_right,
+)
+from transformer_engine.pytorch.constants import QKVLayouts, TE_DType
+from transformer_engine.pytorch.cpp_extensions.fused_attn import (
+    FusedAttnBackend,
+    fused_attn_bwd,
+    fused_attn_fwd,
+)
+from transformer_engine.pytorch.cpu_offload import (
+    is_cpu_offload_enabled,
+    mark_activation_offload,
+    start_offload,
+)
+from transformer_engine.pytorch.graph import is_graph_capturing
+
+_FLASH_BACKWARD = "NVTE_FUSED_ATTN_USE_FAv2_BWD"
+_LAYOUTS = frozenset(QKVLayouts)
+_INTERLEAVED = frozenset(layout for layout in QKVLayouts if "2" in layout or "3" in layout)
+Q, BIAS, SINK, INPUTS = 9, 12, 29, 32  # places of q, the bias and the sink among the arguments
+
+
+class FusedAttnFunc(torch.autograd.Function):
+    """One node of autograd; gradients for q, k, v, attn_bias and softmax_offset."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        is_training: bool,
+        max_seqlen_q: int,
+        max_seqlen_kv: int,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_kv: Tensor,
+        cu_seqlens_q_padded: Tensor | None,
+        cu_seqlens_kv_padded: Tensor | None,
+        page_table_k: Tensor | None,
+        page_table_v: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_bias: Tensor | None,
+        attn_scale: float | None,
+        dropout_p: float,
+        fast_zero_fill: bool,
+        qkv_layout: str,
+        attn_bias_type: str,
+        attn_mask_type: str,
+        softmax_type: str,
+        window_size: tuple[int, int],
+        bottom_right_diagonal: bool | None,
+        rng_gen: torch.Generator | None,
+        fused_attention_backend: object,
+        use_FAv2_bwd: bool,  # noqa: N803
+        fp8: bool,
+        fp8_meta: dict | None,
+        quantizers: dict | None,
+        deterministic: bool,
+        softmax_offset: Tensor | None,
+        fp8_output: bool,
+        layer_number: int,
+        return_max_logit: bool,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        require(not (fp8 or fp8_output), "fp8", True, "False: FP8 attention is not there yet")
+        require(not use_FAv2_bwd, "use_FAv2_bwd", True, "False")
+        del fp8_meta, quantizers, layer_number  # of FP8
+        start_offload(q, k, v, offload_base_tensor=True)
+        capturing = is_graph_capturing()
+        # What both directions take, by name.
+        ctx.options = {
+            "attn_scale": attn_scale,
+            "dropout": dropout_p,
+            "fast_zero_fill": fast_zero_fill,
+            "qkv_layout": qkv_layout,
+            "attn_bias_type": attn_bias_type,
+            "attn_mask_type": attn_mask_type,
+            "softmax_type": softmax_type,
+            "window_size": window_size,
+            "bottom_right_diagonal": bottom_right_diagonal,
+            "cuda_graph": capturing,
+        }
+        # fmt: off
+        out, aux, *max_logit = fused_attn_fwd(
+            is_training, max_seqlen_q, max_seqlen_kv, cu_seqlens_q, cu_seqlens_kv, q, k, v, q.dtype,
+            fused_attention_backend, attn_bias, cu_seqlens_q_padded, cu_seqlens_kv_padded,
+            page_table_k, page_table_v, rng_gen=rng_gen, softmax_offset=softmax_offset,
+            return_max_logit=return_max_logit, **ctx.options,
+        )
+        # fmt: on
+        lengths = (cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
+        if is_cpu_offload_enabled():
+            mark_activation_offload(out)
+        ctx.save_for_backward(q, k, v, out, *lengths, *aux)
+        ctx.max_seqlens, ctx.backend = (max_seqlen_q, max_seqlen_kv), fused_attention_backend
+        ctx.deterministic = deterministic
+        if not return_max_logit:
+            return out
+        ctx.mark_non_differentiable(*max_logit)
+        return out, *max_logit
+
+    @staticmethod
+    def backward(ctx, d_out: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, out, cu_q, cu_kv, *padded_and_aux = ctx.saved_tensors
+        dq, dk, dv, dbias, dsink = fused_attn_bwd(
+            *ctx.max_seqlens,
+            cu_q,
+            cu_kv,
+            q,
+            k,
+            v,
+            out,
+            d_out.contiguous(),
+            q.dtype,
+            TE_DType[d_out.dtype],
+            padded_and_aux[2:],
+            ctx.backend,
+            *padded_and_aux[:2],
+            deterministic=ctx.deterministic,
+            **ctx.options,
+        )
+        gradients: list[Tensor | None] = [None] * (INPUTS + 1)
+        gradients[Q : Q + 3] = dq, dk, dv
+        needs = ctx.needs_input_grad
+        gradients[BIAS] = dbias if needs[BIAS] else None
+        gradients[SINK] = dsink if needs[SINK] else None
+        return tuple(gradients)
+
+
+def _merged(out: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """O with heads merged, and the largest score of each head."""
+    if largest.dim() > 1:  # [batch, heads, rows] or [tokens, heads]
+        largest = largest.amax([i for i in range(largest.dim()) if i != 1]).to(out.dtype)
+    return out.flatten(-2), largest
+
+
+class FusedAttention(torch.nn.Module):
+    """Attention by FusedAttnFunc."""
+
+    def __init__(
+        self,
+        softmax_scale: float | None = None,
+        attention_dropout: float = 0.0,
+        attention_dropout_ctx: object = nullcontext,
+        attention_type: str = "self",
+        layer_number: int | None = None,
+        deterministic: bool = False,
+        softmax_type: str = "vanilla",
+        return_max_logit: bool = False,
+    ) -> None:
+        """softmax_scale: default 1 / sqrt(d)."""
+        super().__init__()
+        self.softmax_scale, self.attention_type = softmax_scale, attention_type
+        self.attention_dropout, self.attention_dropout_ctx = (
+            attention_dropout,
+            attention_dropout_ctx,
+        )
+        self.layer_number = 1 if layer_number is None else layer_number
+        self.deterministic, self.softmax_type = deterministic, softmax_type
+        self.return_max_logit = return_max_logit
+        if os.getenv(_FLASH_BACKWARD, "0") != "0":
+            refuse(_FLASH_BACKWARD, "set", "0: flash-attn is no part of Fused")
+
+    def forward(
+        self,
+        query_layer: Tensor,
+        key_layer: Tensor,
+        value_layer: Tensor,
+        qkv_layout: str = "sbh3d",
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_kv: Tensor | None = None,
+        cu_seqlens_q_padded: Tensor | None = None,
+        cu_seqlens_kv_padded: Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_kv: int | None = None,
+        attn_mask_type: str = "causal",
+        attention_mask: Tensor | tuple[Tensor, Tensor] | None = None,
+        window_size: tuple[int, int] = (-1, -1),
+        bottom_right_diagonal: bool | None = None,
+        fused_attention_backend: object = FusedAttnBackend["F16_arbitrary_seqlen"],
+        core_attention_bias_type: str = "no_bias",
+        core_attention_bias: Tensor | None = None,
+        fast_zero_fill: bool = True,
+        cp_group: object = None,
+        cp_global_ranks: list[int] | None = None,
+        cp_stream: object = None,
+        cp_comm_type: str = "p2p",
+        fp8: bool = False,
+        fp8_meta: dict | None = None,
+        quantizers: dict | None = None,
+        pad_between_seqs: bool = False,
+        inference_params: object = None,
+        softmax_offset: Tensor | None = None,
+        fp8_output: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """O with heads merged, in the format of q; with return_max_logit also the largest scores.
+
+        attention_mask says what cu_seqlens say, which are needed. pad_between_seqs is what the
+        padded cu_seqlens show.
+        """
+        require(
+            cp_group is None, "cp_group", "a group", "None: context parallelism is not there yet"
+        )
+        require(not (fp8 or fp8_output), "fp8", True, "False: FP8 attention is not there yet")
+        require(qkv_layout in _LAYOUTS, "qkv_layout", repr(qkv_layout), "one of QKVLayouts")
+        for name, lengths in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv)):
+            require(lengths is not None, name, "None", "int32 [batch + 1]")
+        check_small(
+            core_attention_bias_type, core_attention_bias, self.softmax_type, softmax_offset
+        )
+        del cp_global_ranks, cp_stream, cp_comm_type, attention_mask, pad_between_seqs
+        del fp8_meta, quantizers
+        q_format, kv_format = formats_of(qkv_layout)
+        call = EngineCall(
+            q_format,
+            kv_format,
+            attn_mask_type,
+            bounds(attn_mask_type, window_size),
+            is_bottom_right(attn_mask_type, bottom_right_diagonal),
+            (cu_seqlens_q, cu_seqlens_kv),
+            (max_seqlen_q, max_seqlen_kv),
+            self.softmax_scale,
+            self.attention_dropout if self.training else 0.0,
+            self.deterministic,
+            core_attention_bias_type == "alibi",
+            core_attention_bias,
+            core_attention_bias_type == "pre_scale_bias",
+            softmax_offset,
+            (cu_seqlens_q_padded, cu_seqlens_kv_padded),
+            pages_of(inference_params, cu_seqlens_q),
+            self.return_max_logit,
+        )
+        tensors = (query_layer, key_layer, value_layer)
+        with self.attention_dropout_ctx():
+            if qkv_layout in _INTERLEAVED:  # their gradients are written into one buffer too
+                options = (fast_zero_fill, qkv_layout, core_attention_bias_type, attn_mask_type)
+                result = self._by_node(call, tensors, options, fused_attention_backend)
+            else:
+                start_offload(*tensors, offload_base_tensor=True)
+                result = call.run(*tensors)
+        return _merged(*result) if self.return_max_logit else result.flatten(-2)
+
+    def _by_node(self, call: EngineCall, tensors: tuple, options: tuple, backend: object) -> Tensor:
+        return FusedAttnFunc.apply(
+            self.training,
+            *call.max_seqlens,
+            *call.cu_seqlens,
+            *call.offsets,
+            *(None, None),
+            *tensors,
+            call.bias,
+            call.scale,
+            call.dropout,
+            *options,
+            self.softmax_type,
+            call.window,
+            call.bottom_right,
+            *(None, backend, False, False, None, None),
+            self.deterministic,
+            call.sink,
+            False,
+            self.layer_number,
+            self.return_max_logit,
+        )

@@ -1,0 +1,93 @@
+"""Layouts: how q, k and v lie in memory, found from their strides and addresses."""
+
+from functools import cache
+from itertools import pairwise
+
+from torch import Tensor
+
+from transformer_engine.pytorch._refusal import refuse
+
+FORMATS = ("sbhd", "bshd", "thd")
+_SEPARATE = {form: f"{form}_{form}_{form}" for form in FORMATS}
+
+
+@cache
+def formats_of(qkv_layout: str) -> tuple[str, str]:
+    """The formats of q, and of k and v."""
+    parts = qkv_layout.removeprefix("paged_kv_").split("_")
+    q, kv = ("".join(c for c in part if c.isalpha()) for part in (parts[0], parts[-1]))
+    return q, kv
+
+
+def get_qkv_format(qkv_layout: str, inference_params: object = None) -> tuple[str, str, str]:
+    """The format of a layout: (of all as one word, of q, of k and v)."""
+    q, kv = formats_of(qkv_layout)
+    if inference_params is None:
+        return q, q, q
+    return q if q == kv else f"{q}_2{kv}", q, kv
+
+
+def _lies(tensor: Tensor, row: int, head: int) -> bool:
+    """Whether rows of `row` elements follow each other, with heads `head` apart."""
+    *rows, heads, dim = tensor.shape
+    if (heads > 1 and tensor.stride(-2) != head) or (dim > 1 and tensor.stride(-1) != 1):
+        return False
+    for i in range(len(rows) - 1, -1, -1):
+        if rows[i] > 1 and tensor.stride(i) != row:
+            return False
+        row *= rows[i]
+    return True
+
+
+def _step(a: Tensor, b: Tensor) -> int | None:
+    """Elements from the start of a to the start of b, in one storage."""
+    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return None
+    return b.storage_offset() - a.storage_offset()
+
+
+def _packing(count: int, *tensors: Tensor) -> str | None:
+    """ "3hd" or "h3d" (or with 2), if the tensors lie interleaved in one buffer."""
+    first = tensors[0]
+    if any(t.shape != first.shape for t in tensors):
+        return None
+    steps = {_step(a, b) for a, b in pairwise(tensors)}
+    heads, dim = first.shape[-2:]
+    for name, step, head in ((f"{count}hd", heads * dim, dim), (f"h{count}d", dim, count * dim)):
+        if steps == {step} and all(_lies(t, count * heads * dim, head) for t in tensors):
+            return name
+    return None
+
+
+def _layout(q: Tensor, k: Tensor, v: Tensor, form: str) -> str:
+    rows = form[:-2]
+    if packing := _packing(3, q, k, v):
+        return rows + packing
+    if packing := _packing(2, k, v):
+        return f"{form}_{rows}{packing}"
+    return _SEPARATE[form]
+
+
+def get_qkv_layout(
+    q: Tensor, k: Tensor, v: Tensor, qkv_format: str = "sbhd", inference_params: object = None
+) -> tuple[str, Tensor, Tensor, Tensor, str, str]:
+    """(layout, q, k, v, format of q, format of k and v).
+
+    Tensors come back as they are, whatever their strides, because the kernels read strides; only
+    one whose last dimension is strided is copied. Three tensors that are not interleaved are three
+    tensors: "sbhd_sbhd_sbhd".
+    """
+    if inference_params is None:
+        separate = _SEPARATE.get(qkv_format)
+        if separate and q.is_contiguous() and k.is_contiguous() and v.is_contiguous():
+            return separate, q, k, v, qkv_format, qkv_format
+    q, k, v = (t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous() for t in (q, k, v))
+    if inference_params is None:
+        if qkv_format not in FORMATS:
+            refuse("qkv_format", repr(qkv_format), "sbhd, bshd or thd")
+        return _layout(q, k, v, qkv_format), q, k, v, qkv_format, qkv_format
+    q_format, _, kv_format = qkv_format.partition("_2")
+    kv_format = kv_format or q_format
+    layout = f"{q_format}_{kv_format}_{kv_format}"
+    paged = getattr(inference_params, "is_paged", False)
+    return f"paged_kv_{layout}" if paged else layout, q, k, v, q_format, kv_format

@@ -1,0 +1,388 @@
+"""Which backend runs a call: TransformerEngine's rules, as a table, each with its reason.
+
+Where a rule is there because of flash-attn or cuDNN it holds here all the same: programs ask for
+the backends, and skip or choose by the answer.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from packaging.version import Version
+
+import transformer_engine_torch as tex
+from transformer_engine.pytorch._refusal import refuse
+from transformer_engine.pytorch.attention.dot_product_attention._flash_package import (
+    FlashAttentionUtils,
+)
+from transformer_engine.pytorch.attention.dot_product_attention._layouts import formats_of
+from transformer_engine.pytorch.attention.dot_product_attention._masks import (
+    check_set_window_size,
+    is_window,
+)
+from transformer_engine.pytorch.constants import TE_DType
+from transformer_engine.pytorch.cpp_extensions.fused_attn import (
+    AttnBiasType,
+    AttnMaskType,
+    FusedAttnBackend,
+    QKVLayout,
+    SoftmaxType,
+)
+from transformer_engine.pytorch.utils import get_cudnn_version, get_device_compute_capability
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class AttentionLogging:
+    """The logger. NVTE_DEBUG * NVTE_DEBUG_LEVEL is 0 for warnings, 1 choices, 2 reasons."""
+
+    _log_level = int(os.getenv("NVTE_DEBUG", "0")) * int(os.getenv("NVTE_DEBUG_LEVEL", "0"))
+    _formatter = logging.Formatter("[%(levelname)-8s | %(name)-19s]: %(message)s")
+    _stream_handler = logging.StreamHandler()
+    fa_logger = logging.getLogger(__name__)
+    _is_logging_setup = False
+
+    @staticmethod
+    def setup_logging() -> None:
+        """Sets the level of the loggers; the first call of the selector does it."""
+        cls = AttentionLogging
+        level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(cls._log_level, 0), 2)]
+        cls._stream_handler.setFormatter(cls._formatter)
+        for logger in (cls.fa_logger, logging.getLogger("DotProductAttention")):
+            logger.setLevel(level)
+            if not logger.hasHandlers():
+                logger.addHandler(cls._stream_handler)
+        cls._is_logging_setup = True
+
+
+@dataclass(eq=True)
+class AttentionParams:
+    """What the choice of a backend depends on, beside the device and the environment."""
+
+    qkv_type: type = torch.Tensor
+    qkv_dtype: torch.dtype = torch.bfloat16
+    qkv_layout: str = "sbh3d"
+    batch_size: int = 1
+    num_heads: int = 16
+    num_gqa_groups: int = 16
+    max_seqlen_q: int = 128
+    max_seqlen_kv: int = 128
+    head_dim_qk: int = 64
+    head_dim_v: int = 64
+    attn_mask_type: str = "no_mask"
+    window_size: tuple[int, int] | None = None
+    bottom_right_diagonal: bool = True
+    alibi_slopes_shape: torch.Size | None = None
+    core_attention_bias_type: str = "no_bias"
+    core_attention_bias_shape: str = "1hss"
+    core_attention_bias_requires_grad: bool = True
+    pad_between_seqs: bool = False
+    attention_dropout: float = 0.0
+    context_parallel: bool = False
+    cp_comm_type: str = "p2p"
+    deterministic: bool = False
+    is_training: bool = True
+    fp8: bool = False
+    fp8_meta: dict | None = None
+    inference_params: object = None
+    softmax_type: str = "vanilla"
+    return_max_logit: bool = False
+    cuda_graph: bool = False
+    num_splits: int = 1
+
+
+class _Case:
+    """AttentionParams, and what the rules derive from them. Unknown names are those of params."""
+
+    def __init__(self, params: AttentionParams) -> None:
+        self.params = params
+        self.window = check_set_window_size(params.attn_mask_type, params.window_size)
+        self.q_format, _ = formats_of(params.qkv_layout)
+        major, minor = get_device_compute_capability()
+        self.sm = major * 10 + minor if major else None  # None: the host, which has no such rule
+        self.cudnn = get_cudnn_version()
+        self.flash2 = FlashAttentionUtils.version
+        self.cross = params.max_seqlen_q != params.max_seqlen_kv
+        self.windowed = is_window(self.window)
+        self.paged = params.qkv_layout.startswith("paged_kv_")
+        self.top_left = not params.bottom_right_diagonal
+        alibi = params.core_attention_bias_type == "alibi"
+        self.alibi, self.own_slopes = alibi, alibi and params.alibi_slopes_shape is not None
+        # Fused knows slopes of one's own only as a bias made of them.
+        self.bias_type = "post_scale_bias" if self.own_slopes else params.core_attention_bias_type
+        self.bias_shape = params.core_attention_bias_shape
+        self.bias_grad = params.core_attention_bias_requires_grad
+        if self.own_slopes:
+            self.bias_grad = False
+            self.bias_shape = "1hss" if len(params.alibi_slopes_shape) == 1 else "bhss"
+        self.fused: tex.NVTE_Fused_Attn_Backend | None = None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.params, name)
+
+    def fused_backend(self) -> tex.NVTE_Fused_Attn_Backend:
+        """What tex answers for this case."""
+        self.fused = tex.get_fused_attn_backend(
+            self.is_training,
+            TE_DType[self.qkv_dtype],
+            TE_DType[self.qkv_dtype],
+            QKVLayout[self.qkv_layout],
+            AttnBiasType[self.bias_type],
+            AttnMaskType[self.attn_mask_type],
+            SoftmaxType[self.softmax_type],
+            self.attention_dropout,
+            self.num_heads,
+            self.num_gqa_groups,
+            self.max_seqlen_q,
+            self.max_seqlen_kv,
+            self.head_dim_qk,
+            self.head_dim_v,
+            *self.window,
+            self.return_max_logit,
+            self.cuda_graph,
+            self.deterministic,
+        )
+        return self.fused
+
+
+F2, F3, FU, UN = (
+    "FlashAttention 2",
+    "FlashAttention 3",
+    "FusedAttention",
+    "UnfusedDotProductAttention",
+)
+FL, ALL = (F2, F3), (F2, F3, FU, UN)
+
+
+class _Rule(NamedTuple):
+    backends: tuple[str, ...]
+    refuses: Callable[[_Case], object]
+    reason: str  # may name what a case has, as a format string
+
+
+def _off(name: str) -> Callable[[_Case], bool]:
+    return lambda _: os.getenv(name, "1") == "0"
+
+
+def _fa3_dims(c: _Case) -> bool:
+    d, dv = c.head_dim_qk, c.head_dim_v
+    mla = (128 < d <= 192 and 96 < dv <= 128) or (d <= 64 and dv <= 512)
+    wide = dv > 256 and c.qkv_dtype not in HALF
+    return d > 256 or c.num_heads % c.num_gqa_groups or (d != dv and not mla) or wide
+
+
+def _fa2_dims(c: _Case) -> bool:
+    d = c.head_dim_qk
+    return d > 256 or d % 8 or (d > 192 and c.sm not in (None, 80, 90, 100, 120))
+
+
+def _grouped(layout: str) -> bool:
+    return any(letter in layout for letter in "23")
+
+
+RULES = (
+    _Rule(FL, _off("NVTE_FLASH_ATTN"), "NVTE_FLASH_ATTN is 0"),
+    _Rule((FU,), _off("NVTE_FUSED_ATTN"), "NVTE_FUSED_ATTN is 0"),
+    _Rule((UN,), _off("NVTE_UNFUSED_ATTN"), "NVTE_UNFUSED_ATTN is 0"),
+    _Rule(
+        (F3,), lambda _: not FlashAttentionUtils.v3_is_installed, "flash-attn-3 is not installed"
+    ),
+    _Rule((F2, FU), lambda c: c.sm and c.sm < 80, "the device is sm_{sm}; needs sm_80 or later"),
+    _Rule((F3,), lambda c: c.sm != 90, "the device is sm_{sm}; needs sm_90"),
+    _Rule((F2,), lambda c: c.qkv_dtype not in HALF, "qkv_dtype is {qkv_dtype}; needs 16 bits"),
+    _Rule(
+        (F3, FU),
+        lambda c: c.qkv_dtype not in (*HALF, torch.float8_e4m3fn),
+        "qkv_dtype is {qkv_dtype}; needs float16, bfloat16 or float8_e4m3fn",
+    ),
+    _Rule(
+        (F3, FU),
+        lambda c: c.qkv_type is not torch.Tensor,
+        "qkv_type is {qkv_type}; needs torch.Tensor",
+    ),
+    _Rule(ALL, lambda c: c.fp8, "fp8 is True; needs False: FP8 attention is not there yet"),
+    _Rule((F2, FU, UN), lambda c: c.num_splits != 1, "num_splits is {num_splits}; needs 1"),
+    _Rule(FL, lambda c: c.return_max_logit, "return_max_logit is True; needs False"),
+    _Rule(
+        ALL,
+        lambda c: c.inference_params is not None and c.context_parallel,
+        "a KV cache with context parallelism; needs one of them",
+    ),
+    _Rule(
+        ALL,
+        lambda c: c.inference_params is not None and c.q_format == "thd" and c.pad_between_seqs,
+        "pad_between_seqs is True with a KV cache; needs False",
+    ),
+    _Rule(
+        (F2,),
+        lambda c: c.paged and getattr(c.inference_params, "page_size", 256) < 256,
+        "page_size is below 256; needs 256 or more",
+    ),
+    _Rule((F2,), lambda c: c.paged and c.flash2 < Version("2.5"), "pages need flash-attn 2.5"),
+    _Rule(
+        (F2,),
+        lambda c: c.head_dim_qk != c.head_dim_v,
+        "head_dim_v is {head_dim_v}; needs head_dim_qk, {head_dim_qk}",
+    ),
+    _Rule(
+        (FU,),
+        lambda c: c.head_dim_qk != c.head_dim_v and (c.paged or _grouped(c.qkv_layout)),
+        "head dims differ with layout {qkv_layout}; needs three separate tensors",
+    ),
+    _Rule(
+        (FU,),
+        lambda c: (
+            c.head_dim_qk != c.head_dim_v
+            and c.is_training
+            and c.sm == 120
+            and (c.head_dim_qk > 128 or c.head_dim_qk % 8)
+        ),
+        "head_dim_qk is {head_dim_qk} in training on sm_120; needs 128 or less",
+    ),
+    _Rule((F2,), _fa2_dims, "head_dim_qk is {head_dim_qk}; needs a multiple of 8 up to 256"),
+    _Rule((F3,), _fa3_dims, "head dims are {head_dim_qk} and {head_dim_v}, which FA3 has not"),
+    _Rule(FL, lambda c: c.q_format == "thd" and c.pad_between_seqs, "pad_between_seqs is True"),
+    _Rule((FU,), lambda c: c.q_format == "thd" and c.sm == 120, "thd on sm_120"),
+    _Rule(
+        (F3,), lambda c: c.attention_dropout, "attention_dropout is {attention_dropout}; needs 0"
+    ),
+    _Rule(
+        FL, lambda c: c.softmax_type != "vanilla", "softmax_type is {softmax_type}; needs vanilla"
+    ),
+    _Rule(
+        (FU,),
+        lambda c: c.softmax_type != "vanilla" and c.q_format == "thd" and c.cudnn < (9, 18, 0),
+        "softmax_type is {softmax_type} with thd; needs cuDNN 9.18",
+    ),
+    _Rule(
+        ALL,
+        lambda c: c.context_parallel,
+        "context_parallel is True; needs False: context parallelism is not there yet",
+    ),
+    _Rule((*FL, FU), lambda c: c.attn_mask_type == "arbitrary", "an arbitrary mask"),
+    _Rule(
+        FL,
+        lambda c: c.attn_mask_type in ("causal", "padding_causal") and c.cross,
+        "mask {attn_mask_type} with lengths {max_seqlen_q} and {max_seqlen_kv}; needs equal ones",
+    ),
+    _Rule(
+        (FU,),
+        lambda c: c.windowed and c.attention_dropout,
+        "a window with dropout {attention_dropout}; needs 0",
+    ),
+    _Rule(
+        (FU,),
+        lambda c: c.windowed and c.max_seqlen_q > c.max_seqlen_kv,
+        "a window with max_seqlen_q {max_seqlen_q}; needs at most max_seqlen_kv, {max_seqlen_kv}",
+    ),
+    _Rule((F2,), lambda c: c.windowed and c.flash2 < Version("2.3"), "a window; needs 2.3"),
+    _Rule(
+        FL,
+        lambda c: c.windowed and c.top_left and c.cross,
+        "a window from the top left with unequal lengths; needs bottom_right_diagonal",
+    ),
+    _Rule((F3,), lambda c: c.alibi, "ALiBi"),
+    _Rule((F2,), lambda c: c.alibi and c.flash2 < Version("2.4"), "ALiBi needs flash-attn 2.4"),
+    _Rule(
+        FL,
+        lambda c: c.alibi and c.top_left and c.cross,
+        "ALiBi from the top left with unequal lengths; needs bottom_right_diagonal",
+    ),
+    _Rule(
+        FL,
+        lambda c: c.core_attention_bias_type in ("pre_scale_bias", "post_scale_bias"),
+        "core_attention_bias_type is {core_attention_bias_type}",
+    ),
+    _Rule(
+        (FU,),
+        lambda c: c.bias_type == "post_scale_bias" and c.bias_shape != "1hss" and c.bias_grad,
+        "the gradient of a bias of shape {bias_shape}; needs 1hss",
+    ),
+    _Rule(
+        (FU,),
+        lambda c: c.fused_backend() == FusedAttnBackend["No_Backend"],
+        "tex.get_fused_attn_backend has none",
+    ),
+    _Rule(
+        (F2,),
+        lambda c: c.deterministic and c.flash2 < Version("2.4.1"),
+        "deterministic needs flash-attn 2.4.1",
+    ),
+    _Rule(
+        (FU,),
+        lambda c: c.deterministic and c.softmax_type != "vanilla",
+        "deterministic with softmax_type {softmax_type}; needs vanilla",
+    ),
+    _Rule(
+        (FU,),
+        lambda c: (
+            c.deterministic
+            and c.is_training
+            and ((c.sm and c.sm < 90) or (c.bias_type == "post_scale_bias" and c.bias_grad))
+        ),
+        "a deterministic gradient of a bias, or before sm_90",
+    ),
+)
+
+
+def refusals(params: AttentionParams) -> tuple[dict[str, str], _Case]:
+    """The first reason why each backend that does not run this does not; and the case."""
+    case = _Case(params)
+    reasons: dict[str, str] = {}
+    for rule in RULES:
+        left = [b for b in rule.backends if b not in reasons]
+        if left and rule.refuses(case):
+            reason = rule.reason.format_map(_Fields(case))
+            reasons.update(dict.fromkeys(left, reason))
+    return reasons, case
+
+
+class _Fields(dict):
+    """What a reason may name."""
+
+    def __init__(self, case: _Case) -> None:
+        super().__init__()
+        self.case = case
+
+    def __missing__(self, name: str) -> object:
+        return getattr(self.case, name)
+
+
+Choice = tuple[bool, Version | None, bool, tex.NVTE_Fused_Attn_Backend | None, bool, list[bool]]
+
+
+def get_attention_backend(attention_params: AttentionParams | None = None) -> Choice:
+    """(flash, its version, fused, its backend, unfused, [which of the three could run it]).
+
+    At most one of the three is True: Flash before Fused before Unfused, but from sm_90 on, and on
+    the host, Fused before Flash. refusals() tells why the others are not.
+    """
+    if not AttentionLogging._is_logging_setup:
+        AttentionLogging.setup_logging()
+    params = AttentionParams() if attention_params is None else attention_params
+    reasons, case = refusals(params)
+    logger = logging.getLogger("DotProductAttention")
+    for backend, reason in reasons.items():
+        logger.debug("Disabling %s: %s", backend, reason)
+    use_v3 = F3 not in reasons
+    available = [use_v3 or F2 not in reasons, FU not in reasons, UN not in reasons]
+    flash, fused, unfused = available
+    # Slopes of one's own cost Fused a bias of rows times columns, and Flash nothing.
+    if fused and (case.sm is None or case.sm >= 90) and not case.own_slopes:
+        flash = False
+    fused = fused and not flash
+    unfused = unfused and not (flash or fused)
+    version = FlashAttentionUtils.fa3_version if use_v3 else FlashAttentionUtils.version
+    name = (F3 if use_v3 else F2) if flash else FU if fused else UN if unfused else "none"
+    logger.info("Running with %s", name)
+    return flash, version if available[0] else None, fused, case.fused, unfused, available
+
+
+def refuse_all(params: AttentionParams) -> None:
+    """Raises, with every backend's reason."""
+    reasons, _ = refusals(params)
+    why = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
+    refuse("the backend", "none", f"one that runs this call ({why})")

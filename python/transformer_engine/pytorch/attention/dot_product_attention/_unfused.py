@@ -1,0 +1,216 @@
+"""Attention in plain PyTorch, with the scores in memory: what the others are held to."""
+
+import os
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from te_attention.torch import dropout_mask, new_rng_state
+from transformer_engine.pytorch._refusal import require
+from transformer_engine.pytorch.attention.dot_product_attention._engine import check_small
+from transformer_engine.pytorch.attention.dot_product_attention._layouts import formats_of
+from transformer_engine.pytorch.attention.dot_product_attention._lengths import (
+    ConvertBSHDtoTHD,
+    ConvertTHDtoBSHD,
+    get_padding_mask,
+)
+from transformer_engine.pytorch.attention.dot_product_attention._masks import (
+    get_alibi,
+    get_full_mask,
+    is_bottom_right,
+)
+from transformer_engine.pytorch.attention.dot_product_attention.softmax import (
+    FusedScaleMaskSoftmax,
+)
+from transformer_engine.pytorch.utils import attention_mask_func
+
+_TO_BHSD = {"bshd": (0, 2, 1, 3), "sbhd": (1, 2, 0, 3)}
+
+
+def _heads_first(
+    tensor: Tensor, form: str, cu_seqlens: Tensor, rows: int, offsets: Tensor | None
+) -> Tensor:
+    """[b, heads, rows, dim] of a tensor of any format."""
+    if form == "thd":
+        tensor, form = ConvertTHDtoBSHD.apply(tensor, cu_seqlens, rows, offsets), "bshd"
+    return tensor.permute(_TO_BHSD[form])
+
+
+def _zeroed(
+    masks: Tensor | tuple[Tensor, Tensor] | None, q: Tensor, *of_keys: Tensor
+) -> tuple[Tensor, ...]:
+    """Zeros for whatever the padding holds: a product with 0 does not hide NaN."""
+    if masks is None:
+        return q, *of_keys
+    of_q, of_kv = (
+        mask.transpose(-1, -2) for mask in (masks if isinstance(masks, tuple) else (masks, masks))
+    )
+    return q.masked_fill(of_q, 0), *(t.masked_fill(of_kv, 0) for t in of_keys)
+
+
+def _heads_last(
+    out: Tensor, form: str, cu_seqlens: Tensor, tokens: int, offsets: Tensor | None
+) -> Tensor:
+    """The inverse of _heads_first(), with heads merged."""
+    if form == "thd":
+        bshd = out.transpose(1, 2).contiguous()
+        return ConvertBSHDtoTHD.apply(bshd, cu_seqlens, tokens, offsets).flatten(-2)
+    return out.permute((0, 2, 1, 3) if form == "bshd" else (2, 0, 1, 3)).flatten(-2).contiguous()
+
+
+def _largest(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """The largest visible score of each head."""
+    seen = scores if mask is None else scores.masked_fill(mask, -torch.inf)
+    return seen.detach().amax((0, 2, 3))
+
+
+class UnfusedDotProductAttention(torch.nn.Module):
+    """Two products with a softmax between them. Scores and probabilities have the dtype of q."""
+
+    def __init__(
+        self,
+        softmax_scale: float,
+        attention_type: str = "self",
+        attention_dropout: float = 0.0,
+        attention_dropout_ctx: object = nullcontext,
+        layer_number: int | None = None,
+        softmax_type: str = "vanilla",
+        return_max_logit: bool = False,
+    ) -> None:
+        """attention_dropout_ctx: in which dropout draws."""
+        super().__init__()
+        self.softmax_scale, self.attention_type = softmax_scale, attention_type
+        self.attention_dropout, self.attention_dropout_ctx = (
+            attention_dropout,
+            attention_dropout_ctx,
+        )
+        self.layer_number, self.softmax_type = layer_number, softmax_type
+        self.return_max_logit = return_max_logit
+        self.scale_mask_softmax = FusedScaleMaskSoftmax(attention_mask_func)
+        self.apply_qk_layer_scaling = layer_number is not None and (
+            os.getenv("NVTE_APPLY_QK_LAYER_SCALING", "0") == "1"
+        )
+
+    def forward(
+        self,
+        _alibi_cache: dict | None,
+        query_layer: Tensor,
+        key_layer: Tensor,
+        value_layer: Tensor,
+        qkv_layout: str = "sbh3d",
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_kv: Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_kv: int | None = None,
+        attn_mask_type: str = "causal",
+        attention_mask: Tensor | tuple[Tensor, Tensor] | None = None,
+        window_size: tuple[int, int] | None = None,
+        bottom_right_diagonal: bool | None = None,
+        core_attention_bias_type: str = "no_bias",
+        core_attention_bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        inference_params: object = None,
+        softmax_offset: Tensor | None = None,
+        fp8: bool = False,
+        fp8_meta: dict | None = None,
+        quantizers: dict | None = None,
+        fp8_output: bool = False,
+        cu_seqlens_q_padded: Tensor | None = None,
+        cu_seqlens_kv_padded: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """O with heads merged, in the format of q; with return_max_logit also the largest scores.
+
+        The last two are not TransformerEngine's: where sequences begin in thd tensors with gaps.
+        """
+        require(not (fp8 or fp8_output), "fp8", True, "False: FP8 attention is not there yet")
+        if core_attention_bias_type != "alibi":
+            check_small(
+                core_attention_bias_type, core_attention_bias, self.softmax_type, softmax_offset
+            )
+        del fp8_meta, quantizers  # of FP8
+        q_format, kv_format = formats_of(qkv_layout)
+        if inference_params is not None and inference_params.is_paged:
+            key_layer, value_layer = inference_params.convert_paged_to_nonpaged(self.layer_number)
+        if q_format != "thd":
+            max_seqlen_q = query_layer.shape[q_format.index("s")]
+        if kv_format != "thd":
+            max_seqlen_kv = key_layer.shape[kv_format.index("s")]
+        q = _heads_first(query_layer, q_format, cu_seqlens_q, max_seqlen_q, cu_seqlens_q_padded)
+        k, v = (
+            _heads_first(t, kv_format, cu_seqlens_kv, max_seqlen_kv, cu_seqlens_kv_padded)
+            for t in (key_layer, value_layer)
+        )
+        kind = "cross" if isinstance(attention_mask, tuple) else self.attention_type
+        if "padding" in attn_mask_type and attention_mask is None:
+            kind, sizes = "cross", (max_seqlen_q, max_seqlen_kv)
+            attention_mask = get_padding_mask(len(q), cu_seqlens_q, cu_seqlens_kv, *sizes, kind)
+        bottom_right = is_bottom_right(attn_mask_type, bottom_right_diagonal)
+        padding = attention_mask if "padding" in attn_mask_type else None
+        q, k, v = _zeroed(padding, q, k, v)
+        sizes = (max_seqlen_q, max_seqlen_kv)
+        rule = (attn_mask_type, attention_mask, window_size, kind, bottom_right)
+        mask_type, mask, *actual = get_full_mask(*sizes, *rule, like=q)
+        if core_attention_bias_type == "alibi":
+            options = {"bottom_right_alignment": bottom_right, "device": q.device}
+            options["alibi_slopes"] = alibi_slopes
+            _, core_attention_bias = get_alibi(_alibi_cache, q.shape[1], *sizes, *actual, **options)
+        scores, factor = self._scores(q, k, core_attention_bias_type, core_attention_bias)
+        max_logit = _largest(scores, mask) * factor if self.return_max_logit else None
+        out = self._weighted(scores, v, mask, mask_type, factor, softmax_offset)
+        (out,) = _zeroed(padding, out)
+        tokens = query_layer.shape[0]
+        out = _heads_last(out, q_format, cu_seqlens_q, tokens, cu_seqlens_q_padded)
+        return (out, max_logit) if self.return_max_logit else out
+
+    def _scores(
+        self, q: Tensor, k: Tensor, bias_type: str, bias: Tensor | None
+    ) -> tuple[Tensor, float]:
+        """[b, heads, rows, columns], and the factor that softmax still has to apply.
+
+        Query heads of one group lie side by side, so they are rows of one product; K is not copied.
+        """
+        batch, heads, rows, _ = q.shape
+        groups, cols = k.shape[1:3]
+        scaled = self.apply_qk_layer_scaling and q.dtype == torch.float16
+        factor = float(self.layer_number) if scaled else 1.0
+        alpha = self.softmax_scale / factor
+        left = q.reshape(batch * groups, heads // groups * rows, -1)
+        right = k.reshape(batch * groups, cols, -1).transpose(1, 2)
+        before = bias_type == "pre_scale_bias"
+        out = left.new_empty((batch * groups, left.shape[1], cols))
+        scores = torch.baddbmm(out, left, right, beta=0.0, alpha=1.0 if before else alpha)
+        scores = scores.view(batch, heads, rows, cols)
+        if before:
+            scores = (scores + bias) * alpha
+        elif bias_type != "no_bias":
+            scores = scores + bias / factor
+        return scores.to(q.dtype), factor
+
+    def _weighted(
+        self,
+        scores: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        mask_type: str,
+        factor: float,
+        softmax_offset: Tensor | None,
+    ) -> Tensor:
+        """O [b, heads, rows, dim] of scores. A sink is one more column, whose probability goes."""
+        batch, heads, rows, cols = scores.shape
+        if softmax_offset is not None:
+            sink = softmax_offset.to(scores.dtype).view(1, -1, 1, 1) / factor
+            scores = torch.cat([scores, sink.expand(batch, -1, rows, 1)], dim=-1)
+            if mask is not None:
+                mask = torch.cat([mask, mask.new_zeros((*mask.shape[:-1], 1))], dim=-1)
+            mask_type = "arbitrary"
+        probabilities = self.scale_mask_softmax(scores, mask, mask_type, factor)[..., :cols]
+        if self.attention_dropout and self.training:
+            with self.attention_dropout_ctx():
+                state = new_rng_state(scores.device)
+            keep = dropout_mask(state, self.attention_dropout, (batch, heads, rows, cols))
+            probabilities = probabilities * keep / (1.0 - self.attention_dropout)
+        groups = v.shape[1]
+        left = probabilities.reshape(batch * groups, heads // groups * rows, cols)
+        right = v.reshape(batch * groups, cols, -1)
+        return torch.bmm(left, right).view(batch, heads, rows, -1)

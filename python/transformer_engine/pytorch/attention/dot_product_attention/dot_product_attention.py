@@ -1,0 +1,420 @@
+"""DotProductAttention: settles what is asked for, chooses a backend once for each kind of call."""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from transformer_engine.pytorch._refusal import require
+from transformer_engine.pytorch.attention.dot_product_attention._call import Call
+from transformer_engine.pytorch.attention.dot_product_attention._flash import FlashAttention
+from transformer_engine.pytorch.attention.dot_product_attention._fused import FusedAttention
+from transformer_engine.pytorch.attention.dot_product_attention._masks import (
+    check_set_window_size,
+    get_alibi,
+    is_bottom_right,
+    normalised_mask,
+)
+from transformer_engine.pytorch.attention.dot_product_attention._selection import (
+    AttentionParams,
+    Choice,
+    get_attention_backend,
+    refuse_all,
+)
+from transformer_engine.pytorch.attention.dot_product_attention._unfused import (
+    UnfusedDotProductAttention,
+)
+from transformer_engine.pytorch.constants import AttnTypes, SoftmaxTypes
+from transformer_engine.pytorch.distributed import checkpoint
+from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
+
+# The latest choice. Who changes the environment sets backend_selection_requires_update.
+_attention_backends: dict[str, object] = {
+    "attention_params": None,
+    "use_flash_attention": None,
+    "flash_attention_backend": None,
+    "use_fused_attention": None,
+    "fused_attention_backend": None,
+    "use_unfused_attention": None,
+    "backend_selection_requires_update": False,
+}
+_decisions: dict[tuple, "_Decision"] = {}
+_MOST_DECISIONS = 4096
+_alibi_cache: dict = {}
+
+
+class _Decision(NamedTuple):
+    params: AttentionParams
+    choice: Choice
+
+
+def _publish(decision: _Decision) -> None:
+    """Makes it the latest choice."""
+    flash, version, fused, backend, unfused, _ = decision.choice
+    _attention_backends.update(
+        attention_params=decision.params,
+        use_flash_attention=flash,
+        flash_attention_backend=version,
+        use_fused_attention=fused,
+        fused_attention_backend=backend,
+        use_unfused_attention=unfused,
+        backend_selection_requires_update=False,
+    )
+
+
+def _group_size(group: object) -> int:
+    """Ranks of a process group, or of a list of them."""
+    if group is None:
+        return 1
+    if isinstance(group, list):
+        return int(torch.tensor([_group_size(part) for part in group]).prod())
+    return torch.distributed.get_world_size(group)
+
+
+class DotProductAttention(TransformerEngineBaseModule):
+    """softmax(scale * q k^T + ...) v, as TransformerEngine's module of this name.
+
+    Runs on the host too. The environment variables NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and
+    NVTE_UNFUSED_ATTN switch backends off; a choice is kept until
+    _attention_backends["backend_selection_requires_update"] is set.
+    """
+
+    def __init__(
+        self,
+        num_attention_heads: int,
+        kv_channels: int | tuple[int, int],
+        num_gqa_groups: int | None = None,
+        attention_dropout: float = 0.0,
+        qkv_format: str = "sbhd",
+        attn_mask_type: str = "causal",
+        window_size: Sequence[int] | None = None,
+        bottom_right_diagonal: bool | None = None,
+        sequence_parallel: bool = False,
+        tp_size: int = 1,
+        get_rng_state_tracker: Callable | None = None,
+        tp_group: object = None,
+        layer_number: int | None = None,
+        attention_type: str = "self",
+        cp_group: object = None,
+        cp_global_ranks: list[int] | None = None,
+        cp_stream: object = None,
+        cp_comm_type: str = "p2p",
+        softmax_scale: float | None = None,
+        softmax_type: str = "vanilla",
+        return_max_logit: bool = False,
+    ) -> None:
+        """kv_channels: the head dim, or that of q and k and that of v."""
+        super().__init__()
+        require(
+            attention_type in AttnTypes, "attention_type", repr(attention_type), "self or cross"
+        )
+        require(softmax_type in SoftmaxTypes, "softmax_type", repr(softmax_type),
+                "vanilla, off-by-one or learnable")  # fmt: skip
+        self.tp_group, self.sequence_parallel = tp_group, sequence_parallel
+        self.tp_size = tp_size if tp_group is None else _group_size(tp_group)
+        groups = num_gqa_groups or num_attention_heads
+        require(num_attention_heads % groups == 0, "num_gqa_groups", groups,
+                f"a divisor of the {num_attention_heads} heads")  # fmt: skip
+        require(groups % self.tp_size == 0, "tp_size", self.tp_size,
+                f"a divisor of the {groups} key heads")  # fmt: skip
+        self.num_attention_heads, self.num_gqa_groups = num_attention_heads, groups
+        self.heads, self.num_gqa_groups_per_partition = (
+            num_attention_heads // self.tp_size,
+            groups // self.tp_size,
+        )
+        pair = isinstance(kv_channels, tuple)
+        self.hidden_size_per_attention_head_k = kv_channels[0] if pair else kv_channels
+        self.hidden_size_per_attention_head_v = kv_channels[1] if pair else kv_channels
+        self.qkv_format, self.attn_mask_type = qkv_format, normalised_mask(attn_mask_type)
+        self.window_size = check_set_window_size(self.attn_mask_type, window_size)
+        self.bottom_right_diagonal = bottom_right_diagonal
+        self.attention_type, self.attention_dropout = attention_type, attention_dropout
+        self.layer_number = 1 if layer_number is None else layer_number
+        self.softmax_type, self.return_max_logit = softmax_type, return_max_logit
+        self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
+        self.deterministic = (
+            os.getenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0"
+            or torch.are_deterministic_algorithms_enabled()
+        )
+        forked = get_rng_state_tracker is not None and attention_dropout and not sequence_parallel
+        self.get_rng_state_tracker = get_rng_state_tracker if forked else None
+        self._make_sink()
+        self._make_backends(softmax_scale, layer_number)
+        self._extra = torch.empty(0, dtype=torch.uint8)
+        self._register_load_state_dict_pre_hook(self._complete_state)
+
+    def _make_sink(self) -> None:
+        self.softmax_offset: Tensor | None = None
+        if self.softmax_type == "off-by-one":  # no parameter: stays float32, follows q's device
+            self.softmax_offset = torch.zeros(self.heads, dtype=torch.float32)
+        elif self.softmax_type == "learnable":
+            self.softmax_offset = torch.nn.Parameter(torch.zeros(self.heads))
+
+    def _make_backends(self, softmax_scale: float | None, layer_number: int | None) -> None:
+        options = {
+            "softmax_scale": softmax_scale or self.hidden_size_per_attention_head_k**-0.5,
+            "attention_dropout": self.attention_dropout,
+            "attention_type": self.attention_type,
+            "layer_number": layer_number,
+            "attention_dropout_ctx": self._forked,
+        }
+        kind = {"softmax_type": self.softmax_type, "return_max_logit": self.return_max_logit}
+        self.flash_attention = FlashAttention(deterministic=self.deterministic, **options)
+        self.fused_attention = FusedAttention(deterministic=self.deterministic, **options, **kind)
+        self.unfused_attention = UnfusedDotProductAttention(**options, **kind)
+
+    def _forked(self) -> object:
+        """The context in which dropout draws."""
+        tracker = self.get_rng_state_tracker
+        return nullcontext() if tracker is None else tracker().fork()
+
+    def set_context_parallel_group(
+        self,
+        cp_group: object,
+        cp_global_ranks: list[int] | None,
+        cp_stream: object,
+        cp_comm_type: str = "p2p",
+    ) -> None:
+        """The group that shares the sequence. forward() refuses one of more than one rank."""
+        self.cp_group, self.cp_global_ranks = cp_group, cp_global_ranks
+        self.cp_stream, self.cp_comm_type = cp_stream, cp_comm_type
+
+    def get_extra_state(self) -> Tensor:
+        """Empty, or what a checkpoint of an FP8 run held."""
+        return self._extra
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Kept as it is, for whoever runs in FP8."""
+        self._extra = state
+
+    def _complete_state(self, state_dict: dict, prefix: str, *_: object) -> None:
+        """Checkpoints may lack the extra state, or have it under the name of an older version."""
+        name = prefix + "_extra_state"
+        older = state_dict.pop(prefix + "fused_attention._extra_state", None)
+        if name not in state_dict:
+            state_dict[name] = torch.empty(0, dtype=torch.uint8) if older is None else older
+
+    def forward(
+        self,
+        query_layer: Tensor,
+        key_layer: Tensor,
+        value_layer: Tensor,
+        attention_mask: Tensor | tuple[Tensor, Tensor] | None = None,
+        qkv_format: str | None = None,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_kv: Tensor | None = None,
+        cu_seqlens_q_padded: Tensor | None = None,
+        cu_seqlens_kv_padded: Tensor | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_kv: int | None = None,
+        attn_mask_type: str | None = None,
+        window_size: Sequence[int] | None = None,
+        bottom_right_diagonal: bool | None = None,
+        checkpoint_core_attention: bool = False,
+        core_attention_bias_type: str = "no_bias",
+        core_attention_bias: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
+        fast_zero_fill: bool = True,
+        inference_params: object = None,
+        pad_between_seqs: bool | None = None,
+        fp8_output: bool = False,
+        num_splits: int = 1,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """O with heads merged, in the format of q; with return_max_logit also max_logit [heads].
+
+        For thd give max_seqlen_q and max_seqlen_kv: without them they are read from the device.
+        """
+        require(not fp8_output, "fp8_output", True, "False: FP8 attention is not there yet")
+        mask = self.attn_mask_type if attn_mask_type is None else normalised_mask(attn_mask_type)
+        window = self.window_size if window_size is None else window_size
+        if bottom_right_diagonal is None:
+            bottom_right_diagonal = self.bottom_right_diagonal
+        # fmt: off
+        call = Call(
+            query_layer, key_layer, value_layer, attention_mask, qkv_format or self.qkv_format,
+            cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, max_seqlen_q,
+            max_seqlen_kv, mask, tuple(check_set_window_size(mask, window)),
+            is_bottom_right(mask, bottom_right_diagonal), core_attention_bias_type,
+            core_attention_bias, alibi_slopes, fast_zero_fill, inference_params, pad_between_seqs,
+            num_splits,
+        )
+        # fmt: on
+        if inference_params is not None:
+            self.attention_type = self.unfused_attention.attention_type = "cross"
+            call.use_cache(self.layer_number)
+        call.settle()
+        flash, version, fused, backend, _, _ = self._decide(call).choice
+        if flash:
+            return self._by_flash(call, version)
+        run = self._by_fused if fused else self._by_unfused
+        if not checkpoint_core_attention:
+            return run(call, backend, call.q, call.k, call.v)
+        return checkpoint(
+            lambda q, k, v: run(call, backend, q, k, v),
+            *(call.q, call.k, call.v),
+            use_reentrant=False,
+            get_rng_state_tracker=self.get_rng_state_tracker,
+        )
+
+    def _decide(self, call: Call) -> _Decision:
+        """The backend for this kind of call, chosen when the first of its kind comes."""
+        if _attention_backends["backend_selection_requires_update"]:
+            _decisions.clear()
+        # fmt: off
+        key = (
+            call.key(), self.training, self.deterministic, self.softmax_type, self.cp_group,
+            self.return_max_logit, self.attention_dropout, self.heads,
+            self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v,
+            self.num_gqa_groups_per_partition,
+        )
+        # fmt: on
+        decision = _decisions.get(key)
+        if decision is None:
+            if len(_decisions) >= _MOST_DECISIONS:
+                _decisions.clear()
+            decision = _decisions[key] = self._choose(call)
+        if _attention_backends["attention_params"] is not decision.params:
+            _publish(decision)
+        return decision
+
+    def _choose(self, call: Call) -> _Decision:
+        dims = (self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v)
+        call.check(self.heads, self.num_gqa_groups_per_partition, dims)
+        bias_shape = call.bias_shape()
+        params = AttentionParams(
+            qkv_type=type(call.q),
+            qkv_dtype=call.q.dtype,
+            qkv_layout=call.layout,
+            batch_size=call.batch,
+            num_heads=self.heads,
+            num_gqa_groups=self.num_gqa_groups_per_partition,
+            max_seqlen_q=call.max_seqlen_q,
+            max_seqlen_kv=call.max_seqlen_kv,
+            head_dim_qk=dims[0],
+            head_dim_v=dims[1],
+            attn_mask_type=call.mask,
+            window_size=call.window,
+            bottom_right_diagonal=call.bottom_right,
+            alibi_slopes_shape=None if call.slopes is None else call.slopes.shape,
+            core_attention_bias_type=call.bias_type,
+            core_attention_bias_shape=bias_shape,
+            core_attention_bias_requires_grad=call.bias is not None and call.bias.requires_grad,
+            pad_between_seqs=call.pad_between_seqs,
+            attention_dropout=self.attention_dropout,
+            context_parallel=_group_size(self.cp_group) > 1,
+            cp_comm_type=self.cp_comm_type,
+            deterministic=self.deterministic,
+            is_training=self.training,
+            inference_params=call.inference_params,
+            softmax_type=self.softmax_type,
+            return_max_logit=self.return_max_logit,
+            num_splits=call.num_splits,
+        )
+        choice = get_attention_backend(params)
+        if not any(choice[i] for i in (0, 2, 4)):
+            refuse_all(params)
+        return _Decision(params, choice)
+
+    def _sink(self, call: Call) -> Tensor | None:
+        if self.softmax_offset is None:
+            return None
+        return self.softmax_offset.to(call.q.device, torch.float32).view(1, -1, 1, 1)
+
+    def _by_flash(self, call: Call, version: object) -> Tensor:
+        return self.flash_attention(
+            call.q,
+            call.k,
+            call.v,
+            call.attention_mask,
+            call.layout,
+            call.cu_seqlens_q,
+            call.cu_seqlens_kv,
+            call.max_seqlen_q,
+            call.max_seqlen_kv,
+            call.mask,
+            call.window,
+            call.slopes,
+            inference_params=call.inference_params,
+            flash_attention_backend=version,
+            num_splits=call.num_splits,
+            alibi=call.bias_type == "alibi" and call.slopes is None,
+            bottom_right_diagonal=call.bottom_right,
+        )
+
+    def _by_fused(
+        self, call: Call, backend: object, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        bias_type, bias = call.bias_type, call.bias
+        if call.slopes is not None:
+            bias_type, bias = "post_scale_bias", self._slopes_as_bias(call)
+        return self.fused_attention(
+            q,
+            k,
+            v,
+            call.layout,
+            call.cu_seqlens_q,
+            call.cu_seqlens_kv,
+            call.cu_seqlens_q_padded,
+            call.cu_seqlens_kv_padded,
+            call.max_seqlen_q,
+            call.max_seqlen_kv,
+            call.mask,
+            None,
+            call.window,
+            call.bottom_right,
+            backend,
+            bias_type,
+            bias,
+            call.fast_zero_fill,
+            pad_between_seqs=call.pad_between_seqs,
+            inference_params=call.inference_params,
+            softmax_offset=self._sink(call),
+        )
+
+    @staticmethod
+    def _slopes_as_bias(call: Call) -> Tensor:
+        """Fused takes slopes of one's own only so; where Flash can run it is chosen instead."""
+        lengths = ()
+        if "padding" in call.mask:
+            lengths = (call.cu_seqlens_q.diff(), call.cu_seqlens_kv.diff())
+        _, bias = get_alibi(
+            None,
+            call.q.shape[-2],
+            call.max_seqlen_q,
+            call.max_seqlen_kv,
+            *lengths,
+            alibi_slopes=call.slopes,
+            bias_dtype=call.q.dtype,
+            bottom_right_alignment=call.bottom_right,
+        )
+        return bias
+
+    def _by_unfused(
+        self, call: Call, backend: object, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        del backend  # of Fused
+        return self.unfused_attention(
+            _alibi_cache,
+            q,
+            k,
+            v,
+            call.layout,
+            call.cu_seqlens_q,
+            call.cu_seqlens_kv,
+            call.max_seqlen_q,
+            call.max_seqlen_kv,
+            call.mask,
+            call.attention_mask,
+            call.window,
+            call.bottom_right,
+            call.bias_type,
+            call.bias,
+            call.slopes,
+            call.inference_params,
+            self._sink(call),
+            cu_seqlens_q_padded=call.cu_seqlens_q_padded,
+            cu_seqlens_kv_padded=call.cu_seqlens_kv_padded,
+        )

@@ -1,0 +1,129 @@
+"""Random states by name, and recomputation in the backward pass."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.utils import checkpoint as torch_checkpoint
+
+
+class _DeviceRandom:
+    """The default generator: a CUDA device's, in a form that graphs capture, or the host's."""
+
+    @staticmethod
+    def _generator() -> torch.Generator:
+        if torch.cuda.is_available():
+            torch.cuda.init()
+            return torch.cuda.default_generators[torch.cuda.current_device()]
+        return torch.default_generator
+
+    def seeded(self, seed: int) -> torch.Tensor | torch.Generator:
+        generator = self._generator()
+        if generator.device.type == "cpu":
+            return torch.Generator().manual_seed(seed).get_state()
+        return generator.clone_state().manual_seed(seed)
+
+    def get(self) -> torch.Tensor | torch.Generator:
+        generator = self._generator()
+        host = generator.device.type == "cpu"
+        return generator.get_state() if host else generator.graphsafe_get_state()
+
+    def set(self, state: torch.Tensor | torch.Generator) -> None:
+        generator = self._generator()
+        if isinstance(state, torch.Generator):
+            generator.graphsafe_set_state(state)
+        else:
+            generator.set_state(state)
+
+
+_RANDOM = _DeviceRandom()
+
+
+def _copied(state: torch.Tensor | torch.Generator) -> torch.Tensor | torch.Generator:
+    return state.clone_state() if isinstance(state, torch.Generator) else state.clone()
+
+
+class CudaRNGStatesTracker:
+    """Random states by name; dropout inside fork(name) draws from that one."""
+
+    def __init__(self) -> None:
+        """Without states."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets every state."""
+        self.states_: dict = {}
+        self.seeds_: set[int] = set()
+
+    def get_states(self) -> dict:
+        """A copy of the table; the states themselves go on."""
+        return dict(self.states_)
+
+    def set_states(self, states: dict) -> None:
+        """Replaces the table."""
+        self.states_ = dict(states)
+
+    def add(self, name: str, seed: int) -> None:
+        """A new state."""
+        if seed in self.seeds_:
+            raise RuntimeError(f"seed is {seed}, which a state has; needs another one")
+        if name in self.states_:
+            raise RuntimeError(f"name is {name!r}, which exists; needs another one")
+        self.seeds_.add(seed)
+        self.states_[name] = _RANDOM.seeded(seed)
+
+    @contextmanager
+    def fork(self, name: str = "model-parallel-rng") -> Iterator[None]:
+        """Draws from the state of this name, which goes on from where it was."""
+        if name not in self.states_:
+            raise KeyError(f"name is {name!r}; needs one of {sorted(self.states_)}")
+        outside = _RANDOM.get()
+        _RANDOM.set(self.states_[name])
+        try:
+            yield
+        finally:
+            self.states_[name] = _RANDOM.get()
+            _RANDOM.set(outside)
+
+
+class _Replayed:
+    """A function whose second call finds the tracker's states as the first one found them."""
+
+    def __init__(self, function: Callable, tracker: CudaRNGStatesTracker) -> None:
+        self.function, self.tracker = function, tracker
+        self.before: dict | None = None
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        if self.before is None:
+            self.before = {k: _copied(v) for k, v in self.tracker.get_states().items()}
+            return self.function(*args, **kwargs)
+        now = self.tracker.get_states()
+        self.tracker.set_states({k: _copied(v) for k, v in self.before.items()})
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            self.tracker.set_states(now)
+
+
+def checkpoint(
+    function: Callable,
+    *args: object,
+    distribute_saved_activations: bool = False,
+    get_rng_state_tracker: Callable[[], CudaRNGStatesTracker] | None = None,
+    tp_group: object = None,
+    use_reentrant: bool = True,
+    **kwargs: object,
+) -> object:
+    """Runs a function without keeping what it saves; the backward pass runs it again.
+
+    The default generators and, if given, the tracker's states are the same both times. tp_group is
+    the group over which saved activations would be distributed, which is refused.
+    """
+    if distribute_saved_activations:
+        raise ValueError(f"distribute_saved_activations is True (over {tp_group}); needs False")
+    if get_rng_state_tracker is not None:
+        function = _Replayed(function, get_rng_state_tracker())
+    if use_reentrant and kwargs:
+        inner, options = function, kwargs
+        function, kwargs = lambda *a: inner(*a, **options), {}
+    return torch_checkpoint.checkpoint(function, *args, use_reentrant=use_reentrant, **kwargs)

@@ -1,0 +1,1 @@
+"""Modules; here only the base class of attention."""

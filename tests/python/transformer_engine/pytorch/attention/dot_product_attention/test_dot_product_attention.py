@@ -1,0 +1,299 @@
+"""DotProductAttention: what it settles, what it refuses, and what it keeps from call to call."""
+
+import os
+
+import pytest
+import torch
+
+import te_attention.torch as tea
+from dpa import BACKENDS, only
+from transformer_engine.pytorch import CudaRNGStatesTracker, DotProductAttention
+from transformer_engine.pytorch.attention.dot_product_attention import (
+    _attention_backends,
+    dot_product_attention,
+)
+from transformer_engine.pytorch.cpu_offload import get_cpu_offload_context
+
+BF16 = torch.bfloat16
+
+
+def inputs(*shape: int, groups: int | None = None, dtype=BF16, device="cpu") -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [shape, *[(*shape[:-2], groups or shape[-2], shape[-1])] * 2]
+    draw = [torch.randn(s, generator=generator) for s in shapes]
+    return [t.to(device, dtype).requires_grad_() for t in draw]
+
+
+def module(heads: int = 4, dim: int = 32, **options) -> DotProductAttention:
+    return DotProductAttention(heads, dim, **{"qkv_format": "bshd"} | options)
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mask_of_padding_says_what_lengths_say(backend: str) -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    lengths = torch.tensor([5, 8])
+    mask = (torch.arange(8) >= lengths[:, None]).view(2, 1, 1, 8)
+    cu = torch.tensor([0, 5, 13], dtype=torch.int32)
+    with only(backend):
+        dpa = module(attn_mask_type="padding")
+        want = dpa(q, k, v, cu_seqlens_q=cu, cu_seqlens_kv=cu)
+        assert torch.equal(dpa(q, k, v, mask), want)
+        assert torch.equal(module(attn_mask_type="padding", attention_type="cross")(
+            q, k, v, (mask, mask)), want)  # fmt: skip
+    assert want[0, 5:].abs().max() == 0
+
+
+def test_an_arbitrary_mask_is_a_bias_of_minus_infinity() -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    mask = torch.rand(2, 1, 8, 8) < 0.5
+    mask[0, :, 3] = True  # a row that sees nothing
+    got = module(attn_mask_type="arbitrary")(q, k, v, mask)
+    bias = torch.zeros(2, 1, 8, 8, dtype=BF16).masked_fill(mask, -torch.inf)
+    close(got, tea.attention(q, k, v, format="bshd", bias=bias).flatten(-2))
+    assert got[0, 3].abs().max() == 0
+    assert all(g.isfinite().all() for g in torch.autograd.grad(got.float().sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize("form", ["bshd", "thd"])
+def test_max_logit(form: str) -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    options = {"qkv_format": form, "attn_mask_type": "padding_causal", "return_max_logit": True}
+    cu = torch.tensor([0, 5, 13], dtype=torch.int32)
+    given = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu}
+    if form == "thd":
+        q, k, v = (t.flatten(0, 1)[:13] for t in (q, k, v))
+    found = {}
+    for backend in ("FUSED", "UNFUSED"):
+        with only(backend):
+            _, found[backend] = module(**options)(q, k, v, **given)
+    assert found["FUSED"].shape == (4,)
+    close(*found.values())
+
+
+def dropped(backend: str, tracker: CudaRNGStatesTracker | None, **options) -> list[torch.Tensor]:
+    q, k, v = inputs(2, 16, 4, 32)
+    get = None if tracker is None else lambda: tracker
+    torch.manual_seed(11)
+    with only(backend):
+        o = module(attention_dropout=0.4, get_rng_state_tracker=get)(q, k, v, **options)
+        return [o, *torch.autograd.grad(o, (q, k, v), torch.ones_like(o))]
+
+
+@pytest.mark.parametrize("forked", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_all_backends_drop_the_same(forked: bool, recompute: bool) -> None:
+    found = []
+    for backend in BACKENDS:
+        tracker = CudaRNGStatesTracker()
+        tracker.add("model-parallel-rng", 5)
+        tracker = tracker if forked else None
+        found.append(dropped(backend, tracker, checkpoint_core_attention=recompute))
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            torch.testing.assert_close(a, b, atol=6e-2, rtol=3e-2)
+    undropped = module()(*inputs(2, 16, 4, 32))
+    assert (found[0][0] - undropped).abs().max() > 0.5
+
+
+def test_evaluation_drops_nothing_and_differentiates() -> None:
+    q, k, v = inputs(2, 16, 4, 32)
+    o = module(attention_dropout=0.4).eval()(q, k, v)
+    assert torch.equal(o, module()(q, k, v))
+    assert torch.autograd.grad(o.float().sum(), q)[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("backend", ["FUSED", "UNFUSED"])
+@pytest.mark.parametrize("softmax", ["off-by-one", "learnable"])
+def test_a_checkpoint_gives_the_same_gradients(backend: str, softmax: str) -> None:
+    q, k, v = inputs(2, 16, 4, 32)
+    dpa = module(softmax_type=softmax)
+    every = [q, k, v] + ([dpa.softmax_offset] if softmax == "learnable" else [])
+    with only(backend):
+        plain, saved = dpa(q, k, v), dpa(q, k, v, checkpoint_core_attention=True)
+        assert torch.equal(plain, saved)
+        dout = torch.randn_like(plain)
+        for a, b in zip(
+            torch.autograd.grad(plain, every, dout),
+            torch.autograd.grad(saved, every, dout),
+            strict=True,
+        ):
+            assert torch.equal(a, b)
+
+
+def test_the_choice_is_kept_until_an_update_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    asked = []
+    chosen = dot_product_attention.get_attention_backend
+    monkeypatch.setattr(
+        dot_product_attention,
+        "get_attention_backend",
+        lambda params: asked.append(params) or chosen(params),
+    )
+    dpa = module()
+    with only(*BACKENDS):
+        dpa(q, k, v)
+        assert _attention_backends["use_fused_attention"]
+        monkeypatch.setenv("NVTE_FUSED_ATTN", "0")
+        dpa(q, k, v)
+        assert len(asked) == 1
+        _attention_backends["backend_selection_requires_update"] = True
+        dpa(q, k, v)
+        assert len(asked) == 2
+        assert _attention_backends["use_flash_attention"]
+        assert not _attention_backends["backend_selection_requires_update"]
+
+
+def test_max_seqlens_of_ragged_sequences_are_found() -> None:
+    q, k, v = (t.flatten(0, 1) for t in inputs(2, 8, 4, 32))
+    cu = torch.tensor([0, 5, 16], dtype=torch.int32)
+    dpa = module(qkv_format="thd", attn_mask_type="padding_causal")
+    given = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu}
+    want = dpa(q, k, v, max_seqlen_q=11, max_seqlen_kv=11, **given)
+    assert torch.equal(dpa(q, k, v, **given), want)
+    assert _attention_backends["attention_params"].max_seqlen_q == 64
+
+
+def test_strides_are_read() -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    moved = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+    assert torch.equal(module()(*moved), module()(q, k, v))
+
+
+def test_state_of_older_and_of_fp8_checkpoints() -> None:
+    dpa = torch.nn.ModuleDict({"core_attention": module(softmax_type="learnable")})
+    state = dpa.state_dict()
+    assert state["core_attention._extra_state"].numel() == 0
+    assert set(state) == {"core_attention._extra_state", "core_attention.softmax_offset"}
+    del state["core_attention._extra_state"]
+    dpa.load_state_dict(state)
+    old = torch.arange(3, dtype=torch.uint8)
+    dpa.load_state_dict(state | {"core_attention.fused_attention._extra_state": old})
+    assert torch.equal(dpa.state_dict()["core_attention._extra_state"], old)
+
+
+def test_activations_wait_on_the_host() -> None:
+    q, k, v = inputs(2, 16, 4, 32)
+    context, sync = get_cpu_offload_context(enabled=True)
+    with context:
+        o = sync(module()(q, k, v))
+    dout = torch.randn_like(o)
+    want = torch.autograd.grad(module()(q, k, v), (q, k, v), dout)
+    for a, b in zip(torch.autograd.grad(o, (q, k, v), dout), want, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_program_that_is_compiled() -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    dpa = module()
+    compiled = torch.compile(lambda q, k, v: dpa(q * 2, k, v) + 1, backend="eager")
+    assert torch.equal(compiled(q, k, v), dpa(q * 2, k, v) + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"attn_mask_type": "odd"}, "attn_mask_type is 'odd'; needs one of no_mask, padding"),
+        ({"softmax_type": "odd"}, "softmax_type is 'odd'; needs vanilla"),
+        ({"attention_type": "odd"}, "attention_type is 'odd'; needs self or cross"),
+        ({"num_gqa_groups": 3}, "num_gqa_groups is 3; needs a divisor of the 4 heads"),
+        ({"tp_size": 8}, "tp_size is 8; needs a divisor of the 4 key heads"),
+        ({"window_size": (-2, 0)}, r"window_size is \(-2, 0\) with mask causal; needs"),
+    ],
+)
+def test_the_module_refuses(options: dict, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        module(**options)
+
+
+CU = torch.tensor([0, 5, 13], dtype=torch.int32)
+THD = {"qkv_format": "thd", "attn_mask_type": "padding"}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"qkv_format": "bhsd"}, "qkv_format is 'bhsd'; needs sbhd, bshd or thd"),
+        ({"attn_mask_type": "padding"}, "cu_seqlens_q and attention_mask is None; needs one"),
+        ({"attn_mask_type": "arbitrary"}, "attention_mask is None; needs a tensor"),
+        (THD, "query_layer is of 4 dimensions; needs 3 for thd"),
+        ({"core_attention_bias_type": "odd"}, "core_attention_bias_type is 'odd'; needs one of"),
+        ({"core_attention_bias_type": "post_scale_bias"}, "core_attention_bias is None; needs"),
+        ({"core_attention_bias": torch.zeros(1, 4, 8, 8)}, "core_attention_bias is .*; needs None"),
+        ({"alibi_slopes": torch.zeros(4)}, "alibi_slopes is .*; needs None with bias type no_bias"),
+        ({"fp8_output": True}, "fp8_output is True; needs False"),
+        ({"num_splits": 2}, "FlashAttention 2: num_splits is 2; needs 1"),
+        (
+            {
+                "core_attention_bias": torch.zeros(3, 4, 8, 8),
+                "core_attention_bias_type": "post_scale_bias",
+            },
+            r"core_attention_bias is torch.float32 \[3, 4, 8, 8\]; needs \[1 or 2, 1 or 4",
+        ),
+    ],
+)
+def test_a_call_is_refused(options: dict, text: str) -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    with only(*BACKENDS), pytest.raises(ValueError, match=text):
+        module()(q, k, v, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "cu_seqlens_q is None; needs int32"),
+        ({"cu_seqlens_q": CU, "cu_seqlens_kv": CU[:2]}, "cu_seqlens_kv is torch.int32 .2.; needs"),
+        ({"cu_seqlens_q": CU.long(), "cu_seqlens_kv": CU}, "cu_seqlens_q is torch.int64"),
+        (
+            {"cu_seqlens_q": CU, "cu_seqlens_kv": CU, "attn_mask_type": "causal"},
+            "attn_mask_type is causal; needs a padding mask",
+        ),
+    ],
+)
+def test_a_ragged_call_is_refused(options: dict, text: str) -> None:
+    q, k, v = inputs(13, 4, 32)
+    with pytest.raises(ValueError, match=text):
+        module(**THD)(q, k, v, **options)
+
+
+def test_tensors_that_do_not_fit() -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    with pytest.raises(
+        ValueError, match=r"key_layer is torch\.float32 on cpu; needs torch\.bfloat16"
+    ):
+        module()(q, k.float(), v)
+    with pytest.raises(ValueError, match=r"value_layer is .*; needs all but the last dimension"):
+        module()(q, k, v[:, :5])
+    with pytest.raises(ValueError, match=r"query_layer is .*; needs 8 heads of 32 as the module"):
+        module(heads=8)(q, k, v)
+
+
+def test_where_no_backend_is_left_every_one_says_why() -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    with only(), pytest.raises(ValueError, match="UnfusedDotProductAttention: NVTE_UNFUSED_ATTN"):
+        module()(q, k, v)
+
+
+def test_context_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    dpa = module()
+    dpa.set_context_parallel_group("group", [0, 1], None, "p2p")
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 2)
+    with pytest.raises(ValueError, match="context_parallel is True; needs False"):
+        dpa(q, k, v)
+
+
+def test_refusals_are_assertions_too() -> None:
+    with pytest.raises(AssertionError):
+        module(window_size=(-2, 0))
+
+
+def test_the_environment_is_left_alone() -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    bias = torch.zeros(1, 1, 8, 8, dtype=BF16)
+    before = dict(os.environ)
+    module()(q, k, v, core_attention_bias_type="post_scale_bias", core_attention_bias=bias)
+    assert dict(os.environ) == before
