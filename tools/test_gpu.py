@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Every test that needs a GPU, with one summary: `make test-gpu`.
 
-usage: test_gpu.py BUILD [--draws N] [--log FOLDER] [ROW...]
+usage: test_gpu.py BUILD [--draws N] [--log FOLDER] [--jobs N] [ROW...]
 
 BUILD is a build folder with device code. Rows are named in the summary; none means all of them.
-Each row's output and summary.jsonl are in FOLDER (BUILD/test-gpu unless given).
+N rows (4) run side by side, and the summary has them as they end. Each row's output and
+summary.jsonl are in FOLDER (BUILD/test-gpu unless given).
 Exit code 0 only if every row passed; a machine without a GPU is a failure, not a pass.
 """
 
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,13 +36,12 @@ class RowError(Exception):
 
 
 class Suite:
-    """The programs of one build, and a log for each row."""
+    """The programs of one build, and the log of a row."""
 
-    def __init__(self, build: Path, log: Path, draws: int) -> None:
+    def __init__(self, build: Path, log: Path, draws: int, row: str) -> None:
         """`draws`: random cases of the row fuzz; other rows take a share of them."""
-        self.build, self.log, self.draws = build, log, draws
+        self.build, self.log, self.draws, self.row = build, log, draws, row
         log.mkdir(parents=True, exist_ok=True)
-        self.row = ""
 
     def program(self, path: str) -> Path:
         """A program of the build."""
@@ -261,12 +262,24 @@ ROWS = {
 }
 
 
+def outcome(suite: Suite) -> dict:
+    """Runs the suite's row: what the summary says of it."""
+    start = time.perf_counter()
+    try:
+        verdict, detail = "ok", ROWS[suite.row](suite)
+    except RowError as e:
+        verdict, detail = "FAILED", str(e)
+    seconds = round(time.perf_counter() - start, 1)
+    return {"row": suite.row, "verdict": verdict, "seconds": seconds, "detail": detail}
+
+
 def main() -> None:
-    """Runs the rows that were asked for."""
+    """Runs the rows that were asked for, some side by side: most keep the CPU busy."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=Path)
     parser.add_argument("--draws", type=int, default=20000)
     parser.add_argument("--log", type=Path)
+    parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("rows", nargs="*")
     options = parser.parse_intermixed_args()
     unknown = set(options.rows) - set(ROWS)
@@ -277,22 +290,19 @@ def main() -> None:
         sys.exit("test-gpu: FAILED: this machine has no GPU (nvidia-smi shows none)")
     log = (options.log or options.build / "test-gpu").resolve()
     shutil.rmtree(log, ignore_errors=True)
-    suite = Suite(options.build.resolve(), log, options.draws)
+    suites = [
+        Suite(options.build.resolve(), log, options.draws, row) for row in options.rows or ROWS
+    ]
     print(f"{gpu}, {os.cpu_count()} cores", flush=True)
     failed, begin = [], time.perf_counter()
-    for row in options.rows or ROWS:
-        start = time.perf_counter()
-        suite.row = row
-        try:
-            verdict, detail = "ok", ROWS[row](suite)
-        except RowError as e:
-            verdict, detail = "FAILED", str(e)
-            failed.append(row)
-        took = time.perf_counter() - start
-        print(f"  {row:15} {verdict:7} {took:6.1f} s  {detail}", flush=True)
-        fact = {"row": row, "verdict": verdict, "seconds": round(took, 1), "detail": detail}
-        with (log / "summary.jsonl").open("a") as file:
-            file.write(json.dumps(fact) + "\n")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for done in as_completed([pool.submit(outcome, suite) for suite in suites]):
+            fact = done.result()
+            if fact["verdict"] != "ok":
+                failed.append(fact["row"])
+            print("  {row:15} {verdict:7} {seconds:6.1f} s  {detail}".format(**fact), flush=True)
+            with (log / "summary.jsonl").open("a") as file:
+                file.write(json.dumps(fact) + "\n")
     took = time.perf_counter() - begin
     print(f"test-gpu: {'FAILED: ' + ', '.join(failed) if failed else 'all passed'}, {took:.0f} s")
     sys.exit(bool(failed))

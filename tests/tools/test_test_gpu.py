@@ -1,9 +1,13 @@
 """test_gpu.py reads what its tools say, and fails where they ran nothing or there is no GPU."""
 
+import contextlib
+import io
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -60,8 +64,7 @@ class Rows(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
-        self.suite = test_gpu.Suite(self.folder, self.folder / "log", 8)
-        self.suite.row = "row"
+        self.suite = test_gpu.Suite(self.folder, self.folder / "log", 8, "row")
         path = f"{self.folder}:{os.environ['PATH']}"
         for patch in (
             mock.patch.dict(os.environ, {"PATH": path}),
@@ -180,12 +183,44 @@ class Rows(unittest.TestCase):
 
     def test_every_engine_by_name_runs_one_case_at_least(self):
         self.te_attn("one: accepts\nother: refuses\n", refused=0)
-        few = test_gpu.Suite(self.folder, self.folder / "few", 1)
-        few.row = "row"
+        few = test_gpu.Suite(self.folder, self.folder / "few", 1, "row")
         detail = "0 of 1 cases failed, 0 refused"
         self.assertEqual(few.fuzz_others(), f"one: {detail}; cpu: {detail}")
         self.te_attn("one: accepts\n", refused=2)
         self.fails("no case ran", self.suite.fuzz_others)
+
+
+class Summary(unittest.TestCase):
+    def test_rows_run_side_by_side_and_one_failure_fails_all(self):
+        """Each of two rows waits until the other has begun."""
+        meet = threading.Barrier(2, timeout=30)
+
+        def passes(_):
+            meet.wait()
+            return "fine"
+
+        def fails(_):
+            meet.wait()
+            raise test_gpu.RowError("why")
+
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "log"
+            arguments = ["test_gpu.py", folder, "--log", str(log), "--jobs", "2"]
+            with (
+                mock.patch.object(test_gpu, "ROWS", {"good": passes, "bad": fails}),
+                mock.patch.object(test_gpu, "gpu_name", lambda: "a GPU"),
+                mock.patch.object(sys, "argv", arguments),
+                contextlib.redirect_stdout(io.StringIO()) as out,
+                self.assertRaises(SystemExit) as ended,
+            ):
+                test_gpu.main()
+            facts = [json.loads(line) for line in (log / "summary.jsonl").read_text().splitlines()]
+        self.assertEqual(ended.exception.code, 1)
+        self.assertIn("test-gpu: FAILED: bad", out.getvalue())
+        self.assertEqual(
+            {(f["row"], f["verdict"], f["detail"]) for f in facts},
+            {("good", "ok", "fine"), ("bad", "FAILED", "why")},
+        )
 
 
 class WithoutGpu(unittest.TestCase):
