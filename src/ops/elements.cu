@@ -16,7 +16,7 @@ constexpr int kPasses = 4;     // in a tile
 // A thread takes elements that lie kBlock apart in a tile of a line: what it knows from one serves
 // the next.
 template <class Rule>
-__global__ void __launch_bounds__(kBlock) each_element(const Rule rule) {
+__global__ void __launch_bounds__(kBlock) each_element(const __grid_constant__ Rule rule) {
   run_checks(rule);
   constexpr int64_t kTile = kBlock * kPerThread * kPasses;
   const int64_t tiles = (rule.length + kTile - 1) / kTile;
@@ -50,12 +50,12 @@ constexpr int kUnderWay = 4;  // vectors that a thread has loaded at a time
 // How a group of threads shares a row.
 struct Share {
   int64_t vectors;  // of a row
-  int access;       // bytes
   int lanes;        // threads of a group, a power of two
 };
 
-template <int32_t dtype, class Rule>
-__global__ void __launch_bounds__(kBlock) update_rows(const Rule rule, const Share share) {
+template <int32_t dtype, bool wide, class Rule>
+__global__ void __launch_bounds__(kBlock, 3) update_rows(const Rule rule, const Share share) {
+  using Rows = RowVectors<dtype, kUnderWay, wide>;
   using Format = Element<dtype>;
   using Real = typename Format::Real;
   using Vector = VectorOf<dtype>;
@@ -71,11 +71,10 @@ __global__ void __launch_bounds__(kBlock) update_rows(const Rule rule, const Sha
         static_cast<const typename Format::Bits*>(rule.source) + update.from * rule.width;
     for (int64_t v = lane; v < share.vectors; v += kUnderWay * share.lanes) {
       const int64_t first = v * Vector::kSize, distance = int64_t{share.lanes} * Vector::kSize;
-      VectorsOf<dtype, kUnderWay> step_bits, old_bits;
+      Rows step_bits, old_bits;
       Vector step[kUnderWay], old[kUnderWay];
-      step_bits.load(from + first, distance, rule.width - first, share.access);
-      if (update.change != Change::kCopy)
-        old_bits.load(to + first, distance, rule.width - first, share.access);
+      step_bits.load(from + first, distance, rule.width - first);
+      if (update.change != Change::kCopy) old_bits.load(to + first, distance, rule.width - first);
       const Real weight = update.template weight<Real>();  // read beside the rows
       step_bits.decode(step);
       old_bits.decode(old);
@@ -86,11 +85,7 @@ __global__ void __launch_bounds__(kBlock) update_rows(const Rule rule, const Sha
           for (int c = 0; c < Vector::kSize; ++c)
             step[k].x[c] = updated<change()>(old[k].x[c], step[k].x[c], weight, round);
       });
-#pragma unroll
-      for (int k = 0; k < kUnderWay; ++k) {
-        const int64_t at = first + k * distance;
-        step[k].store(to + at, rule.width - at, share.access);
-      }
+      Rows::store(step, to + first, distance, rule.width - first);
     }
   }
 }
@@ -119,13 +114,15 @@ void run_updates_on_gpu(const Rule& rule, const Place& place) {
                   kBytes = sizeof(typename Element<dtype()>::Bits);
     Rule work = rule;
     if (!rule.width) work.rows = 0;
-    Share share{(rule.width + kSize - 1) / kSize, 0, 1};
-    share.access = access_bytes(reinterpret_cast<uintptr_t>(rule.target) |
-                                reinterpret_cast<uintptr_t>(rule.source) |
-                                static_cast<uint64_t>(rule.width * kBytes));
+    Share share{(rule.width + kSize - 1) / kSize, 1};
     while (share.lanes < kBlock && share.lanes * kUnderWay < share.vectors) share.lanes *= 2;
-    launch({"update_rows", blocks_for(std::max(work.rows * share.lanes, work.checks))},
-           update_rows<dtype(), Rule>, place, work, share);
+    const int access = access_bytes(reinterpret_cast<uintptr_t>(rule.target) |
+                                    reinterpret_cast<uintptr_t>(rule.source) |
+                                    static_cast<uint64_t>(rule.width * kBytes));
+    with_bool(access == 16, [&](auto wide) {
+      launch({"update_rows", blocks_for(std::max(work.rows * share.lanes, work.checks))},
+             update_rows<dtype(), wide(), Rule>, place, work, share);
+    });
   });
 }
 

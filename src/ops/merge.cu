@@ -13,13 +13,12 @@ constexpr int kUnderWay = 4;     // vectors that a thread sums at a time
 struct Merge {
   tea_merge a;
   MergeStrides at;
-  int32_t access_part, access_o;  // bytes of one access
-  int32_t lanes;                  // threads of a group, a power of two, at most a warp
+  int32_t lanes;  // threads of a group, a power of two, at most a warp
   const void* o[kMostParts];
   const float* lse[kMostParts];
 };
 
-template <int32_t part, int32_t result>
+template <int32_t part, int32_t result, bool wide>
 __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m) {
   using Real = std::conditional_t<part == TEA_FP64 || result == TEA_FP64, double, float>;
   using Part = VectorOf<part>;
@@ -41,17 +40,17 @@ __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m)
          v += kUnderWay * m.lanes * Part::kSize) {
       Real sum[kUnderWay][Part::kSize] = {};
       const int64_t distance = int64_t{m.lanes} * Part::kSize;
-      const auto load = [&](int32_t n, VectorsOf<part, kUnderWay>& bits) {
+      const auto load = [&](int32_t n, RowVectors<part, kUnderWay, wide>& bits) {
         const auto* const from =
             static_cast<const typename Part::Bits*>(m.o[n]) + p.in(m.at.part_o) + v;
-        bits.load(from, distance, a.dim - v, m.access_part);
+        bits.load(from, distance, a.dim - v);
       };
-      VectorsOf<part, kUnderWay> next;
+      RowVectors<part, kUnderWay, wide> next;
       load(0, next);
       if (!known) lse = merged_lse<Real>(a.parts, lse_of, lse_at), known = true;
       for (int32_t n = 0; n < a.parts; ++n) {
         const Real weight = merge_weight<Real>(m.lse[n][lse_at], lse);
-        const VectorsOf<part, kUnderWay> bits = next;
+        const RowVectors<part, kUnderWay, wide> bits = next;
         if (n + 1 < a.parts) load(n + 1, next);
         Part x[kUnderWay];
         bits.decode(x);
@@ -69,7 +68,7 @@ __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m)
 #pragma unroll
         for (int c = 0; c < Part::kSize; ++c)
           y.x[c] = static_cast<typename Result::Format::Real>(sum[k][c]);
-        y.store(to + at, a.dim - at, m.access_o);
+        y.store(to + at, a.dim - at, wide ? 16 : 1);
       }
     }
     if (!known) lse = merged_lse<Real>(active ? a.parts : 0, lse_of, lse_at);
@@ -89,7 +88,7 @@ int access_of(uint64_t addresses, const tea_strides& stride, int bytes) {
 void merge_on_gpu(const tea_merge& args, const MergeStrides& at, const Place& place) {
   TEA_REQUIRE(args.parts <= kMostParts, "parts", args.parts,
               "at most " + shown(kMostParts) + " on a GPU");
-  Merge m{args, at, 0, 0, 1, {}, {}};
+  Merge m{args, at, 1, {}, {}};
   m.a.o_dtype = args.o_dtype ? args.o_dtype : args.part_dtype;
   uint64_t addresses = 0;
   for (int32_t i = 0; i < args.parts; ++i) {
@@ -100,11 +99,14 @@ void merge_on_gpu(const tea_merge& args, const MergeStrides& at, const Place& pl
     with_real(m.a.o_dtype, [&](auto result) {
       constexpr int kPart = sizeof(typename Element<part()>::Bits);
       constexpr int kResult = sizeof(typename Element<result()>::Bits);
-      m.access_part = access_of(addresses, at.part_o, kPart);
-      m.access_o = access_of(reinterpret_cast<uintptr_t>(args.o), at.o, kResult);
+      const uint64_t dim = static_cast<uint64_t>(args.dim * kPart);
+      const bool all_wide = access_of(addresses | dim, at.part_o, kPart) == 16 &&
+                            access_of(reinterpret_cast<uintptr_t>(args.o), at.o, kResult) == 16;
       while (m.lanes < 32 && m.lanes * kUnderWay * VectorOf<part()>::kSize < args.dim) m.lanes *= 2;
       const int64_t rows = args.batch * args.rows * args.heads;
-      launch({"merge", blocks_for(rows * m.lanes)}, merge<part(), result()>, place, m);
+      with_bool(all_wide, [&](auto wide) {
+        launch({"merge", blocks_for(rows * m.lanes)}, merge<part(), result(), wide()>, place, m);
+      });
     });
   });
 }

@@ -10,9 +10,11 @@ namespace {
 constexpr int kMostThreads = 512, kWarp = 32;
 constexpr int kHeld = 4;  // vectors of a row that a thread holds
 
-struct Shape {
-  int lanes;                // threads of a row, a power of two
-  int access, mask_access;  // bytes of one access
+// The kernels: of rows on multiples of 16 bytes or not, with a mask or not, held or read again.
+template <int32_t type, bool is_wide, bool is_masked, bool is_held>
+struct Config {
+  static constexpr int32_t dtype = type;
+  static constexpr bool wide = is_wide, masked = is_masked, held = is_held;
 };
 
 // NaN wins, or a masked row could hide it.
@@ -57,151 +59,163 @@ __device__ Real reduced(Real value, int lanes, const Combine& combine) {
 }
 
 // The row that this thread works on and its part in it.
-template <int32_t dtype>
+template <class C>
 struct Row {
-  using Vector = VectorOf<dtype>;
+  using Rows = RowVectors<C::dtype, kHeld, C::wide>;
+  using Vector = typename Rows::Vector;
+  using Bits = typename Rows::Bits;
   using Real = typename Vector::Format::Real;
   static constexpr int kSize = Vector::kSize;
 
-  int64_t first;        // its first element
+  int64_t first;        // the element of its first column in this thread's part
+  int64_t column;       // that column
   int64_t cols, n;      // n: columns that it sees; 0 columns where there is no row
   const uint8_t* mask;  // of the row, or NULL
-  int64_t stride;       // columns that its threads hold together
-  Shape shape;
+  int64_t distance;     // columns from one vector of a thread to its next
 
-  __device__ Row(const tea_scaled_softmax& a, int64_t line, const Shape& s) : shape(s) {
+  __device__ Row(const tea_scaled_softmax& a, int64_t line, int lanes) {
     const bool exists = line < a.batch * a.heads * a.rows;
     const int64_t matrix = quotient(line, a.rows), row = line - matrix * a.rows;
-    first = line * a.cols;
+    column = threadIdx.x % lanes * kSize;
+    first = line * a.cols + column;
     cols = exists ? a.cols : 0, n = exists ? visible_count(a, row) : 0;
-    mask = exists ? mask_row(a, matrix, row) : nullptr;
-    stride = int64_t{s.lanes} * kSize * kHeld;
+    mask = C::masked && exists ? mask_row(a, matrix, row) : nullptr;
+    distance = int64_t{lanes} * kSize;
   }
-  __device__ bool held() const { return cols <= stride; }
-  // The column of this thread's vector k in the stride that begins at `begin`.
-  __device__ int64_t column(int64_t begin, int k) const {
-    return begin + (int64_t{k} * shape.lanes + threadIdx.x % shape.lanes) * kSize;
-  }
-  // The columns that the row sees; zeros behind them.
-  __device__ void load(VectorsOf<dtype, kHeld>& x, const void* from, int64_t begin) const {
-    const int64_t c = column(begin, 0);
-    x.load(static_cast<const typename Vector::Bits*>(from) + first + c, stride / kHeld, n - c,
-           shape.access);
+  // The columns that the row sees, from `begin` on; anything, but no NaN of theirs, behind them.
+  __device__ void load(Rows& x, const void* from, int64_t begin) const {
+    x.load(static_cast<const Bits*>(from) + first + begin, distance, n - column - begin);
   }
   __device__ void load_scores(Vector (&x)[kHeld], const void* from, int64_t begin,
                               Real scale) const {
-    VectorsOf<dtype, kHeld> bits;
-    alignas(16) uint8_t masked[kHeld][kSize];
+    Rows bits;
     load(bits, from, begin);
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k)
-      if (const int64_t c = column(begin, k); mask)
-        load_bits(masked[k], mask + c, n - c, shape.mask_access);
+    uint8_t masked[C::masked ? kHeld : 1][kSize];
+    if constexpr (C::masked) load_mask(masked, begin);
     bits.decode(x);
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
+    for (int k = 0; k < kHeld; ++k)
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) x[k].x[i] *= scale;
-      if (mask) {
-#pragma unroll
-        for (int i = 0; i < kSize; ++i)
+      for (int i = 0; i < kSize; ++i) {
+        x[k].x[i] *= scale;
+        if constexpr (C::masked)
           if (masked[k][i] == 1) x[k].x[i] = Real{kMaskedScore};
       }
-      replace_behind(x[k], n - column(begin, k), Real{-INFINITY});
-    }
-  }
-  // What lies behind the first `left` elements.
-  __device__ static void replace_behind(Vector& x, int64_t left, Real value) {
-    if (left >= kSize) return;
-    const int kept = left < 0 ? 0 : static_cast<int>(left);
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) x.x[i] = i < kept ? x.x[i] : value;
+    replace_behind(x, begin, n, Real{-INFINITY});
   }
   // All columns; those that the row does not see become zero.
   __device__ void store(Vector (&x)[kHeld], void* to, int64_t begin, bool zero) const {
+    replace_behind(x, begin, zero ? 0 : n, Real{0});
+    Rows::store(x, static_cast<Bits*>(to) + first + begin, distance, cols - column - begin);
+  }
+  __device__ void replace_behind(Vector (&x)[kHeld], int64_t begin, int64_t end, Real value) const {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
-      const int64_t c = column(begin, k);
-      replace_behind(x[k], zero ? 0 : n - c, Real{0});
-      x[k].store(static_cast<typename Vector::Bits*>(to) + first + c, cols - c, shape.access);
+      const int64_t left = end - begin - column - k * distance;
+      if (left >= kSize) continue;
+      const int kept = left < 0 ? 0 : static_cast<int>(left);
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) x[k].x[i] = i < kept ? x[k].x[i] : value;
+    }
+  }
+
+ private:
+  __device__ void load_mask(uint8_t (&masked)[kHeld][kSize], int64_t begin) const {
+    using Unit = std::conditional_t<kSize == 8, uint64_t,
+                                    std::conditional_t<kSize == 4, uint32_t, uint16_t>>;
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      const int64_t c = begin + column + k * distance;
+      Unit all = 0;
+      if constexpr (C::wide) {
+        if (mask && c < n) all = *reinterpret_cast<const Unit*>(mask + c);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kSize; ++i)
+          if (mask && c + i < n) all |= Unit{mask[c + i]} << (8 * i);
+      }
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) masked[k][i] = static_cast<uint8_t>(all >> (8 * i));
     }
   }
 };
 
-template <int32_t dtype>
+// Calls body with every element of the vectors.
+template <class Vector, class Body>
+__device__ __forceinline__ void each(Vector (&x)[kHeld], const Body& body) {
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k)
+#pragma unroll
+    for (int i = 0; i < Vector::kSize; ++i) body(x[k].x[i]);
+}
+
+template <class C>
 __global__ void __launch_bounds__(kMostThreads)
-    softmax_forward(const tea_scaled_softmax a, const double rounded_scale, const Shape shape) {
-  using Vector = VectorOf<dtype>;
-  using Real = typename Vector::Format::Real;
-  const int here = blockDim.x / shape.lanes;
+    softmax_forward(const tea_scaled_softmax a, const double rounded_scale, const int lanes) {
+  using Vector = typename Row<C>::Vector;
+  using Real = typename Row<C>::Real;
+  const int here = blockDim.x / lanes;
   const auto scale = static_cast<Real>(rounded_scale);
   const int64_t rows = a.batch * a.heads * a.rows, all = int64_t{gridDim.x} * here;
   for (int64_t line = int64_t{blockIdx.x} * here; line < rows; line += all) {
-    const Row<dtype> row(a, line + threadIdx.x / shape.lanes, shape);
+    const Row<C> row(a, line + threadIdx.x / lanes, lanes);
+    const int64_t stride = row.distance * kHeld, end = C::held ? 1 : a.cols;
     Vector x[kHeld];
     Real largest = -INFINITY, sum = 0;
-    for (int64_t begin = 0; begin < a.cols; begin += row.stride) {
+    for (int64_t begin = 0; begin < end; begin += stride) {
       row.load_scores(x, a.input, begin, scale);
-#pragma unroll
-      for (int k = 0; k < kHeld; ++k)
-#pragma unroll
-        for (int i = 0; i < Vector::kSize; ++i) largest = Largest()(largest, x[k].x[i]);
+      each(x, [&](Real& score) { largest = Largest()(largest, score); });
     }
-    largest = reduced(largest, shape.lanes, Largest());
-    for (int64_t begin = 0; begin < a.cols; begin += row.stride) {
-      if (a.cols > row.stride) row.load_scores(x, a.input, begin, scale);
-#pragma unroll
-      for (int k = 0; k < kHeld; ++k)
-#pragma unroll
-        for (int i = 0; i < Vector::kSize; ++i) sum += x[k].x[i] = exponential(x[k].x[i] - largest);
+    largest = reduced(largest, lanes, Largest());
+    for (int64_t begin = 0; begin < end; begin += stride) {
+      if constexpr (!C::held) row.load_scores(x, a.input, begin, scale);
+      each(x, [&](Real& score) { sum += score = exponential(score - largest); });
     }
-    const Real factor = 1 / reduced(sum, shape.lanes, Plus());
+    const Real factor = 1 / reduced(sum, lanes, Plus());
     const bool zero = row.mask && largest == Real{kMaskedScore};
-    for (int64_t begin = 0; begin < row.cols; begin += row.stride) {
-      if (!row.held()) {
+    for (int64_t begin = 0; begin < end; begin += stride) {
+      if constexpr (!C::held) {
         row.load_scores(x, a.input, begin, scale);
-#pragma unroll
-        for (int k = 0; k < kHeld; ++k)
-#pragma unroll
-          for (int i = 0; i < Vector::kSize; ++i) x[k].x[i] = exponential(x[k].x[i] - largest);
+        each(x, [&](Real& score) { score = exponential(score - largest); });
       }
-#pragma unroll
-      for (int k = 0; k < kHeld; ++k)
-#pragma unroll
-        for (int i = 0; i < Vector::kSize; ++i) x[k].x[i] *= factor;
+      each(x, [&](Real& y) { y *= factor; });
       row.store(x, a.output, begin, zero);
     }
   }
 }
 
-template <int32_t dtype>
+template <class C>
 __global__ void __launch_bounds__(kMostThreads)
-    softmax_backward(const tea_scaled_softmax a, const Shape shape) {
-  using Vector = VectorOf<dtype>;
-  using Real = typename Vector::Format::Real;
-  const int here = blockDim.x / shape.lanes;
+    softmax_backward(const tea_scaled_softmax a, const int lanes) {
+  using Rows = typename Row<C>::Rows;
+  using Vector = typename Row<C>::Vector;
+  using Real = typename Row<C>::Real;
+  const int here = blockDim.x / lanes;
   const int64_t rows = a.batch * a.heads * a.rows, all = int64_t{gridDim.x} * here;
   for (int64_t line = int64_t{blockIdx.x} * here; line < rows; line += all) {
-    const Row<dtype> row(a, line + threadIdx.x / shape.lanes, shape);
+    const Row<C> row(a, line + threadIdx.x / lanes, lanes);
+    const int64_t stride = row.distance * kHeld, end = C::held ? 1 : a.cols;
     Vector y[kHeld], dy[kHeld];
-    const auto load_both = [&](int64_t begin) {
-      VectorsOf<dtype, kHeld> y_bits, dy_bits;
+    const auto load = [&](int64_t begin) {
+      Rows y_bits, dy_bits;
       row.load(y_bits, a.input, begin);
       row.load(dy_bits, a.dout, begin);
       y_bits.decode(y);
       dy_bits.decode(dy);
+      row.replace_behind(y, begin, row.n, Real{0});
+      row.replace_behind(dy, begin, row.n, Real{0});
     };
     Real sum = 0;
-    for (int64_t begin = 0; begin < a.cols; begin += row.stride) {
-      load_both(begin);
+    for (int64_t begin = 0; begin < end; begin += stride) {
+      load(begin);
 #pragma unroll
       for (int k = 0; k < kHeld; ++k)
 #pragma unroll
         for (int i = 0; i < Vector::kSize; ++i) sum += y[k].x[i] * dy[k].x[i];
     }
-    sum = reduced(sum, shape.lanes, Plus());
-    for (int64_t begin = 0; begin < row.cols; begin += row.stride) {
-      if (!row.held()) load_both(begin);
+    sum = reduced(sum, lanes, Plus());
+    for (int64_t begin = 0; begin < end; begin += stride) {
+      if constexpr (!C::held) load(begin);
 #pragma unroll
       for (int k = 0; k < kHeld; ++k)
 #pragma unroll
@@ -212,40 +226,66 @@ __global__ void __launch_bounds__(kMostThreads)
   }
 }
 
-// As many threads for a row as hold it, one block's at most.
+// How a problem is run: by as many threads for a row as hold it, one block's at most.
+struct Way {
+  int lanes;
+  bool wide, masked, held;
+};
+
 template <int32_t dtype>
-Shape shape_of(const tea_scaled_softmax& a) {
-  constexpr int kBytes = sizeof(typename Element<dtype>::Bits);
+Way way_of(const tea_scaled_softmax& a) {
+  constexpr int kBytes = sizeof(typename Element<dtype>::Bits), kSize = VectorOf<dtype>::kSize;
   const auto bits = [](const void* address) { return reinterpret_cast<uintptr_t>(address); };
-  Shape s{1, 0, 0};
-  while (s.lanes < kMostThreads && int64_t{s.lanes} * kHeld * VectorOf<dtype>::kSize < a.cols)
-    s.lanes *= 2;
-  s.access = access_bytes(bits(a.input) | bits(a.dout) | bits(a.output) |
-                          static_cast<uint64_t>(a.cols * kBytes));
-  s.mask_access = access_bytes(bits(a.mask) | static_cast<uint64_t>(a.cols));
-  return s;
+  int lanes = 1;
+  while (lanes < kMostThreads && int64_t{lanes} * kHeld * kSize < a.cols) lanes *= 2;
+  const bool wide = access_bytes(bits(a.input) | bits(a.dout) | bits(a.output) |
+                                 static_cast<uint64_t>(a.cols * kBytes)) == 16 &&
+                    bits(a.mask) % kSize == 0;
+  const bool held = a.cols <= int64_t{lanes} * kHeld * kSize;
+  // Without a mask a kernel that can read one does as well; the long rows have no other.
+  return {lanes, wide, a.mask || !held, held};
 }
 
-Launch launch_of(const char* name, const tea_scaled_softmax& a, const Shape& s) {
-  const int block = std::max(kBlock, s.lanes);
-  return {name, dim3(blocks_for(a.batch * a.heads * a.rows * s.lanes, block)), dim3(block)};
+// Calls body with the Config.
+template <int32_t dtype, class Body>
+void with_config(const Way& way, const Body& body) {
+  with_bool(way.wide, [&](auto wide) {
+    if (!way.held)
+      body(Config<dtype, wide(), true, false>());
+    else if (way.masked)
+      body(Config<dtype, wide(), true, true>());
+    else
+      body(Config<dtype, wide(), false, true>());
+  });
+}
+
+Launch launch_of(const char* name, const tea_scaled_softmax& a, int lanes) {
+  const int block = std::max(kBlock, lanes);
+  return {name, dim3(blocks_for(a.batch * a.heads * a.rows * lanes, block)), dim3(block)};
 }
 
 }  // namespace
 
 void softmax_forward_on_gpu(const tea_scaled_softmax& args, double scale, const Place& place) {
   with_real(args.dtype, [&](auto dtype) {
-    const Shape shape = shape_of<dtype()>(args);
-    launch(launch_of("softmax_forward", args, shape), softmax_forward<dtype()>, place, args, scale,
-           shape);
+    const Way way = way_of<dtype()>(args);
+    with_config<dtype()>(way, [&](auto config) {
+      launch(launch_of("softmax_forward", args, way.lanes), softmax_forward<decltype(config)>,
+             place, args, scale, way.lanes);
+    });
   });
 }
 
 void softmax_backward_on_gpu(const tea_scaled_softmax& args, const Place& place) {
   with_real(args.dtype, [&](auto dtype) {
-    const Shape shape = shape_of<dtype()>(args);
-    launch(launch_of("softmax_backward", args, shape), softmax_backward<dtype()>, place, args,
-           shape);
+    const Way way = way_of<dtype()>(args);
+    with_bool(way.wide, [&](auto wide) {
+      with_bool(way.held, [&](auto held) {
+        using C = Config<dtype(), wide(), false, held()>;
+        launch(launch_of("softmax_backward", args, way.lanes), softmax_backward<C>, place, args,
+               way.lanes);
+      });
+    });
   });
 }
 

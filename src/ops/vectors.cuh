@@ -130,6 +130,10 @@ struct VectorOf {
 
   __device__ void store(Bits* to, int64_t left, int access) const {
     alignas(16) Bits bits[kSize];
+    encode(bits);
+    store_bits(to, bits, left, access);
+  }
+  __device__ void encode(Bits (&bits)[kSize]) const {
     if constexpr (sizeof(Bits) <= 2) {
 #pragma unroll
       for (int i = 0; i < kSize; i += 2) {
@@ -141,28 +145,33 @@ struct VectorOf {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) bits[i] = Format::encode(x[i]);
     }
-    store_bits(to, bits, left, access);
   }
 };
 
-// Vectors as they are in memory: all of them are under way before the first is converted.
-template <int32_t dtype, int count>
-struct VectorsOf {
+// `count` vectors of a row as they are in memory: all of them are under way before the first is
+// converted. wide: the row and its parts lie on multiples of 16 bytes, so that a vector is there as
+// a whole or not at all; else elements are read and written one by one. (One kernel for each keeps
+// both short: code that serves every alignment does not fit the instruction cache.)
+template <int32_t dtype, int count, bool wide>
+struct RowVectors {
   using Vector = VectorOf<dtype>;
   using Bits = typename Vector::Bits;
   static constexpr int kSize = Vector::kSize;
   alignas(16) Bits bits[count][kSize];
 
-  // They lie `distance` elements apart; the first has `left` elements from its own first on.
-  __device__ void load(const Bits* from, int64_t distance, int64_t left, int access) {
-    if (access >= 16 && (count - 1) * distance + kSize <= left) {
+  // They lie `distance` elements apart; `left` elements of the row begin at the first.
+  __device__ void load(const Bits* from, int64_t distance, int64_t left) {
 #pragma unroll
-      for (int k = 0; k < count; ++k)
-        reinterpret_cast<uint4&>(bits[k]) = *reinterpret_cast<const uint4*>(from + k * distance);
-    } else {
+    for (int k = 0; k < count; ++k) {
+      if constexpr (wide) {
+        uint4 all = {};
+        if (k * distance < left) all = *reinterpret_cast<const uint4*>(from + k * distance);
+        reinterpret_cast<uint4&>(bits[k]) = all;
+      } else {
 #pragma unroll
-      for (int k = 0; k < count; ++k)
-        load_bits(bits[k], from + k * distance, left - k * distance, access);
+        for (int i = 0; i < kSize; ++i)
+          bits[k][i] = k * distance + i < left ? from[k * distance + i] : Bits{};
+      }
     }
   }
   __device__ void decode(Vector (&to)[count]) const {
@@ -170,6 +179,22 @@ struct VectorsOf {
     for (int k = 0; k < count; ++k)
 #pragma unroll
       for (int i = 0; i < kSize; ++i) to[k].x[i] = Vector::Format::decode(bits[k][i]);
+  }
+  __device__ static void store(const Vector (&from)[count], Bits* to, int64_t distance,
+                               int64_t left) {
+#pragma unroll
+    for (int k = 0; k < count; ++k) {
+      alignas(16) Bits out[kSize];
+      from[k].encode(out);
+      if constexpr (wide) {
+        if (k * distance < left)
+          *reinterpret_cast<uint4*>(to + k * distance) = reinterpret_cast<const uint4&>(out);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kSize; ++i)
+          if (k * distance + i < left) to[k * distance + i] = out[i];
+      }
+    }
   }
 };
 
@@ -186,6 +211,13 @@ void with_real(int32_t dtype, const Body& body) {
     default:
       return body(std::integral_constant<int32_t, TEA_FP64>());
   }
+}
+template <class Body>
+void with_bool(bool value, const Body& body) {
+  if (value)
+    body(std::true_type());
+  else
+    body(std::false_type());
 }
 template <class Body>
 void with_fp8(int32_t dtype, const Body& body) {
