@@ -1,4 +1,5 @@
-// Cumulative lengths: one block sums; masks are counted by all before, into the place of the sums.
+// Cumulative lengths. Masks are counted first, into the place of the sums; blocks sum tiles of them
+// there, one block sums the tiles, and what lies before a tile is added to its sums.
 #include "ops/cu_seqlens.h"
 #include "ops/fill.h"
 #include "ops/launch.cuh"
@@ -8,8 +9,12 @@ namespace {
 
 constexpr int kScan = 1024, kWarp = 32;
 constexpr int kEach = 8;      // lengths that a thread sums
-constexpr int kUnderWay = 4;  // accesses
-constexpr int64_t kMost = INT32_MAX;
+constexpr int kUnderWay = 8;  // accesses
+constexpr int64_t kTile = kScan * kEach, kMost = INT32_MAX;
+
+__device__ int32_t saturated(int64_t sum) {
+  return static_cast<int32_t>(sum < kMost ? sum : kMost);
+}
 
 // The sum over this thread and those before it; *total: over all.
 __device__ int64_t scanned(int64_t value, int64_t* total) {
@@ -31,29 +36,49 @@ __device__ int64_t scanned(int64_t value, int64_t* total) {
   return value;
 }
 
-// `lengths` may be the sums' own place.
+// Which of the sums 1 .. end are worked on: every `step`-th and the last.
+struct Places {
+  int64_t end, step;
+  TEA_HOST_DEVICE int64_t count() const { return (end + step - 1) / step; }
+  TEA_HOST_DEVICE int64_t at(int64_t i) const {
+    return (i + 1) * step < end ? (i + 1) * step : end;
+  }
+};
+
+// A block sums tile after tile; with as many blocks as tiles, each sums its own alone. `lengths`,
+// which begin with the first sequence's, may be the sums' own place.
 __global__ void __launch_bounds__(kScan)
-    sum_lengths(const int32_t* lengths, int32_t* cu_seqlens, int64_t batch, int32_t* status) {
-  if (threadIdx.x == 0) cu_seqlens[0] = 0;
+    sum_lengths(const int32_t* lengths, int32_t* cu_seqlens, const Places places, int32_t* status) {
+  if (thread_index() == 0) cu_seqlens[0] = 0;
   int64_t before = 0;
-  for (int64_t tile = 0; tile < batch; tile += kScan * kEach) {
+  for (int64_t tile = blockIdx.x * kTile; tile < places.count(); tile += gridDim.x * kTile) {
     const int64_t first = tile + int64_t{threadIdx.x} * kEach;
     int64_t sum[kEach], total = 0;
     bool sane = true;
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      const int64_t length = first + k < batch ? lengths[first + k] : 0;
+      const int64_t length = first + k < places.count() ? lengths[places.at(first + k) - 1] : 0;
       sane &= length >= 0;
       sum[k] = (k ? sum[k - 1] : 0) + (length > 0 ? length : 0);
     }
     const int64_t own = sum[kEach - 1], base = before + scanned(own, &total) - own;
 #pragma unroll
     for (int k = 0; k < kEach; ++k)
-      if (first + k < batch)
-        cu_seqlens[first + k + 1] =
-            static_cast<int32_t>(base + sum[k] < kMost ? base + sum[k] : kMost);
+      if (first + k < places.count()) cu_seqlens[places.at(first + k)] = saturated(base + sum[k]);
     if (!sane || base + own > kMost) report(status, TEA_STATUS_BAD_LENGTHS);
     before += total;
+  }
+}
+
+// The sums of a tile alone become those from the first tile on: each but the last, which is right
+// already, lacks the last one of the tile before.
+__global__ void __launch_bounds__(kBlock)
+    add_tiles_before(int32_t* cu_seqlens, int64_t batch, int32_t* status) {
+  for (int64_t i = kTile + 1 + thread_index(); i < batch; i += thread_count()) {
+    if (i % kTile == 0) continue;
+    const int64_t sum = int64_t{cu_seqlens[i]} + cu_seqlens[i / kTile * kTile];
+    cu_seqlens[i] = saturated(sum);
+    if (sum > kMost) report(status, TEA_STATUS_BAD_LENGTHS);
   }
 }
 
@@ -87,7 +112,7 @@ __device__ int64_t marked_between(const uint8_t* begin, const uint8_t* end, int 
 __device__ void add_saturating(int32_t* to, int64_t value) {
   for (int32_t seen = *static_cast<volatile int32_t*>(to);;) {
     const int64_t sum = seen + value;
-    const int32_t before = atomicCAS(to, seen, static_cast<int32_t>(sum < kMost ? sum : kMost));
+    const int32_t before = atomicCAS(to, seen, saturated(sum));
     if (before == seen) return;
     seen = before;
   }
@@ -116,7 +141,9 @@ __global__ void __launch_bounds__(kBlock)
       tokens += __shfl_xor_sync(~0u, tokens, offset);
     if (i >= count || lane) continue;
     if (!a.mask_marks_tokens) tokens = end - begin - tokens;
-    if (a.seqlen <= kMost)
+    if (pieces.of_row == 1)
+      counts[row] = saturated(tokens);
+    else if (a.seqlen <= kMost)
       atomicAdd(counts + row, static_cast<int32_t>(tokens));
     else
       add_saturating(counts + row, tokens);
@@ -131,35 +158,40 @@ __global__ void __launch_bounds__(kBlock)
   if (threadIdx.x % kWarp == 0 && above) atomicAdd(result, above);
 }
 
-void zero(int32_t* data, int64_t count, const Place& place) {
-  fill_elements({data, TEA_FP32, count}, 0, place);
-}
-
 void count(const tea_cu_seqlens& a, const Place& place) {
-  constexpr int64_t kAccesses = 16, kOfLane = 16 * kAccesses;
+  constexpr int64_t kOfLane = 16 * kUnderWay, kRounds = 2;
   int32_t* const counts = a.cu_seqlens + 1;
-  zero(counts, a.batch, place);
-  if (!a.seqlen) return;
   Pieces pieces{0, 0, 1};
   while (pieces.lanes < kWarp && pieces.lanes * kOfLane < a.seqlen) pieces.lanes *= 2;
-  pieces.bytes = pieces.lanes * kOfLane;
-  pieces.of_row = (a.seqlen + pieces.bytes - 1) / pieces.bytes;
+  pieces.bytes = pieces.lanes * kOfLane * kRounds;
+  pieces.of_row = std::max<int64_t>((a.seqlen + pieces.bytes - 1) / pieces.bytes, 1);
+  if (pieces.of_row > 1) fill_bytes(counts, 0, static_cast<uint64_t>(a.batch) * 4, place);
   launch({"count_marks", blocks_for(a.batch * pieces.of_row * pieces.lanes)}, count_marks, place, a,
          counts, pieces);
+}
+
+void sum(const int32_t* lengths, const tea_cu_seqlens& a, const Place& place) {
+  const int64_t tiles = std::max<int64_t>((a.batch + kTile - 1) / kTile, 1);
+  int32_t* const sums = a.cu_seqlens;
+  launch({"sum_lengths", dim3(static_cast<unsigned>(tiles)), dim3(kScan)}, sum_lengths, place,
+         lengths, sums, Places{a.batch, 1}, a.status);
+  if (tiles == 1) return;
+  launch({"sum_lengths", dim3(1), dim3(kScan)}, sum_lengths, place,
+         static_cast<const int32_t*>(sums + 1), sums, Places{a.batch, kTile}, a.status);
+  launch({"add_tiles_before", blocks_for(a.batch)}, add_tiles_before, place, sums, a.batch,
+         a.status);
 }
 
 }  // namespace
 
 void fill_cu_seqlens_on_gpu(const tea_cu_seqlens& args, const Place& place) {
   if (args.mask && args.batch) count(args, place);
-  const int32_t* const lengths = args.mask ? args.cu_seqlens + 1 : args.lengths;
-  launch({"sum_lengths", dim3(1), dim3(kScan)}, sum_lengths, place, lengths, args.cu_seqlens,
-         args.batch, args.status);
+  sum(args.mask ? args.cu_seqlens + 1 : args.lengths, args, place);
 }
 
 int64_t count_positive_on_gpu(const int32_t* values, int64_t count, int32_t* scratch,
                               const Place& place) {
-  zero(scratch, 1, place);
+  fill_bytes(scratch, 0, sizeof *scratch, place);
   launch({"count_above_zero", blocks_for(count)}, count_above_zero, place, values, count, scratch);
   const driver::OnDevice here(place.device);
   const auto stream = static_cast<cudaStream_t>(place.stream);

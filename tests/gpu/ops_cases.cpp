@@ -126,7 +126,7 @@ void thd_convert(Side& s) {
 
 void cu_seqlens_fill(Side& s) {
   auto a = sized<tea_cu_seqlens>();
-  a.batch = s.one_of<int64_t>({0, 1, 5, 1023, 1024, 3000});
+  a.batch = s.one_of<int64_t>({0, 1, 5, 1024, 3000, 8192, 8193, 40000});
   if (s.chance(50)) {
     std::vector<int32_t> lengths;
     const int32_t most = s.one_of({10, 100000, 2000000000});
