@@ -1,5 +1,5 @@
-// The keep decisions of dropout. A thread makes those of four cells, that is of rows i and i + 8 by
-// sixteen columns, and writes each row at once.
+// The keep decisions of dropout. A thread makes those of four cells at a time, that is of rows i
+// and i + 8 by sixteen columns, and writes each row at once.
 #include "math/dropout.h"
 #include "ops/dropout_mask.h"
 #include "ops/launch.cuh"
@@ -8,6 +8,8 @@ namespace tea {
 namespace {
 
 constexpr int kSide = 16, kPairs = kSide / 2;  // rows i and i + 8 of a square are a pair
+
+constexpr int kSquares = 4;  // that a thread works on one after the other, if there are so many
 
 // How many squares a length takes that begins anywhere.
 TEA_HOST_DEVICE int64_t squares(int64_t origin, int64_t length) {
@@ -19,12 +21,36 @@ struct Line {
   uint32_t word[kSide / 4];
 };
 
-// Two decisions as two bytes: is each half of the word at least `threshold`? The sum's third byte
-// says so.
-__device__ __forceinline__ uint32_t decisions(uint32_t uniforms, uint32_t threshold) {
-  const uint32_t low = (uniforms & 0xFFFF) + (0x10000 - threshold);
-  const uint32_t high = (uniforms >> 16) + (0x10000 - threshold);
-  return __byte_perm(low, high, 0x4462);
+// Of two uniforms at a time, the halves of a word.
+struct Keep {
+  uint32_t floor, add;  // of both halves
+
+  // A uniform below the threshold is raised to one less than that. The sum wraps: it is 0 there,
+  // and more above. Where all are kept, the floor is the highest number, and the sum always 1.
+  __device__ explicit Keep(uint32_t threshold)
+      : floor(pair(threshold - 1)), add(pair(threshold ? 1 - threshold : 2)) {}
+  // 1 in each half that is kept, else 0.
+  __device__ uint32_t operator()(uint32_t uniforms) const {
+    return __viaddmin_u16x2(__vmaxu2(uniforms, floor), add, 0x00010001);
+  }
+
+ private:
+  __device__ static uint32_t pair(uint32_t x) { return __byte_perm(x, x, 0x1010); }
+};
+
+// The sixteen decisions of a square's row `row` and those of row + 8; col: its first column.
+__device__ __forceinline__ void decide(Line (&lines)[2], const RngState& rng, uint32_t stream,
+                                       int64_t row, int64_t col, const Keep& keep) {
+  // A word of a cell has two neighbouring columns: of row i left, right, of row i + 8 likewise.
+#pragma unroll
+  for (int c = 0; c < kSide / 2; c += 4) {
+    const Philox4 left = dropout_cell(rng, stream, row, col + c);
+    const Philox4 right = dropout_cell(rng, stream, row, col + c + 2);
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+      lines[w / 2].word[c / 4 + w % 2 * 2] =
+          __byte_perm(keep(left.word[w]), keep(right.word[w]), 0x6420);
+  }
 }
 
 // Columns [begin, end) of the line go to row[begin ...].
@@ -41,40 +67,35 @@ __device__ void store(uint8_t* row, const Line& line, int64_t begin, int64_t end
   }
 }
 
-__global__ void __launch_bounds__(kBlock) keep_decisions(const tea_dropout_mask a) {
+// `lanes` threads share a pair of rows.
+__global__ void __launch_bounds__(kBlock)
+    keep_decisions(const __grid_constant__ tea_dropout_mask a, const int lanes) {
   const RngState rng = {static_cast<uint64_t>(a.rng_state[0]),
                         static_cast<uint64_t>(a.rng_state[1])};
-  const uint32_t threshold = dropout_threshold(a.dropout);
+  const Keep keep(dropout_threshold(a.dropout));
   const int64_t first_row = origin_of(a, 2), first_col = origin_of(a, 3);
   const int64_t pairs = squares(first_row, a.rows) * kPairs, wide = squares(first_col, a.cols);
-  for (int64_t i = thread_index(); i < a.batch * a.heads * pairs * wide; i += thread_count()) {
-    const int64_t line = quotient(i, wide), plane = quotient(line, pairs);
+  const int64_t groups = thread_count() / lanes;
+  for (int64_t i = thread_index() / lanes; i < a.batch * a.heads * pairs; i += groups) {
+    const int64_t plane = quotient(i, pairs), pair = i - plane * pairs;
     const int64_t b = quotient(plane, a.heads);
-    const int64_t pair = line - plane * pairs;
     const uint32_t stream =
         dropout_stream(b + origin_of(a, 0), plane - b * a.heads + origin_of(a, 1));
     // Global, as the cells count.
     const int64_t row = (first_row / kSide + pair / kPairs) * kSide + pair % kPairs;
-    const int64_t col = (first_col / kSide + i - line * wide) * kSide;
-    // A word of a cell has two neighbouring columns: of row i left, right, of row i + 8 likewise.
-    Line lines[2];
+    for (int64_t square = threadIdx.x & (lanes - 1); square < wide; square += lanes) {
+      const int64_t col = (first_col / kSide + square) * kSide;
+      Line lines[2];
+      decide(lines, rng, stream, row, col, keep);
+      const int64_t begin = first_col > col ? first_col - col : 0;
+      const int64_t end = first_col + a.cols - col < kSide ? first_col + a.cols - col : kSide;
 #pragma unroll
-    for (int c = 0; c < kSide / 2; c += 4) {
-      const Philox4 left = dropout_cell(rng, stream, row, col + c);
-      const Philox4 right = dropout_cell(rng, stream, row, col + c + 2);
-#pragma unroll
-      for (int w = 0; w < 4; ++w)
-        lines[w / 2].word[c / 4 + w % 2 * 2] = __byte_perm(
-            decisions(left.word[w], threshold), decisions(right.word[w], threshold), 0x5410);
-    }
-    const int64_t begin = first_col > col ? first_col - col : 0;
-    const int64_t end = first_col + a.cols - col < kSide ? first_col + a.cols - col : kSide;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t local = row + 8 * half - first_row;
-      if (local >= 0 && local < a.rows)
-        store(a.keep + (plane * a.rows + local) * a.cols + col - first_col, lines[half], begin,
-              end);
+      for (int half = 0; half < 2; ++half) {
+        const int64_t local = row + 8 * half - first_row;
+        if (local >= 0 && local < a.rows)
+          store(a.keep + (plane * a.rows + local) * a.cols + col - first_col, lines[half], begin,
+                end);
+      }
     }
   }
 }
@@ -83,9 +104,11 @@ __global__ void __launch_bounds__(kBlock) keep_decisions(const tea_dropout_mask 
 
 void dropout_keep_on_gpu(const tea_dropout_mask& args, const Place& place) {
   // An origin in device memory is not known here: the most squares that any could take.
-  const int64_t pairs = squares(kSide - 1, args.rows) * kPairs;
-  const int64_t threads = args.batch * args.heads * pairs * squares(kSide - 1, args.cols);
-  launch({"keep_decisions", blocks_for(threads)}, keep_decisions, place, args);
+  const int64_t wide = squares(kSide - 1, args.cols);
+  const int64_t pairs = args.batch * args.heads * squares(kSide - 1, args.rows) * kPairs;
+  int lanes = 1;
+  while (lanes < kBlock && 2 * lanes * kSquares <= wide) lanes *= 2;
+  launch({"keep_decisions", blocks_for(pairs * lanes)}, keep_decisions, place, args, lanes);
 }
 
 }  // namespace tea
