@@ -52,7 +52,7 @@ class Choice:
         shape = layout_of(self.layout)
         ragged = "thd" in (shape.q, shape.kv)
         if (ragged or shape.paged) and not fused_attn._MASKS[self.mask][1]:
-            self.mask = MASKS[self.mask + (2 if self.mask > 3 else 1) - (1 if self.mask > 3 else 0)]
+            self.mask = MASKS[self.mask + 1]  # the same with padding
         self.gaps = self.gaps and ragged
         self.training = self.training and not shape.paged
         self.dropout = self.dropout if self.training else 0.0
