@@ -208,7 +208,7 @@ def forward(call: ForwardCall) -> ForwardResult:
     if call.is_training and call.p_dropout > 0:
         rng_state = new_rng_state(call.Q.device, call.rng_gen)
     else:  # nothing reads it
-        rng_state = call.Q.new_empty((2,), dtype=torch.int64)
+        rng_state = torch.empty(2, dtype=torch.int64, device=call.Q.device)
     ours = _arguments(call, options, rng_state, bias, sink)
     o, lse, max_logit = _forward(*trimmed(ours))
     inputs = [tensor for tensor in (bias, sink) if tensor is not None]

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from transformer_engine_torch.enums import NVTE_QKV_Layout
@@ -28,7 +29,7 @@ class Layout(NamedTuple):
     def new_gradients(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         """Memory for dQ, dK and dV that lies as Q, K and V lie."""
         alone = (q, k, v)[: 3 - self.shared] if self.shared > 1 else (q, k, v)
-        out = [t.new_empty(t.shape) for t in alone]
+        out = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in alone]
         if self.shared > 1:
             shape = list(k.shape)
             shape.insert(len(shape) + 1 + self.axis, self.shared)

@@ -364,10 +364,10 @@ class InferenceParams:
         self.cache_manager = (custom_cache_manager or kind)(**options)
         self.cache_qkv_format = "bshd"
         self._set_format(qkv_format)
+        lengths = (max_batch_size + 1, max_batch_size + 1, max_batch_size)
         integers = {"dtype": torch.int32, "device": place.get("device", _default_device())}
-        self.cu_seqlens_q = torch.zeros(max_batch_size + 1, **integers)
-        self.cu_seqlens_kv = torch.zeros(max_batch_size + 1, **integers)
-        self.pre_step_seqlens = torch.zeros(max_batch_size, **integers)
+        self._lengths = torch.zeros(sum(lengths), **integers)  # one buffer: one copy in each step
+        self.cu_seqlens_q, self.cu_seqlens_kv, self.pre_step_seqlens = self._lengths.split(lengths)
         self._forget()
 
     @property
@@ -415,9 +415,10 @@ class InferenceParams:
             (name, length - step_dict[name]) for name, length in self.sequences.items()
         )
         idle = [0] * (self.max_batch_size - self.batch_size)
-        _write(self.pre_step_seqlens, [*self.sequences_pre_step.values(), *idle])
-        _write(self.cu_seqlens_q, accumulate([0, *step_dict.values(), *idle]))
-        _write(self.cu_seqlens_kv, accumulate([0, *self.sequences.values(), *idle]))
+        cu_seqlens_q = accumulate([0, *step_dict.values(), *idle])
+        cu_seqlens_kv = accumulate([0, *self.sequences.values(), *idle])
+        before = [*self.sequences_pre_step.values(), *idle]
+        _write(self._lengths, [*cu_seqlens_q, *cu_seqlens_kv, *before])
 
     def get_seqlens_pre_step(self) -> Tensor:
         """The lengths before this step: where its first tokens are."""
