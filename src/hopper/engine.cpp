@@ -62,8 +62,11 @@ General general(const Problem& p, const Run& run) {
 Forward describe(const Problem& p, const Run& run) {
   const Geometry& size = run.size;
   Forward f = {};
-  f.q = strided(run.tensor[TEA_Q], size.q), f.k = strided(run.tensor[TEA_K], size.k);
-  f.v = strided(run.tensor[TEA_V], size.v), f.o = strided(run.tensor[TEA_O], size.o);
+  // A side without rows may have no memory. Nothing of it is read, but the copy engine refuses to
+  // describe boxes at NULL.
+  const auto memory = [&](tea_tensor t) { return run.tensor[run.tensor[t] ? t : TEA_O]; };
+  f.q = strided(run.tensor[TEA_Q], size.q), f.k = strided(memory(TEA_K), size.k);
+  f.v = strided(memory(TEA_V), size.v), f.o = strided(run.tensor[TEA_O], size.o);
   if (p.writes_lse()) f.lse = strided(run.tensor[TEA_LSE], size.lse);
   if (p.outputs & TEA_OUTPUT_MAX) f.max = strided(run.tensor[TEA_MAX], size.lse);
   if (p.outputs & TEA_OUTPUT_SUM_EXP) f.sum_exp = strided(run.tensor[TEA_SUM_EXP], size.lse);
@@ -90,6 +93,7 @@ struct Hopper : Executable {
   Hopper(const Problem& p, int index) : problem(p), device(index) {}
 
   void forward(const Run& run) const override {
+    if (!run.tensor[TEA_Q]) return;  // no row, nothing to write
     const driver::OnDevice current(device);
     const Outcome outcome = hopper::forward(describe(problem, run), run.stream);
     if (outcome.code)
