@@ -59,9 +59,11 @@ uint8_t* Mirror::place_alone(size_t slot, size_t bytes, size_t alignment) {
   return gpu_.guarded(slot, bytes, alignment, flush);
 }
 
+// Like an empty tensor of PyTorch, one without a byte has no address.
 void* Mirror::moved(const Place& place) const {
   if (!place.used) return nullptr;
   const Piece& piece = pieces_[static_cast<size_t>(place.storage)];
+  if (!piece.here->size()) return nullptr;
   return piece.there + (inputs_.memory(place.id) - piece.here->data());
 }
 
