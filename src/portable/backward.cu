@@ -6,9 +6,9 @@
 //   load Q', dO' | S = Q K^T | P = exp(S - LSE) | dP = dO V^T | dS = P (dP - delta) | barrier
 //   dV += P^T dO | dK += dS^T Q | dQ = dS K, added in memory | barrier
 //
-// Before it run prepare_rows (LSE, delta) and after it finish_dq. What does not fit here (fp32,
-// head dimensions beyond the table, GPUs with little shared memory) and what must not be added in
-// any order (deterministic dQ, dBias) is in backward_wide.cu.
+// Before it run prepare_rows (LSE, delta) and after it finish_dq. dQ that must not be added in any
+// order is in backward_queries.cu; dBias, and what does not fit here (fp32, head dimensions beyond
+// the table, GPUs with little shared memory), in backward_wide.cu.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -474,18 +474,11 @@ constexpr std::array<Choice, sizeof...(kRow)> choices(std::integer_sequence<int,
 }
 constexpr auto kChoices = choices(std::make_integer_sequence<int, int{std::size(kTable)}>());
 
-// Plain kernels hide a score as minus infinity before its scale, which must keep it that.
-bool is_plain(const Work& w) {
-  bool wide = true;
-  for (const Rows* rows : {&w.q, &w.k, &w.v, &w.dout, &w.dk, &w.dv}) wide &= rows->wide != 0;
-  return has_plain_scores(w) && w.scale > 0 && wide && tile_type(w) == w.q.dtype;
-}
-
 // Null: none fits.
 const Choice* choose(const Work& w, const Device& device) {
   if (tile_type(w) == TEA_FP32) return nullptr;
   const int dim = std::max(w.dim_qk, w.dim_v);
-  const bool general = !is_plain(w);
+  const bool general = !is_plain(w, {&w.q, &w.k, &w.v, &w.dout, &w.dk, &w.dv});
   const auto fits = [&](const Choice& c) {
     return (c.row.general || !general) && dim <= c.row.dim && c.shared <= device.shared_bytes;
   };
@@ -540,7 +533,7 @@ void backward(const Problem& problem, const Device& device, const Run& run) {
     wide_keys(work, stream);
   if (adds)
     finish_dq(work, stream);
-  else
+  else if (!queries_alone(work, device, stream))
     wide_queries(work, stream);
   if (w.bias.gradient) wide_bias(work, stream);
   if (w.dsink) sum_dsink(work, stream);

@@ -4,6 +4,9 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <initializer_list>
+
+#include "core/device.h"
 #include "math/load_store.h"
 #include "portable/work.h"
 
@@ -30,6 +33,9 @@ void prepare_rows(const BackwardWork& work, cudaStream_t stream);
 void finish_dq(const BackwardWork& work, cudaStream_t stream);
 void sum_dsink(const BackwardWork& work, cudaStream_t stream);
 
+// backward_queries.cu: dQ without atomics. False where it has no kernel that fits.
+bool queries_alone(const BackwardWork& work, const Device& device, cudaStream_t stream);
+
 // backward_wide.cu: in pieces of the head dimensions, so that any fit, and without atomics.
 void wide_keys(const BackwardWork& work, cudaStream_t stream);     // dK, dV
 void wide_queries(const BackwardWork& work, cudaStream_t stream);  // dQ
@@ -40,6 +46,14 @@ void wide_bias(const BackwardWork& work, cudaStream_t stream);     // dBias
 inline int32_t tile_type(const Work& w) {
   if (!is_fp8(w.q.dtype)) return w.q.dtype;
   return is_fp8(w.dout.dtype) ? +TEA_FP16 : w.dout.dtype;
+}
+
+// Whether the kernels without the general rules serve, which copy 16 bytes of these tensors at
+// once.
+inline bool is_plain(const Work& w, std::initializer_list<const Rows*> tensors) {
+  bool wide = true;
+  for (const Rows* rows : tensors) wide &= rows->wide != 0;
+  return has_plain_scores(w) && w.scale > 0 && wide && tile_type(w) == w.q.dtype;
 }
 
 }  // namespace tea::portable

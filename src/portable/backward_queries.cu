@@ -1,0 +1,355 @@
+// dQ without atomics, where equal inputs must give equal bits: a warp keeps its query rows and the
+// sums of their gradient in registers, and the block walks over the keys that they see.
+//
+//   load K', V' | S = Q K^T | dP = dO V^T | dS = exp(S - LSE) (dP - delta) | dQ += dS K
+//
+// dS goes from accumulators to operand without leaving the registers, so that the copies of keys
+// are all that warps wait for. With this, the pass of backward.cu leaves dQ out; together they
+// multiply 7/5 as much as that pass alone.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <iterator>
+#include <utility>
+
+#include "portable/backward_passes.h"
+#include "portable/device/gradient.cuh"
+#include "portable/launch.h"
+
+namespace tea::portable {
+namespace {
+
+// One row of the table: a shape of tile that fits the registers and the shared memory.
+struct Row {
+  bool general;    // as in backward.cu
+  int dim;         // both head dimensions are at most this
+  int rows, cols;  // of a tile: queries and keys
+  int tall;        // a warp has 16 * tall rows
+};
+// The first row that fits serves. Two strips of rows for each warp, so that an operand of the keys
+// serves both, as far as registers hold them. Tiles up to 128 fit 99 KB (sm_86, sm_89, sm_120).
+constexpr Row kTable[] = {
+    // general dim rows cols tall
+    {false, 64, 128, 64, 2}, {false, 128, 128, 32, 2}, {false, 256, 128, 32, 1},
+    {true, 64, 128, 64, 1},  {true, 128, 64, 64, 1},   {true, 256, 64, 32, 1},
+};
+
+// What names a kernel: the even ones are for bf16.
+struct Config {
+  Row row;
+  int dtype;
+};
+constexpr Config config(int number) {
+  return {kTable[number / 2], number % 2 ? +TEA_FP16 : +TEA_BF16};
+}
+
+struct Parameters {
+  BackwardWork work;
+  unsigned tiles;  // of the rows of a sequence
+  float scale_log2;
+};
+
+template <Config C>
+struct Kernel {
+  static constexpr int kDtype = C.dtype, kDim = C.row.dim, kRows = C.row.rows, kCols = C.row.cols;
+  static constexpr int kTall = C.row.tall, kOwnRows = 16 * kTall, kThreads = 32 * kRows / kOwnRows;
+  static constexpr int kTiles = kCols / 8;
+  static constexpr bool kGeneral = C.row.general;
+  using Operand = Tile<kDtype, kDim>;
+  using Scores = float[kTall][kTiles][4];
+
+  struct Smem {
+    alignas(128) uint8_t q[kRows * kDim * 2];
+    alignas(128) uint8_t dout[kRows * kDim * 2];
+    alignas(128) uint8_t k[2][kCols * kDim * 2];
+    alignas(128) uint8_t v[2][kCols * kDim * 2];
+  };
+  static_assert(sizeof(Smem) <= 227 * 1024, "the shared-memory plan does not fit");
+
+  const Parameters& p;
+  const Work& w;
+  Smem& s;
+  const Item& item;
+  const int head, kv_head, first;
+  const Factors f;
+  Columns rows;  // of the tile that see anything
+  float lse2[kTall][2], delta[kTall][2];
+  float dq[kTall][kDim / 8][4];
+
+  TEA_DEVICE Kernel(const Parameters& from, Smem& smem, const Item& of, int h, int row)
+      : p(from),
+        w(from.work.w),
+        s(smem),
+        item(of),
+        head(h),
+        kv_head(h / (w.heads_q / w.heads_kv)),
+        first(row),
+        f(factors_of(w)),
+        rows(seeing_rows(of)),
+        dq{} {
+    rows = {max(rows.begin, int64_t{first}), min(rows.end, int64_t{first} + kRows)};
+    const int64_t entry = first_entry(p.work, item, head);
+#pragma unroll
+    for (int m = 0; m < kTall; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = own_row(m) + row_of(2 * r);
+        const bool any = i >= rows.begin && i < rows.end;
+        lse2[m][r] = any ? p.work.sums.lse2[entry + i] : 0.0f;
+        delta[m][r] = any ? p.work.sums.delta[entry + i] : 0.0f;
+      }
+  }
+  // The first of the warp's rows, or of 16 of them.
+  TEA_DEVICE int own_row(int m = 0) const { return first + kOwnRows * warp() + 16 * m; }
+
+  // ---------------------------------------------------------------------------------- copies
+
+  TEA_DEVICE void load_queries(uint8_t* to, const Rows& from, int dim) const {
+    load_rows<kGeneral, kRows, kThreads>(Operand{shared_address(to)}, from,
+                                         first_element(from, w.queries, item.q, item.b, head),
+                                         first, rows, 0, dim);
+  }
+  TEA_DEVICE void load_keys(uint8_t* to, const Rows& from, int dim, int key) const {
+    load_rows<kGeneral, kCols, kThreads>(Operand{shared_address(to)}, from,
+                                         first_element(from, w.keys, item.kv, item.b, kv_head), key,
+                                         item.attended, 0, dim);
+  }
+  TEA_DEVICE void load_step(int key, int stage) const {
+    load_keys(s.k[stage], w.k, w.dim_qk, key);
+    load_keys(s.v[stage], w.v, w.dim_v, key);
+    commit_copies();
+  }
+
+  // ---------------------------------------------------------------------------------- scores
+
+  // Whether the warp's rows see any, or all, of the keys from `key` on.
+  TEA_DEVICE bool sees_any(int key) const {
+    const int row = own_row();
+    return key <= row + kOwnRows - 1 + item.band.hi && key + kCols - 1 >= row + item.band.lo;
+  }
+  TEA_DEVICE bool sees_all(int key) const {
+    const int row = own_row(), last = row + kOwnRows - 1;
+    return row >= rows.begin && last < rows.end && key + kCols <= item.kv.length &&
+           key + kCols - 1 <= row + item.band.hi && key >= last + item.band.lo;
+  }
+
+  TEA_DEVICE void multiply_scores(Scores& x, const uint8_t* queries, const uint8_t* keys) const {
+    multiply_tiles<kDtype, kDim / 16, Summed::kAlongRows, Summed::kAlongRows>(
+        x, Operand{shared_address(queries)}, kOwnRows * warp(), Operand{shared_address(keys)}, 0);
+  }
+  // x: dS as an operand.
+  TEA_DEVICE void plain_scores(Scores& x, int key, int stage) const {
+    Scores dp = {};
+    multiply_scores(x, s.q, s.k[stage]);
+    multiply_scores(dp, s.dout, s.v[stage]);
+    const bool all = sees_all(key);
+#pragma unroll
+    for (int m = 0; m < kTall; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          x[m][n][i] = probability(x[m][n][i], p.scale_log2, lse2[m][half_of(i)]) *
+                       (dp[m][n][i] - delta[m][half_of(i)]);
+      if (!all) hide(x[m], own_row(m), key);
+    }
+  }
+  TEA_DEVICE void hide(float (&x)[kTiles][4], int row, int key) const {
+    Window window[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) window[r] = window_of(item, row + row_of(2 * r), key, kCols);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (!window[half_of(i)].holds(column_of(n, i))) x[n][i] = 0;
+  }
+  TEA_DEVICE void general_scores(Scores& x, int key, int stage, const Head& rules) const {
+    float largest = 0;  // the other pass records it
+    float bend[kTall][kTiles][4];
+    const auto strip = [&](int m) { return Strip<kTiles>{w, item, rules, own_row(m), key}; };
+    multiply_scores(x, s.q, s.k[stage]);
+#pragma unroll
+    for (int m = 0; m < kTall; ++m) {
+      strip(m).weigh(x[m], bend[m], f.scores, lse2[m]);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[m][n][i] *= fmaxf(bend[m][n][i], 0.0f);
+    }
+    Scores dp = {};
+    multiply_scores(dp, s.dout, s.v[stage]);
+#pragma unroll
+    for (int m = 0; m < kTall; ++m) {
+      strip(m).slope(x[m], dp[m], f.dprob, delta[m]);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[m][n][i] = strip(m).slope_operand(x[m][n][i], f, &largest);
+    }
+  }
+  TEA_DEVICE void add(const Scores& x, int stage) {
+    const Operand keys{shared_address(s.k[stage])};
+    const int l = afresh(lane());
+#pragma unroll
+    for (int step = 0; step < kCols / 16; ++step) {
+      Left<kDtype> left[kTall];
+#pragma unroll
+      for (int m = 0; m < kTall; ++m) left[m] = as_left<kDtype>(x[m][2 * step], x[m][2 * step + 1]);
+#pragma unroll
+      for (int n = 0; n < kDim / 16; ++n) {
+        const Right<kDtype> right = load_right_transposed(keys, 16 * n, 16 * step, l);
+#pragma unroll
+        for (int m = 0; m < kTall; ++m)
+          multiply<kDtype>(dq[m][2 * n], dq[m][2 * n + 1], left[m], right);
+      }
+    }
+  }
+
+  TEA_DEVICE void walk() {
+    if (rows.begin >= rows.end) return;
+    const Columns keys = seen_keys(item, rows.begin, rows.end);
+    const int begin = static_cast<int>(keys.begin) / kCols * kCols;
+    const int end = static_cast<int>(keys.end);
+    if (begin >= end) return;
+    const Head rules = kGeneral ? head_of(w, item, head) : Head{};
+    load_queries(s.q, w.q, w.dim_qk);
+    load_queries(s.dout, w.dout, w.dim_v);
+    load_step(begin, 0);
+    int stage = 0;
+    for (int key = begin; key < end; key += kCols, stage ^= 1) {
+      wait_copies<0>();
+      __syncthreads();  // the keys are there, and every warp has read those before
+      if (key + kCols < end) load_step(key + kCols, stage ^ 1);
+      if (!sees_any(key)) continue;
+      Scores x = {};
+      if constexpr (kGeneral)
+        general_scores(x, key, stage, rules);
+      else
+        plain_scores(x, key, stage);
+      add(x, stage);
+    }
+  }
+
+  // ---------------------------------------------------------------------------------- output
+
+  // Rows of the tile as far as the tensor has them; those that see nothing as zeros.
+  TEA_DEVICE void store() const {
+    const int64_t count = w.queries.form == TEA_RAGGED ? item.q.length : w.queries.capacity;
+    const Result to = {w.dq,
+                       first_element(w.dq, w.queries, item.q, item.b, head),
+                       0,
+                       w.dim_qk,
+                       f.dq,
+                       scalar(w.scales.dq),
+                       w.scales.dq_amax};
+    __syncthreads();  // every warp has read Q and dO
+    if constexpr (kGeneral)
+      store_general(to, count);
+    else
+      store_plain(to, count);
+  }
+  // Through the memory of Q and dO together as fp32.
+  TEA_DEVICE void store_general(const Result& to, int64_t count) const {
+    static_assert(offsetof(Smem, dout) == sizeof s.q);
+    float(*const sums)[kDim] = reinterpret_cast<float(*)[kDim]>(s.q);
+#pragma unroll
+    for (int m = 0; m < kTall; ++m)
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          sums[own_row(m) - first + row_of(i)][column_of(n, i)] = dq[m][n][i];
+    __syncthreads();
+    store_sums<kRows, kDim, kThreads>(sums, to, first, count, rows);
+  }
+  // Through the memory of Q, so that rows leave in pieces of 16 bytes.
+  TEA_DEVICE void store_plain(const Result& to, int64_t count) const {
+    const Operand tile{shared_address(s.q)};
+#pragma unroll
+    for (int m = 0; m < kTall; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = own_row(m) + row_of(2 * r);
+        const bool any = row >= rows.begin && row < rows.end;
+#pragma unroll
+        for (int n = 0; n < kDim / 8; ++n)
+          store_two(tile, row - first, column_of(n, 0), any ? dq[m][n][2 * r] * to.factor : 0.0f,
+                    any ? dq[m][n][2 * r + 1] * to.factor : 0.0f);
+      }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kRows * Operand::kPieces / kThreads; ++i) {
+      const int n = i * kThreads + static_cast<int>(threadIdx.x);
+      const int row = n / Operand::kPieces, column = n % Operand::kPieces * 8;
+      if (first + row >= count || column >= to.dim) continue;
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(to.rows.data) + to.head_element +
+                                (first + row) * to.rows.seq + column) =
+          load_shared_16(tile.piece(row, column / 8));
+    }
+  }
+
+  static TEA_DEVICE void body(const Parameters& p) {
+    extern __shared__ __align__(128) uint8_t memory[];
+    const unsigned n = blockIdx.x, heads = static_cast<unsigned>(p.work.w.heads_q);
+    // The last tile first: under a causal mask it is the longest.
+    const int tile = static_cast<int>(p.tiles - 1 - n % p.tiles);
+    const Item item = item_of(p.work.w, n / p.tiles / heads);
+    Kernel kernel(p, *reinterpret_cast<Smem*>(memory), item, static_cast<int>(n / p.tiles % heads),
+                  tile * kRows);
+    kernel.walk();
+    kernel.store();
+  }
+};
+
+// Named by a number: see hopper/forward_launch.cuh.
+template <int kNumber>
+__global__ void __launch_bounds__(Kernel<config(kNumber)>::kThreads)
+    entry(const __grid_constant__ Parameters p) {
+  Kernel<config(kNumber)>::body(p);
+}
+
+template <int kNumber>
+void launch_tiles(const BackwardWork& work, cudaStream_t stream) {
+  static OncePerDevice allowed;
+  using K = Kernel<config(kNumber)>;
+  const Work& w = work.w;
+  const int64_t tiles = (w.queries.capacity + K::kRows - 1) / K::kRows;
+  const int64_t blocks = tiles * w.heads_q * w.batch;
+  if (blocks == 0) return;
+  const Launch how{"backward, dQ alone", static_cast<unsigned>(blocks), K::kThreads,
+                   sizeof(typename K::Smem)};
+  allow_shared(how, entry<kNumber>, allowed);
+  launch(how, entry<kNumber>, {work, static_cast<unsigned>(tiles), w.scale * kLog2E}, stream);
+}
+
+struct Choice {
+  Row row;
+  int shared;
+  void (*bf16)(const BackwardWork&, cudaStream_t);
+  void (*fp16)(const BackwardWork&, cudaStream_t);
+};
+template <int... kRow>
+constexpr std::array<Choice, sizeof...(kRow)> choices(std::integer_sequence<int, kRow...>) {
+  return {Choice{kTable[kRow], sizeof(typename Kernel<config(2 * kRow)>::Smem),
+                 launch_tiles<2 * kRow>, launch_tiles<2 * kRow + 1>}...};
+}
+constexpr auto kChoices = choices(std::make_integer_sequence<int, int{std::size(kTable)}>());
+
+}  // namespace
+
+bool queries_alone(const BackwardWork& work, const Device& device, cudaStream_t stream) {
+  const Work& w = work.w;
+  if (tile_type(w) == TEA_FP32) return false;
+  const int dim = std::max(w.dim_qk, w.dim_v);
+  const bool general = !is_plain(w, {&w.q, &w.k, &w.v, &w.dout, &w.dq});
+  const auto fits = [&](const Choice& c) {
+    return c.row.general == general && dim <= c.row.dim && c.shared <= device.shared_bytes;
+  };
+  const auto* const found = std::find_if(kChoices.begin(), kChoices.end(), fits);
+  if (found == kChoices.end()) return false;
+  (tile_type(w) == TEA_FP16 ? found->fp16 : found->bf16)(work, stream);
+  return true;
+}
+
+}  // namespace tea::portable
