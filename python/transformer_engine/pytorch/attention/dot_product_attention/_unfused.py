@@ -132,6 +132,8 @@ class UnfusedDotProductAttention(torch.nn.Module):
         q_format, kv_format = formats_of(qkv_layout)
         if inference_params is not None and inference_params.is_paged:
             key_layer, value_layer = inference_params.convert_paged_to_nonpaged(self.layer_number)
+            entries = key_layer.shape[0] + 1  # the lengths are kept for more sequences
+            cu_seqlens_q, cu_seqlens_kv = cu_seqlens_q[:entries], cu_seqlens_kv[:entries]
         if q_format != "thd":
             max_seqlen_q = query_layer.shape[q_format.index("s")]
         if kv_format != "thd":
