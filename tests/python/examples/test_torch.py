@@ -11,7 +11,11 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "torch"
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("quickstart.py", "cpu: accepts"), ("gpt.py", "the paged cache writes the same")],
+    [
+        ("quickstart.py", "cpu: accepts"),
+        ("gpt.py", "the paged cache writes the same"),
+        ("dot_product_attention.py", "torch.Size([128, 512])"),
+    ],
 )
 def test_it_runs(name: str, words: str) -> None:
     command = [sys.executable, EXAMPLES / name, *(["--steps", "6"] if name == "gpt.py" else [])]

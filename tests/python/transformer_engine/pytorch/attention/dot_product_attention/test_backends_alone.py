@@ -70,6 +70,23 @@ def test_seed_001(device: str) -> None:
     close(fused(q, k, v, "bshd_bshd_bshd", cu, cu, None, None, 32, 32, "causal"), output)
 
 
+def test_layer_scaling_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (t.detach().half() for t in inputs("cpu", 2, 32, 4, 64))
+    bias, sink = torch.randn(1, 4, 32, 32).half(), torch.randn(1, 4, 1, 1)
+    options = {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": bias}
+    options |= {"softmax_offset": sink, "qkv_layout": "bshd_bshd_bshd"}
+    found = []
+    for value in ("0", "1"):
+        monkeypatch.setenv("NVTE_APPLY_QK_LAYER_SCALING", value)
+        unfused = UnfusedDotProductAttention(
+            0.125, layer_number=4, softmax_type="learnable", return_max_logit=True
+        )
+        assert unfused.apply_qk_layer_scaling == (value == "1")
+        found.append(unfused({}, q, k, v, **options))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=4e-3, rtol=4e-3)
+
+
 def node(q, k, v, cu, layout: str, bias=None, sink=None, max_logit=False) -> object:
     # fmt: off
     return FusedAttnFunc.apply(
