@@ -1,6 +1,10 @@
 """The module: options kept, dropout only in training, a sink that learns."""
 
+from pathlib import Path
+
 import torch
+from torch import distributed, nn
+from torch.distributed import device_mesh, fsdp
 
 from te_attention import torch as tea
 
@@ -28,3 +32,45 @@ def test_the_sink_is_a_parameter() -> None:
     q = torch.randn(1, 4, 5, 16)
     module(q, q, q).sum().backward()
     assert module.sink.grad.abs().max() > 0
+
+
+class Block(nn.Module):
+    """A layer with parameters on both sides of its attention, and one in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.attention = tea.Attention(mask="causal", sink_heads=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 16)).transpose(1, 3).unbind(2)
+        return self.out(self.attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def _block_and_batch() -> tuple[Block, torch.Tensor]:
+    torch.manual_seed(0)
+    return Block(), torch.randn(2, 9, 32)
+
+
+def _train_a_shard(rank: int, folder: str) -> None:
+    store = f"file://{folder}/store"
+    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    model, batch = _block_and_batch()
+    mesh = device_mesh.init_device_mesh("cpu", (2,))
+    fsdp.fully_shard(model.attention, mesh=mesh)
+    fsdp.fully_shard(model, mesh=mesh)
+    model(batch[rank : rank + 1]).square().mean().backward()
+    whole = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+    if rank == 0:
+        torch.save(whole, Path(folder) / "gradients")
+    distributed.destroy_process_group()
+
+
+def test_two_processes_of_fsdp_have_the_gradients_of_one(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_train_a_shard, (str(tmp_path),), nprocs=2)
+    got = torch.load(tmp_path / "gradients")
+    model, batch = _block_and_batch()
+    model(batch).square().mean().backward()
+    assert got["attention.sink"].abs().max() > 0
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(got[name], p.grad, msg=name)
