@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""What the PyTorch front end adds on the CPU: to a tiny problem, and beside the C API at length.
+"""What the PyTorch front end adds: to a tiny problem, and beside the C API at length.
 
-usage: PYTHONPATH=build/release/python torch_front_end.py --library build/release/libte_attention.so
+usage: PYTHONPATH=build/release/python torch_front_end.py
+       --library build/release/libte_attention.so [--device cuda]
 """
 
 import argparse
@@ -17,18 +18,28 @@ from torch.nn.functional import scaled_dot_product_attention
 from te_attention.torch import attention
 from te_attention.torch._library import OPS
 
-ROUNDS = 7
+ROUNDS = 9
+TINY = {"cpu": ((1, 1, 1, 8), torch.float32), "cuda": ((1, 1, 16, 64), torch.bfloat16)}
 
 
-def seconds(call, count: int) -> float:
-    """The least time of a call over the rounds."""
-    call()
+def settle(device: str) -> None:
+    """Waits for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(call, count: int, device: str) -> float:
+    """The least time of a call over the rounds, as the host sees it."""
+    for _ in range(100):
+        call()
     best = float("inf")
     for _ in range(ROUNDS):
+        settle(device)
         start = time.perf_counter()
         for _ in range(count):
             call()
         best = min(best, (time.perf_counter() - start) / count)
+    settle(device)
     return best
 
 
@@ -37,16 +48,20 @@ def report(**figures: object) -> None:
     print(json.dumps(figures), flush=True)
 
 
-def tiny() -> None:
-    """Microseconds of one call on a problem of one row."""
-    q, k, v = (torch.randn(1, 1, 1, 8) for _ in range(3))
+def tiny(device: str) -> None:
+    """Microseconds of the host for one call on a problem of one tile."""
+    shape, dtype = TINY[device]
+    q, k, v, dout = (torch.randn(shape, dtype=dtype, device=device) for _ in range(4))
     grads = [t.clone().requires_grad_() for t in (q, k, v)]
-    dout = torch.randn(1, 1, 1, 8)
 
     def both(function) -> None:
         torch.autograd.grad(function(*grads), grads, dout)
 
     calls = {
+        "empty_like": lambda: torch.empty_like(q),
+        "fill.default": lambda: OPS.fill.default(q, 1.0),
+        "inference.default": lambda: OPS.inference.default(q, k, v),
+        "forward_few.default": lambda: OPS.forward_few.default(q, k, v),
         "forward.default": lambda: OPS.forward.default(q, k, v),
         "attention": lambda: attention(q, k, v),
         "attention, grad": lambda: attention(*grads),
@@ -56,22 +71,27 @@ def tiny() -> None:
         "sdpa, both": lambda: both(scaled_dot_product_attention),
     }
     for name, call in calls.items():
-        report(tiny=name, microseconds=round(seconds(call, 2000) * 1e6, 2))
+        report(tiny=name, microseconds=round(seconds(call, 500, device) * 1e6, 2))
 
 
-def beside_the_c_api(library: Library, s: int) -> None:
+def beside_the_c_api(library: Library, s: int, device: str) -> None:
     """The time of the C API over that through PyTorch, forward: the two take turns."""
-    q, k, v = (torch.randn(1, 4, s, 64) for _ in range(3))
-    o, lse = torch.empty(1, s, 4, 64).transpose(1, 2), torch.empty(1, 4, s)
+    heads, dim = (4, 64) if device == "cpu" else (16, 128)
+    dtype = TINY[device][1]
+    q, k, v = (torch.randn(1, heads, s, dim, dtype=dtype, device=device) for _ in range(3))
+    o = torch.empty(1, s, heads, dim, dtype=dtype, device=device).transpose(1, 2)
+    lse = torch.empty(1, heads, s, device=device)
     plan = Attention(library, "causal=1 outputs=lse", {"Q": q, "K": k, "V": v, "O": o, "LSE": lse})
+    calls = [plan.forward, lambda: OPS.forward.default(q, k, v, "bhsd", "causal")]
     ratios = []
     for _ in range(ROUNDS):
-        pair = [plan.forward, lambda: OPS.forward.default(q, k, v, "bhsd", "causal")]
         times = []
-        for call in pair:
+        for call in calls:
+            settle(device)
             start = time.perf_counter()
             for _ in range(20):
                 call()
+            settle(device)
             times.append(time.perf_counter() - start)
         ratios.append(times[0] / times[1])
     report(seqlen=s, c_api_over_torch=round(statistics.median(ratios), 4))
@@ -81,10 +101,11 @@ def main() -> None:
     """Runs both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", type=Path, required=True, help="libte_attention.so")
+    parser.add_argument("--device", choices=list(TINY), default="cpu")
     options = parser.parse_args()
-    tiny()
-    for s in (512, 1024, 2048):
-        beside_the_c_api(Library(options.library), s)
+    tiny(options.device)
+    for s in (512, 1024, 2048, *(() if options.device == "cpu" else (8192,))):
+        beside_the_c_api(Library(options.library), s, options.device)
 
 
 if __name__ == "__main__":
