@@ -1,4 +1,4 @@
-// The operators forward, backward and explain.
+// The operators forward, with fewer arguments forward_few and inference, backward and explain.
 #include <torch/csrc/stable/ops.h>
 
 #include <string>
@@ -42,9 +42,8 @@ struct Gradients {
 };
 
 // Fills `out`; returns dbias and dsink, empty where they are not wanted.
-std::tuple<Tensor, Tensor> differentiate(const Incoming& in, const Arguments& arguments,
+std::tuple<Tensor, Tensor> differentiate(const Incoming& in, const Arguments& arguments, Work& work,
                                          const Gradients& out) {
-  Work work(arguments);
   tea_problem& p = work.problem;
   p.training = 1;
   p.outputs = TEA_OUTPUT_LSE;
@@ -74,10 +73,95 @@ std::tuple<Tensor, Tensor> differentiate(const Incoming& in, const Arguments& ar
   return {dbias, dsink};
 }
 
+struct Scale {
+  tea_tensor index;
+  const char* name;
+};
+// In the order of the schemas.
+constexpr Scale kForward[] = {{TEA_Q_SCALE_INV, "q_scale_inv"}, {TEA_K_SCALE_INV, "k_scale_inv"},
+                              {TEA_V_SCALE_INV, "v_scale_inv"}, {TEA_S_SCALE, "s_scale"},
+                              {TEA_S_SCALE_INV, "s_scale_inv"}, {TEA_O_SCALE, "o_scale"}};
+constexpr Scale kBackward[] = {{TEA_Q_SCALE_INV, "q_scale_inv"},
+                               {TEA_K_SCALE_INV, "k_scale_inv"},
+                               {TEA_V_SCALE_INV, "v_scale_inv"},
+                               {TEA_S_SCALE, "s_scale"},
+                               {TEA_S_SCALE_INV, "s_scale_inv"},
+                               {TEA_O_SCALE_INV, "o_scale_inv"},
+                               {TEA_DOUT_SCALE_INV, "dout_scale_inv"},
+                               {TEA_DP_SCALE, "dp_scale"},
+                               {TEA_DP_SCALE_INV, "dp_scale_inv"},
+                               {TEA_DQ_SCALE, "dq_scale"},
+                               {TEA_DK_SCALE, "dk_scale"},
+                               {TEA_DV_SCALE, "dv_scale"}};
+
+// What the operators of FP8 take before the others: scales, then the type of what they write.
+template <size_t N>
+struct Fp8 {
+  const Scale (&table)[N];
+  std::optional<Tensor> scales[N];
+  std::string dtype;
+
+  Fp8(const Scale (&t)[N], Stack& in) : table(t) {
+    for (auto& scale : scales) scale = in.maybe_tensor();
+    dtype = in.text();
+  }
+  void add_to(Work& work) const {
+    for (size_t i = 0; i < N; ++i) work.add_scale(table[i].index, table[i].name, scales[i]);
+  }
+};
+
+// A number for each index, from 0 on.
+Tensor add_amax(Work& work, const Tensor& like, std::initializer_list<tea_tensor> indices) {
+  const auto n = static_cast<int64_t>(indices.size());
+  const Tensor amax = empty(like, torch_dtype(TEA_FP32), {n});
+  const Place place("q", like);
+  auto* memory = static_cast<float*>(amax.data_ptr());
+  require(tea_fill_bytes(memory, 0, sizeof(float) * n, place.where.device, place.where.stream));
+  for (const tea_tensor index : indices) work.add_small(index, memory++);
+  return amax;
+}
+
 }  // namespace
 
-void forward(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void fp8_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Fp8 fp8(kForward, in);
+  const Arguments arguments(in);
+  Work work(arguments);
+  work.problem.o_dtype = dtype_named("o_dtype", fp8.dtype);
+  fp8.add_to(work);
+  const Tensor amax = add_amax(work, arguments.q, {TEA_S_AMAX, TEA_O_AMAX});
+  const Tensor o = work.new_o(), lse = work.new_per_row();
+  work.add_small(TEA_LSE, lse.data_ptr());
+  const Tensor max = arguments.max_logit ? work.new_per_row() : nothing(arguments.q);
+  if (arguments.max_logit) work.add_small(TEA_MAX, max.data_ptr());
+  work.forward();
+  give(stack, o, lse, max, amax);
+}
+
+void fp8_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Incoming incoming(in);
+  const Fp8 fp8(kBackward, in);
+  const Arguments arguments(in);
+  Work work(arguments);
+  work.problem.o_dtype = dtype_of(incoming.o);
+  work.problem.dout_dtype = dtype_of(incoming.dout);
+  work.problem.dqkv_dtype = dtype_named("dqkv_dtype", fp8.dtype);
+  fp8.add_to(work);
+  const Tensor amax =
+      add_amax(work, arguments.q, {TEA_DP_AMAX, TEA_DQ_AMAX, TEA_DK_AMAX, TEA_DV_AMAX});
+  const auto gradient = [&](const Tensor& of) {
+    const View view(of);
+    return empty(of, torch_dtype(work.problem.dqkv_dtype), view.rank, view.size);
+  };
+  const Gradients out{gradient(arguments.q), gradient(arguments.k), gradient(arguments.v)};
+  const auto [dbias, dsink] = differentiate(incoming, arguments, work, out);
+  give(stack, out.dq, out.dk, out.dv, dbias, dsink, amax);
+}
+
+void forward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Arguments arguments(in);
   Work work(arguments);
   const Tensor o = work.new_o(), lse = work.new_per_row();
@@ -88,28 +172,50 @@ void forward(StableIValue* stack, uint64_t, uint64_t) {
   give(stack, o, lse, max);
 }
 
-void backward(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void forward_few(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Arguments arguments(in);
+  Work work(arguments);
+  const Tensor o = work.new_o(), lse = work.new_per_row();
+  work.add_small(TEA_LSE, lse.data_ptr());
+  work.forward();
+  give(stack, o, lse);
+}
+
+void inference(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Arguments arguments(in);
+  Work work(arguments);
+  work.problem.outputs = 0;
+  const Tensor o = work.new_o();
+  work.forward();
+  give(stack, o);
+}
+
+void backward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Incoming incoming(in);
   const Arguments arguments(in);
   const Gradients out{torch::stable::empty_like(arguments.q),
                       torch::stable::empty_like(arguments.k),
                       torch::stable::empty_like(arguments.v)};
-  const auto [dbias, dsink] = differentiate(incoming, arguments, out);
+  Work work(arguments);
+  const auto [dbias, dsink] = differentiate(incoming, arguments, work, out);
   give(stack, out.dq, out.dk, out.dv, dbias, dsink);
 }
 
-void backward_out(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void backward_out(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor dq = in.tensor(), dk = in.tensor(), dv = in.tensor();
   const Incoming incoming(in);
   const Arguments arguments(in);
-  const auto [dbias, dsink] = differentiate(incoming, arguments, {dq, dk, dv});
+  Work work(arguments);
+  const auto [dbias, dsink] = differentiate(incoming, arguments, work, {dq, dk, dv});
   give(stack, dbias, dsink);
 }
 
-void explain(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void explain(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Arguments arguments(in);
   give(stack, Work(arguments).explain());
 }

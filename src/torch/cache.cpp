@@ -23,8 +23,8 @@ int64_t batch_of(const Tensor& cu_seqlens) { return cu_seqlens.numel() - 1; }
 
 }  // namespace
 
-void kv_cache_append(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void kv_cache_append(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor new_k = in.tensor(), new_v = in.tensor(), k_cache = in.tensor(),
                v_cache = in.tensor();
   const std::optional<Tensor> page_table = in.maybe_tensor();
@@ -40,7 +40,7 @@ void kv_cache_append(StableIValue* stack, uint64_t, uint64_t) {
   const std::pair<const char*, const Tensor&> others[] = {
       {"new_k", new_k}, {"new_v", new_v}, {"v_cache", v_cache}};
   for (const auto& [name, t] : others)
-    if (dtype_of(t) != args.dtype || where_is(name, t) != place.where)
+    if (dtype_of(t) != args.dtype || device_of(name, t) != place.where.device)
       refuse(name, "of another dtype or device", "those of k_cache");
   const bool dense = k.rank == 4;
   args.new_form = dense ? TEA_DENSE : TEA_RAGGED;
@@ -108,8 +108,8 @@ void require_rank(const char* name, const Tensor& t, int rank) {
 
 }  // namespace
 
-void thd_to_bshd(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void thd_to_bshd(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor thd = in.tensor(), cu_seqlens = in.tensor();
   const std::optional<Tensor> offsets = in.maybe_tensor();
   const int64_t max_seqlen = in.integer();
@@ -120,8 +120,8 @@ void thd_to_bshd(StableIValue* stack, uint64_t, uint64_t) {
   give(stack, out);
 }
 
-void bshd_to_thd(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void bshd_to_thd(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor bshd = in.tensor(), cu_seqlens = in.tensor();
   const std::optional<Tensor> offsets = in.maybe_tensor();
   const int64_t tokens = in.integer();
@@ -133,8 +133,8 @@ void bshd_to_thd(StableIValue* stack, uint64_t, uint64_t) {
   give(stack, out);
 }
 
-void cu_seqlens_from_lengths(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void cu_seqlens_from_lengths(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor lengths = in.tensor();
   const Place place("lengths", lengths);
   const Tensor out = empty(lengths, torch_int32(), {lengths.numel() + 1});
@@ -147,8 +147,8 @@ void cu_seqlens_from_lengths(StableIValue* stack, uint64_t, uint64_t) {
   give(stack, out);
 }
 
-void cu_seqlens_from_mask(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void cu_seqlens_from_mask(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor mask = in.tensor();
   const bool marks_tokens = in.flag();
   const Place place("mask", mask);

@@ -80,8 +80,8 @@ void merge(StableIValue* stack, uint64_t, uint64_t) {
   give(stack, out, out_lse);
 }
 
-void cp_read_half(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void cp_read_half(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor tensor = in.tensor(), cu_seqlens = in.tensor();
   const bool second = in.flag(), has_slabs = in.flag();
   const Place place("tensor", tensor);
@@ -125,8 +125,8 @@ tea_cp_lse describe_lse(const Place& place, const Tensor& lse, const Tensor& hal
 
 }  // namespace
 
-void cp_lse_correct(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void cp_lse_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor lse = in.tensor(), half = in.tensor(), cu_seqlens = in.tensor();
   const bool packed = in.flag();
   const Place place("lse", lse);
@@ -134,8 +134,8 @@ void cp_lse_correct(StableIValue* stack, uint64_t, uint64_t) {
   require(tea_cp_lse_correct(&args, place.where.device, place.where.stream));
 }
 
-void cp_lse_read(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void cp_lse_read(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor lse = in.tensor(), cu_seqlens = in.tensor();
   const bool packed = in.flag();
   const int64_t half_len = in.integer();
@@ -151,8 +151,8 @@ void cp_lse_read(StableIValue* stack, uint64_t, uint64_t) {
   give(stack, half);
 }
 
-void cp_out_correct(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void cp_out_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor out = in.tensor(), step_out = in.tensor(), lse = in.tensor(), step_lse = in.tensor(),
                cu_seqlens = in.tensor();
   const bool only_second_half = in.flag(), packed = in.flag();
@@ -181,8 +181,8 @@ void cp_out_correct(StableIValue* stack, uint64_t, uint64_t) {
   require(tea_cp_out_correct(&args, place.where.device, place.where.stream));
 }
 
-void cp_grad_correct(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void cp_grad_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor grad = in.tensor(), step = in.tensor(), cu_seqlens = in.tensor();
   const std::string first = in.text(), second = in.text();
   const bool has_slabs = in.flag();
@@ -211,8 +211,8 @@ void cp_grad_correct(StableIValue* stack, uint64_t, uint64_t) {
   require(tea_cp_grad_correct(&args, place.where.device, place.where.stream));
 }
 
-void cp_partition_indices(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void cp_partition_indices(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor cu_seqlens = in.tensor();
   const int64_t tokens = in.integer(), world = in.integer(), rank = in.integer();
   if (world < 1) refuse("world_size", std::to_string(world), "at least 1");
@@ -230,8 +230,9 @@ void cp_partition_indices(StableIValue* stack, uint64_t, uint64_t) {
 
 namespace {
 
-void reorder(StableIValue* stack, tea_status (*verb)(const tea_cp_order*, int, void*)) {
-  Stack in(stack);
+void reorder(StableIValue* stack, uint64_t inputs,
+             tea_status (*verb)(const tea_cp_order*, int, void*)) {
+  Stack in(stack, inputs);
   const Tensor input = in.tensor(), cu_seqlens = in.tensor();
   const int64_t world = in.integer();
   const Place place("input", input);
@@ -251,16 +252,16 @@ void reorder(StableIValue* stack, tea_status (*verb)(const tea_cp_order*, int, v
 
 }  // namespace
 
-void cp_to_rank_order(StableIValue* stack, uint64_t, uint64_t) {
-  reorder(stack, tea_cp_to_rank_order);
+void cp_to_rank_order(StableIValue* stack, uint64_t inputs, uint64_t) {
+  reorder(stack, inputs, tea_cp_to_rank_order);
 }
 
-void cp_to_sequence_order(StableIValue* stack, uint64_t, uint64_t) {
-  reorder(stack, tea_cp_to_sequence_order);
+void cp_to_sequence_order(StableIValue* stack, uint64_t inputs, uint64_t) {
+  reorder(stack, inputs, tea_cp_to_sequence_order);
 }
 
-void cp_copy_valid(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void cp_copy_valid(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor input = in.tensor(), output = in.tensor(), padded = in.tensor(),
                cu_seqlens = in.tensor();
   const Place place("input", input);

@@ -81,16 +81,16 @@ Arguments::Arguments(Stack& in)
       mask(in.text()),
       training(in.flag()),
       scale(in.maybe_number()),
-      window_left(in.integer()),
-      window_right(in.integer()),
+      window_left(in.integer(-1)),
+      window_right(in.integer(-1)),
       dropout(in.number()),
       rng_state(in.maybe_tensor()),
       bias(in.maybe_tensor()),
       sink(in.maybe_tensor()),
       cu_seqlens_q(in.maybe_tensor()),
       cu_seqlens_kv(in.maybe_tensor()),
-      max_seqlen_q(in.integer()),
-      max_seqlen_kv(in.integer()),
+      max_seqlen_q(in.integer(-1)),
+      max_seqlen_kv(in.integer(-1)),
       table_k(in.maybe_tensor()),
       softcap(in.number()),
       slopes(in.maybe_tensor()),
@@ -321,7 +321,8 @@ void Work::add_integers(tea_tensor index, const char* name, const std::optional<
 }
 
 void Work::add(tea_tensor index, const char* name, const Tensor& tensor) {
-  if (where_is(name, tensor) != where_) refuse(name, "on another device", "the device of q");
+  if (device_of(name, tensor) != where_.device)
+    refuse(name, "on another device", "the device of q");
   pointers_[index] = tensor.data_ptr();
   if (tensor.numel()) addresses_ |= reinterpret_cast<uintptr_t>(pointers_[index]);
 }
@@ -335,10 +336,26 @@ tea_strides Work::add_rows(tea_tensor index, const char* name, const Tensor& ten
   std::copy_n(like.size, like.rank, needed.size);
   if (index == TEA_O || index == TEA_DOUT) needed.size[order.dim] = problem.dim_v;
   require_shape(name, view, needed);
-  if (dtype_of(tensor) != problem.dtype)
-    refuse(std::string(name) + ".dtype", dtype_text(tensor), dtype_text(in_.q) + " as q");
+  if (dtype_of(tensor) != type_of(index))
+    refuse(std::string(name) + ".dtype", dtype_text(tensor),
+           dtype_text(type_of(index)) + (type_of(index) == problem.dtype ? " as q" : ""));
   add(index, name, tensor);
   return strides_of(name, view, order);
+}
+
+int32_t Work::type_of(tea_tensor index) const {
+  const auto or_else = [](int32_t type, int32_t usual) { return type ? type : usual; };
+  const int32_t o = or_else(problem.o_dtype, problem.dtype);
+  if (index == TEA_O) return o;
+  if (index == TEA_DOUT) return or_else(problem.dout_dtype, o);
+  const bool gradient = index == TEA_DQ || index == TEA_DK || index == TEA_DV;
+  return gradient ? or_else(problem.dqkv_dtype, problem.dtype) : problem.dtype;
+}
+
+void Work::add_scale(tea_tensor index, const char* name, const std::optional<Tensor>& tensor) {
+  if (!tensor) return;
+  if (tensor->numel() != 1) refuse(name, "of shape " + shape_text(View(*tensor)), "float32 [1]");
+  pointers_[index] = Place(where_).fp32(name, *tensor);
 }
 
 void Work::add_per_row(tea_tensor index, const char* name, const Tensor& tensor) {
@@ -365,7 +382,7 @@ Work::Layout Work::layout_of_o() const {
 Tensor Work::new_o() {
   const Layout layout = layout_of_o();
   const Tensor o =
-      empty(in_.q, torch_dtype(problem.dtype), order_q_.rank, layout.size, layout.stride);
+      empty(in_.q, torch_dtype(type_of(TEA_O)), order_q_.rank, layout.size, layout.stride);
   problem.o = add_rows(TEA_O, "o", o);
   return o;
 }

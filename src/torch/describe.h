@@ -52,9 +52,11 @@ class Work {
   // Adds a tensor of the operation; the engines count on how well a large one is aligned.
   void add(tea_tensor index, const char* name, const Tensor& tensor);
   void add_small(tea_tensor index, void* memory) { pointers_[index] = memory; }
-  // Adds one that has the shape and type of q, k or v (o and dout: with the head dim of v), and
-  // returns its strides.
+  // Adds one that has the shape of q, k or v (o and dout: with the head dim of v) and the type that
+  // the problem says, and returns its strides.
   tea_strides add_rows(tea_tensor index, const char* name, const Tensor& tensor);
+  // Adds a scale of FP8, if there is one.
+  void add_scale(tea_tensor index, const char* name, const std::optional<Tensor>& tensor);
   // Adds one that has a number for each row and head, as LSE has.
   void add_per_row(tea_tensor index, const char* name, const Tensor& tensor);
 
@@ -83,6 +85,7 @@ class Work {
   };
   Layout layout_of_o() const;
   Sizes per_row() const;
+  int32_t type_of(tea_tensor index) const;
   void run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward);
   bool varies() const {
     return problem.q_form == TEA_RAGGED || problem.kv_form == TEA_RAGGED ||

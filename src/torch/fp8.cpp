@@ -5,17 +5,6 @@
 namespace tea::torch_ops {
 namespace {
 
-int32_t dtype_named(const std::string& name) {
-  constexpr struct {
-    const char* name;
-    int32_t dtype;
-  } rows[] = {{"float16", TEA_FP16}, {"bfloat16", TEA_BF16},      {"float32", TEA_FP32},
-              {"float64", TEA_FP64}, {"float8_e4m3fn", TEA_E4M3}, {"float8_e5m2", TEA_E5M2}};
-  for (const auto& row : rows)
-    if (name == row.name) return row.dtype;
-  refuse("dtype", "\"" + name + "\"", "a floating-point dtype, as in \"float8_e4m3fn\"");
-}
-
 struct Cast {
   Place place;
   Tensor output;
@@ -25,7 +14,7 @@ struct Cast {
     const View view(input);
     args.struct_size = sizeof args;
     args.input_dtype = dtype_of(input);
-    args.output_dtype = dtype_named(dtype);
+    args.output_dtype = dtype_named("dtype", dtype);
     output = empty(input, torch_dtype(args.output_dtype), view.rank, view.size);
     args.input = place.memory("input", input);
     args.output = output.data_ptr();
@@ -39,8 +28,8 @@ struct Cast {
 
 }  // namespace
 
-void fp8_quantize(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void fp8_quantize(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor input = in.tensor();
   const std::optional<Tensor> scale = in.maybe_tensor(), amax = in.maybe_tensor();
   Cast cast(input, in.text());
@@ -52,8 +41,8 @@ void fp8_quantize(StableIValue* stack, uint64_t, uint64_t) {
   give(stack, cast.output, scale_inv);
 }
 
-void fp8_quantize_current(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void fp8_quantize_current(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor input = in.tensor();
   const std::string dtype = in.text();
   const bool power_of_two = in.flag();
@@ -69,8 +58,8 @@ void fp8_quantize_current(StableIValue* stack, uint64_t, uint64_t) {
   give(stack, cast.output, scale, scale_inv, amax);
 }
 
-void fp8_dequantize(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void fp8_dequantize(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor input = in.tensor();
   const std::optional<Tensor> scale_inv = in.maybe_tensor();
   Cast cast(input, in.text());
@@ -79,16 +68,16 @@ void fp8_dequantize(StableIValue* stack, uint64_t, uint64_t) {
   give(stack, cast.output);
 }
 
-void amax(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void amax(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor input = in.tensor(), result = in.tensor();
   const Place place("input", input);
   require(tea_amax(place.memory("input", input), dtype_of(input), input.numel(),
                    place.fp32("amax", result), place.where.device, place.where.stream));
 }
 
-void fill(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void fill(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor tensor = in.tensor();
   const double value = in.number();
   const Place place("tensor", tensor);
@@ -96,8 +85,8 @@ void fill(StableIValue* stack, uint64_t, uint64_t) {
                    place.where.device, place.where.stream));
 }
 
-void fill_bytes(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void fill_bytes(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor tensor = in.tensor();
   const auto value = static_cast<int>(in.integer());
   const Place place("tensor", tensor);

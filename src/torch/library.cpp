@@ -15,8 +15,12 @@ struct Row {
 constexpr Row kOperators[] = {
     {"attention", forward},  // the same; its gradient is registered in Python
     ROW(forward),
+    ROW(forward_few),
+    ROW(inference),
     ROW(backward),
     ROW(backward_out),
+    ROW(fp8_forward),
+    ROW(fp8_backward),
     ROW(explain),
     ROW(kv_cache_append),
     ROW(thd_to_bshd),

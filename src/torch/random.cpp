@@ -13,8 +13,8 @@ int64_t* state(const Place& place, const Tensor& rng_state) {
 
 }  // namespace
 
-void rng_fill(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void rng_fill(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor rng_state = in.tensor();
   const auto seed = static_cast<uint64_t>(in.integer()),
              offset = static_cast<uint64_t>(in.integer());
@@ -23,8 +23,8 @@ void rng_fill(StableIValue* stack, uint64_t, uint64_t) {
       tea_rng_fill(state(place, rng_state), seed, offset, place.where.device, place.where.stream));
 }
 
-void rng_fill_captured(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void rng_fill_captured(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor rng_state = in.tensor(), seed = in.tensor();
   const std::optional<Tensor> offset = in.maybe_tensor();
   const auto offset_in_graph = static_cast<uint64_t>(in.integer());
@@ -34,8 +34,8 @@ void rng_fill_captured(StableIValue* stack, uint64_t, uint64_t) {
                                 place.where.device, place.where.stream));
 }
 
-void rng_advance(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void rng_advance(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor rng_state = in.tensor();
   const auto increment = static_cast<uint64_t>(in.integer());
   const Place place("rng_state", rng_state);
@@ -43,8 +43,8 @@ void rng_advance(StableIValue* stack, uint64_t, uint64_t) {
       tea_rng_advance(state(place, rng_state), increment, place.where.device, place.where.stream));
 }
 
-void dropout_mask(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void dropout_mask(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor rng_state = in.tensor();
   tea_dropout_mask args{};
   args.struct_size = sizeof args;

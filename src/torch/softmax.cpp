@@ -37,8 +37,8 @@ tea_scaled_softmax describe(const Tensor& scores, double scale, const std::strin
 
 }  // namespace
 
-void scaled_softmax_forward(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void scaled_softmax_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor input = in.tensor();
   const std::optional<Tensor> mask = in.maybe_tensor();
   const double scale = in.number();
@@ -60,8 +60,8 @@ void scaled_softmax_forward(StableIValue* stack, uint64_t, uint64_t) {
   give(stack, output);
 }
 
-void scaled_softmax_backward(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void scaled_softmax_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor dout = in.tensor(), output = in.tensor();
   const double scale = in.number();
   const std::string kind = in.text();
@@ -77,8 +77,8 @@ void scaled_softmax_backward(StableIValue* stack, uint64_t, uint64_t) {
   give(stack, dinput);
 }
 
-void flash_prepare_forward(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void flash_prepare_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor qkv = in.tensor();
   const Place place("qkv", qkv);
   const View view(qkv);
@@ -97,8 +97,8 @@ void flash_prepare_forward(StableIValue* stack, uint64_t, uint64_t) {
   give(stack, out);
 }
 
-void flash_prepare_backward(StableIValue* stack, uint64_t, uint64_t) {
-  Stack in(stack);
+void flash_prepare_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
   const Tensor parts[3] = {in.tensor(), in.tensor(), in.tensor()};
   const Place place("dq", parts[0]);
   constexpr const char* kNames[] = {"dq", "dk", "dv"};

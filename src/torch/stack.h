@@ -1,5 +1,6 @@
 // The arguments of an operator as PyTorch hands them over, read in order, and its results. Every
-// argument must be read: each one that is not would leak.
+// argument must be read: each one that is not would leak. Of an operator that has fewer of them,
+// what is read past the last one is the default.
 #pragma once
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -13,20 +14,25 @@ using torch::stable::Tensor;
 
 class Stack {
  public:
-  explicit Stack(StableIValue* values) : values_(values) {}
+  Stack(StableIValue* values, uint64_t count) : values_(values), end_(values + count) {}
 
   Tensor tensor() { return torch::stable::detail::to<Tensor>(*values_++); }
   std::optional<Tensor> maybe_tensor() {
+    if (at_end()) return {};
     return torch::stable::detail::to<std::optional<Tensor>>(*values_++);
   }
-  int64_t integer() { return torch::stable::detail::to<int64_t>(*values_++); }
-  bool flag() { return torch::stable::detail::to<bool>(*values_++); }
-  double number() { return torch::stable::detail::to<double>(*values_++); }
+  int64_t integer(int64_t usual = 0) {
+    return at_end() ? usual : torch::stable::detail::to<int64_t>(*values_++);
+  }
+  bool flag() { return !at_end() && torch::stable::detail::to<bool>(*values_++); }
+  double number() { return at_end() ? 0 : torch::stable::detail::to<double>(*values_++); }
   std::optional<double> maybe_number() {
+    if (at_end()) return {};
     return torch::stable::detail::to<std::optional<double>>(*values_++);
   }
   // Not by to<std::string>: in torch 2.10 and 2.11 it leaks.
   std::string text() {
+    if (at_end()) return {};
     const auto handle = torch::stable::detail::to<StringHandle>(*values_++);
     size_t length = 0;
     const char* data = nullptr;
@@ -38,7 +44,9 @@ class Stack {
   }
 
  private:
+  bool at_end() const { return values_ == end_; }
   StableIValue* values_;
+  StableIValue* end_;
 };
 
 // The results take the places of the arguments, from the first on.

@@ -18,11 +18,16 @@ void require(tea_status status) {
   if (status != TEA_OK) throw std::runtime_error(tea_error());
 }
 
-Where where_is(const char* name, const Tensor& tensor) {
-  if (tensor.is_cpu()) return {};
+int device_of(const char* name, const Tensor& tensor) {
+  if (tensor.is_cpu()) return -1;
   if (!tensor.is_cuda() || !aoti_torch_get_current_cuda_stream)
     refuse(name, "on another kind of device", "the CPU or a CUDA device");
-  Where out{tensor.get_device_index(), nullptr};
+  return tensor.get_device_index();
+}
+
+Where where_is(const char* name, const Tensor& tensor) {
+  Where out{device_of(name, tensor), nullptr};
+  if (out.device < 0) return out;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(out.device, &out.stream));
   return out;
 }
@@ -90,6 +95,13 @@ int32_t dtype_of(const Tensor& tensor) {
 }
 
 std::string dtype_text(const Tensor& tensor) { return name_of(raw_dtype(tensor)); }
+std::string dtype_text(int32_t dtype) { return name_of(torch_dtype(dtype)); }
+
+int32_t dtype_named(const char* argument, const std::string& name) {
+  for (const DtypeRow& row : kDtypes)
+    if (name == row.name && row.tea) return row.tea;
+  refuse(argument, "\"" + name + "\"", "a floating-point dtype, as in \"float8_e4m3fn\"");
+}
 
 int32_t torch_dtype(int32_t dtype) {
   for (const DtypeRow& row : kDtypes)
@@ -131,7 +143,7 @@ Tensor empty_contiguous_like(const Tensor& like) {
 }
 
 void* Place::memory(const char* name, const Tensor& tensor) const {
-  if (where_is(name, tensor) != where)
+  if (device_of(name, tensor) != where.device)
     refuse(name, "on another device", "the device of the other tensors");
   if (!tensor.is_contiguous())
     refuse(name, "not contiguous", "a contiguous tensor (call .contiguous())");

@@ -19,8 +19,9 @@ void require(tea_status status);
 struct Where {
   int device = -1;
   void* stream = nullptr;
-  bool operator==(const Where&) const = default;
 };
+// The device alone, which takes less time.
+int device_of(const char* name, const Tensor& tensor);
 Where where_is(const char* name, const Tensor& tensor);
 
 // A tensor's address and shape, asked once. An absent tensor is all zero.
@@ -43,6 +44,8 @@ std::string shape_text(int rank, const int64_t* size);
 // A tea_dtype, or TEA_DTYPE_DEFAULT for what is none.
 int32_t dtype_of(const Tensor& tensor);
 std::string dtype_text(const Tensor& tensor);  // as in "float16"
+std::string dtype_text(int32_t dtype);         // of a tea_dtype
+int32_t dtype_named(const char* argument, const std::string& name);
 int32_t torch_dtype(int32_t dtype);
 int32_t torch_int32();
 int32_t torch_int64();

@@ -3,6 +3,7 @@
 import torch
 
 from kit import Case
+from te_attention import _library as core
 from te_attention import torch as tea
 from te_attention.torch import functional
 from te_attention.torch._library import OPS
@@ -154,3 +155,72 @@ def _backward_in_place(case, formats, outputs, dout, dlse, inputs, options) -> l
     with torch.no_grad():
         small = OPS.backward_out.default(*out, dout, dlse, o, lse, *wanted, *arguments)
     return [value for value, wants in zip(small, wanted, strict=True) if wants]
+
+
+FP8_FORWARD = ("Q_SCALE_INV", "K_SCALE_INV", "V_SCALE_INV", "S_SCALE", "S_SCALE_INV", "O_SCALE")
+FP8_BACKWARD = (
+    *FP8_FORWARD[:5],
+    *("O_SCALE_INV", "DOUT_SCALE_INV", "DP_SCALE", "DP_SCALE_INV"),
+    *("DQ_SCALE", "DK_SCALE", "DV_SCALE"),
+)
+TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+TYPES |= {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+
+
+def _write_amax(case: Case, name: str, *parts: torch.Tensor) -> None:
+    """The largest of what the case holds and of what was seen."""
+    if case[name] is not None:
+        _write(case, name, torch.stack([case[name].flatten()[0], *(p.cpu() for p in parts)]).max())
+
+
+def run_fp8(line: str, choice: int, large: bool, device: str = "cpu") -> str:
+    """As run(), of FP8 tensors, by the operators that take their scales."""
+    with Case(line) as case:
+        case.fill(large)
+        problem = " ".join(f"{name}={value}" for name, value in case.fields.items())
+        said = core.explain(problem, -1 if device == "cpu" else 0)
+        engine = next(row for row in said.splitlines() if row.endswith("accepts")).split(":")[0]
+
+        def scales(names: tuple[str, ...]) -> list[torch.Tensor | None]:
+            return [None if case[name] is None else case[name].to(device) for name in names]
+
+        formats = Formats(case, choice)
+        training = case.field("training") == "1"
+        inputs = [
+            formats.order(case[name].to(device), side)
+            for name, side in (("Q", "q"), ("K", "kv"), ("V", "kv"))
+        ]
+        options = options_of(case, device)
+        arguments = functional.describe(
+            *inputs, format=formats.text, return_max_logit=True, **options
+        )._replace(training=training)
+        dtype = case.field("dtype")
+        o_dtype = TYPES[case.field("o_dtype", dtype)]
+        o, lse, largest, amax = OPS.fp8_forward(*scales(FP8_FORWARD), o_dtype, *arguments)
+        _write_forward(case, formats, o, lse, largest)
+        for name, value in zip(("S_AMAX", "O_AMAX"), amax, strict=True):
+            _write_amax(case, name, value)
+        wrong = case.damage(backward=False)
+        if training:
+            dout = formats.order(case["DOUT"].to(device), "q")
+            dlse = None if case["DLSE"] is None else case["DLSE"].to(device)
+            wanted = [case[name] is not None for name in ("DBIAS", "DSINK")]
+            *gradients, dbias, dsink, amax = OPS.fp8_backward(
+                *(dout, dlse, o, lse, *wanted, *scales(FP8_BACKWARD)),
+                *(TYPES[case.field("dqkv_dtype", dtype)], *arguments),
+            )
+            for name, side, value in zip(
+                ("DQ", "DK", "DV"), ("q", "kv", "kv"), gradients, strict=True
+            ):
+                _write(case, name, formats.order(value, side))
+            for name, value in (("DBIAS", dbias), ("DSINK", dsink)):
+                if case[name] is not None:
+                    _write(case, name, value)
+            _write_amax(case, "DP_AMAX", amax[0])
+            if case["DK_AMAX"] is None:  # then that of dQ is of all three
+                _write_amax(case, "DQ_AMAX", *amax[1:])
+            else:
+                for name, value in zip(("DQ_AMAX", "DK_AMAX", "DV_AMAX"), amax[1:], strict=True):
+                    _write_amax(case, name, value)
+            wrong += case.damage(backward=True)
+        return wrong + case.compare(engine)

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import torch
 
-DTYPES = (torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = (
+    *(torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+)
 NAMES = (
     *("Q", "K", "V", "O", "LSE", "MAX", "SUM_EXP", "BIAS", "SINK", "SLOPES"),
     *("CU_SEQLENS_Q", "CU_SEQLENS_KV", "OFFSETS_Q", "OFFSETS_KV", "TABLE_K", "TABLE_V"),
     *("RNG_STATE", "DOUT", "DQ", "DK", "DV", "DBIAS", "DSINK", "DLSE"),
+    *("Q_SCALE_INV", "K_SCALE_INV", "V_SCALE_INV", "S_SCALE", "S_SCALE_INV", "S_AMAX"),
+    *("O_SCALE", "O_SCALE_INV", "O_AMAX", "DOUT_SCALE_INV", "DP_SCALE", "DP_SCALE_INV"),
+    *("DP_AMAX", "DQ_SCALE", "DK_SCALE", "DV_SCALE", "DQ_AMAX", "DK_AMAX", "DV_AMAX"),
 )
 CAPACITY = 1 << 16
 

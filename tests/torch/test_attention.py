@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from te_attention import torch as tea
-from te_attention.torch._arguments import Arguments
+from te_attention.torch._arguments import FEW, Arguments
 from te_attention.torch._library import OPS
 
 CU = torch.tensor([0, 5, 9], dtype=torch.int32)
@@ -113,6 +113,18 @@ def test_backward_of_a_scalar_gradient_is_refused() -> None:
     o, lse, _ = OPS.forward(*arguments)
     with pytest.raises(RuntimeError, match=r"dout is of shape \[\]; needs \[2, 4, 9, 24\]"):
         OPS.backward(torch.tensor(1.0), None, o, lse, False, False, *arguments)
+
+
+@pytest.mark.parametrize("kind", [plain, permuted, sbhd])
+def test_the_operators_with_few_arguments(kind) -> None:
+    few = [x.detach() if isinstance(x, torch.Tensor) else x for x in kind()[:FEW]]
+    o, lse, _ = OPS.forward(*few)
+    got, got_lse = OPS.forward_few(*few)
+    assert torch.equal(got, o)
+    assert torch.equal(got_lse, lse)
+    assert torch.equal(OPS.inference(*few), o)
+    for name in ("forward_few", "inference"):
+        torch.library.opcheck(getattr(OPS, name).default, tuple(few), test_utils=CHECKS)
 
 
 def test_gradcheck_in_double() -> None:

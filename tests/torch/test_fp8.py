@@ -1,8 +1,10 @@
-"""FP8 casts, the largest magnitude, fills: against torch's own casts."""
+"""FP8: attention against the oracle; casts, the largest magnitude and fills against torch's."""
 
 import pytest
 import torch
 
+from cases import run_fp8
+from kit import draw
 from te_attention.torch._library import OPS
 
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
@@ -43,3 +45,50 @@ def test_amax_and_fills() -> None:
 def test_an_unknown_type_is_named() -> None:
     with pytest.raises(RuntimeError, match='dtype is "int4"; needs a floating-point dtype'):
         OPS.fp8_quantize(torch.zeros(2), None, None, "int4")
+
+
+def cases(count: int) -> list[tuple[int, str]]:
+    """So many random cases of FP8."""
+    found: list[tuple[int, str]] = []
+    seed = 0
+    while len(found) < count:
+        line = draw(seed)
+        if line.split("|")[0].startswith("dtype=e"):
+            found.append((seed, line))
+        seed += 1
+    return found
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_random_cases_agree_with_the_oracle(device: str) -> None:
+    wrong = [
+        run_fp8(line, seed, large=seed // 2 % 2 == 0, device=device) for seed, line in cases(60)
+    ]
+    assert not any(wrong), "\n".join(w for w in wrong if w)
+
+
+def test_wrong_scales_and_types_are_named() -> None:
+    q = torch.zeros(1, 2, 4, 16).to(torch.float8_e4m3fn)
+    one = torch.ones(1)
+    OPS.fp8_forward(one, None, None, None, None, None, "bfloat16", q, q, q)
+    with pytest.raises(RuntimeError, match=r"v_scale_inv is of shape \[2\]; needs float32 \[1\]"):
+        OPS.fp8_forward(one, None, one.repeat(2), None, None, None, "bfloat16", q, q, q)
+    with pytest.raises(RuntimeError, match=r"s_scale\.dtype is float64; needs float32"):
+        OPS.fp8_forward(one, None, None, one.double(), None, None, "bfloat16", q, q, q)
+    with pytest.raises(RuntimeError, match='o_dtype is "bf16"; needs a floating-point dtype'):
+        OPS.fp8_forward(one, None, None, None, None, None, "bf16", q, q, q)
+
+
+@pytest.mark.parametrize("o_dtype", ["bfloat16", "float8_e4m3fn"])
+def test_fakes_of_attention(o_dtype: str) -> None:
+    q, k, v = (torch.randn(2, 4, 9, 16).to(torch.float8_e4m3fn) for _ in range(3))
+    one = torch.ones(1)
+    of_o = one if o_dtype.startswith("float8") else None  # other types have no scale
+    given = (one, None, None, one, one, of_o, o_dtype, q, k, v, "bhsd", "causal", True)
+    checks = ("test_faketensor",)
+    torch.library.opcheck(OPS.fp8_forward.default, given, test_utils=checks)
+    o, lse, _, _ = OPS.fp8_forward(*given)
+    scales = [*[one] * 5, of_o, of_o, one, one, None, None, None]
+    given = (torch.randn(o.shape).to(o.dtype), None, o, lse, False, False, *scales, "bfloat16")
+    given = (*given, q, k, v, "bhsd", "causal", True)
+    torch.library.opcheck(OPS.fp8_backward.default, given, test_utils=checks)

@@ -7,7 +7,7 @@ import torch
 
 from te_attention import _library as core
 from te_attention.torch import functional
-from te_attention.torch._arguments import Arguments, trimmed
+from te_attention.torch._arguments import FEW, Arguments, trimmed
 from te_attention.torch._library import OPS
 from te_attention.torch._schemas import SCHEMAS
 
@@ -72,7 +72,8 @@ def test_opcheck(name: str) -> None:
 
 
 def test_every_operator_is_checked() -> None:
-    attention = {"attention", "forward", "backward", "backward_out", "explain"}
+    attention = {"attention", "forward", "forward_few", "inference", "explain"}
+    attention |= {"backward", "backward_out", "fp8_forward", "fp8_backward"}
     assert set(OTHERS) | attention == set(SCHEMAS)
 
 
@@ -81,6 +82,12 @@ def test_arguments_are_those_of_the_schema() -> None:
     assert tuple(a.name for a in schema) == Arguments._fields
     defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
     assert defaults == Arguments._field_defaults
+
+
+def test_the_few_are_the_first_ones() -> None:
+    first = [(a.name, a.default_value) for a in OPS.forward.default._schema.arguments[:FEW]]
+    for few in (OPS.forward_few.default, OPS.inference.default):
+        assert [(a.name, a.default_value) for a in few._schema.arguments] == first
 
 
 def test_trimming_leaves_what_differs_from_the_defaults() -> None:

@@ -3,19 +3,25 @@
 import torch
 from torch import Tensor
 
-from te_attention.torch._arguments import BIAS, SINK, TENSORS, Arguments, trimmed
+# torch.autograd.Function without functorch's transforms, whose support costs microseconds.
+from torch.autograd.function import _SingleLevelFunction
+
+from te_attention.torch._arguments import BIAS, FEW, SINK, TENSORS, TRAINING, trimmed
 from te_attention.torch._library import LIBRARY, OPS
 
-_forward, _backward = OPS.forward.default, OPS.backward.default
+_forward, _forward_few = OPS.forward.default, OPS.forward_few.default
+_inference, _backward = OPS.inference.default, OPS.backward.default
 
 
-def keep(ctx, arguments: tuple, o: Tensor, lse: Tensor, max_logit: Tensor) -> None:
+def keep(ctx, arguments: tuple, o: Tensor, lse: Tensor) -> None:
     """Keeps what backward needs. Every tensor goes where hooks and checkpoints see it."""
+    if len(arguments) <= FEW:  # q, k and v are all the tensors
+        ctx.save_for_backward(o, lse, *arguments[:3])
+        ctx.places, ctx.options = (0, 1, 2), (None, None, None, *arguments[3:])
+        return
     places = [i for i in TENSORS if i < len(arguments) and arguments[i] is not None]
     ctx.save_for_backward(o, lse, *[arguments[i] for i in places])
     ctx.places, ctx.options = places, [None if i in places else x for i, x in enumerate(arguments)]
-    ctx.mark_non_differentiable(max_logit)
-    ctx.set_materialize_grads(False)
 
 
 def kept(ctx, dout: Tensor | None) -> tuple[Tensor, Tensor, Tensor, list]:
@@ -29,30 +35,42 @@ def kept(ctx, dout: Tensor | None) -> tuple[Tensor, Tensor, Tensor, list]:
     return torch.zeros_like(o) if dout is None else dout, o, lse, arguments
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(_SingleLevelFunction):
     """Takes the tensors with a gradient, then all arguments as one: each one passed costs time."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, sink, arguments):  # noqa: ARG004
-        output = _forward(*arguments)
-        keep(ctx, arguments, *output)
-        return output
+    def forward(ctx, q, k, v, bias, sink, arguments, more):  # noqa: ARG004
+        if len(arguments) <= FEW:
+            o, lse = _forward_few(*arguments)
+            keep(ctx, arguments, o, lse)
+            if not more:
+                return o
+            max_logit = lse.new_empty(0)
+        else:
+            o, lse, max_logit = _forward(*arguments)
+            keep(ctx, arguments, o, lse)
+        ctx.mark_non_differentiable(max_logit)
+        ctx.set_materialize_grads(False)
+        return o, lse, max_logit
 
     @staticmethod
-    def backward(ctx, dout, dlse, _dmax):
+    def backward(ctx, dout, dlse=None, _dmax=None):
         if dout is None and dlse is None:
-            return (None,) * 6
+            return (None,) * 7
         wants = ctx.needs_input_grad[3:5]
         dout, o, lse, arguments = kept(ctx, dout)
         dq, dk, dv, *small = _backward(dout, dlse, o, lse, *wants, *arguments)
         dbias, dsink = (g if wanted else None for g, wanted in zip(small, wants, strict=True))
-        return dq, dk, dv, dbias, dsink, None
+        return dq, dk, dv, dbias, dsink, None, None
 
 
 # The same for torch.compile and export. In eager mode this way through Python's dispatcher costs
 # 300 microseconds with as many arguments as these.
 def _setup_context(ctx, inputs: tuple, output: tuple) -> None:
-    keep(ctx, inputs, *output)
+    o, lse, max_logit = output
+    keep(ctx, inputs, o, lse)
+    ctx.mark_non_differentiable(max_logit)
+    ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx, dout, dlse, _dmax) -> tuple:
@@ -73,12 +91,17 @@ torch.library.register_autograd(
 )
 
 
-def run(arguments: Arguments) -> tuple:
-    """O, LSE and the largest logit (empty unless asked for)."""
-    if torch.compiler.is_compiling():
-        return OPS.attention.default(*arguments)
+def run(arguments: tuple, more: bool) -> Tensor | tuple[Tensor, ...]:
+    """O, or where more is asked for a tuple of O, LSE and the largest logit."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        output = OPS.attention.default(*arguments)
+        return output if more else output[0]
     passed = trimmed(arguments)
-    if arguments.training and torch.is_grad_enabled():
-        a = arguments
-        return _Attention.apply(a.q, a.k, a.v, a.bias, a.sink, passed)
-    return _forward(*passed)
+    if arguments[TRAINING] and torch.is_grad_enabled():
+        bias, sink = arguments[BIAS], arguments[SINK]
+        output = _Attention.apply(*arguments[:3], bias, sink, passed, more)
+        return output if more or type(output) is Tensor else output[0]
+    if len(passed) > FEW or more:
+        output = _forward(*passed)
+        return output if more else output[0]
+    return _inference(*passed)

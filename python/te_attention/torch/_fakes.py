@@ -43,6 +43,16 @@ for _name in ("attention", "forward"):
     torch.library.register_fake(f"te_attention::{_name}", _forward, lib=LIBRARY)
 
 
+@_fake
+def _forward_few(*arguments):
+    return _forward(*arguments)[:2]
+
+
+@_fake
+def _inference(*arguments):
+    return _forward(*arguments)[0]
+
+
 def _small_gradients(wants_dbias: bool, wants_dsink: bool, a: Arguments) -> tuple[Tensor, Tensor]:
     bias, sink = a.bias if wants_dbias else None, a.sink if wants_dsink else None
     dbias = _nothing(a.q) if bias is None else bias.new_empty(bias.shape)
@@ -60,6 +70,29 @@ def _backward(dout, dlse, o, lse, wants_dbias, wants_dsink, *arguments):  # noqa
 @_fake
 def _backward_out(dq, dk, dv, dout, dlse, o, lse, dbias, dsink, *arguments):  # noqa: ARG001
     return _small_gradients(dbias, dsink, Arguments(*arguments))
+
+
+FP8_FORWARD, FP8_BACKWARD = 7, 13  # what the operators of FP8 take before the common arguments
+
+
+@_fake
+def _fp8_forward(*arguments):
+    o, lse, max_logit = _forward(*arguments[FP8_FORWARD:])
+    amax = lse.new_empty((2,))
+    return (
+        torch.empty_like(o, dtype=getattr(torch, arguments[FP8_FORWARD - 1])),
+        lse,
+        max_logit,
+        amax,
+    )
+
+
+@_fake
+def _fp8_backward(dout, dlse, o, lse, wants_dbias, wants_dsink, *arguments):  # noqa: ARG001
+    a = Arguments(*arguments[FP8_BACKWARD:])
+    dtype = getattr(torch, arguments[FP8_BACKWARD - 1])
+    gradients = [t.new_empty(t.shape, dtype=dtype) for t in (a.q, a.k, a.v)]
+    return (*gradients, *_small_gradients(wants_dbias, wants_dsink, a), lse.new_empty((4,)))
 
 
 @_fake

@@ -44,7 +44,7 @@ def _pairs(a: Arguments) -> int:
     return heads * sum(_visible(r, c, a) for r, c in zip(lengths_q, lengths_kv, strict=True))
 
 
-@register_flop_formula([OPS.attention, OPS.forward], get_raw=True)
+@register_flop_formula([OPS.attention, OPS.forward, OPS.forward_few, OPS.inference], get_raw=True)
 def forward_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
     """The two products of the forward pass."""
     a = Arguments(*arguments)

@@ -5,10 +5,14 @@ import torch
 NAMESPACE = "te_attention"
 
 # What every operator of attention takes, in the order in which src/torch/describe.cpp reads it.
-# What is seldom given comes last: trailing defaults need not be passed, which is faster.
-ARGUMENTS = (
+# What is seldom given comes last: trailing defaults need not be passed, which is faster. Faster yet
+# is a schema without them: PyTorch looks for each one by its name.
+FEW = (
     'Tensor q, Tensor k, Tensor v, str format="bhsd", str mask="none", bool training=False, '
-    "float? scale=None, SymInt window_left=-1, SymInt window_right=-1, float dropout=0.0, "
+    "float? scale=None"
+)
+ARGUMENTS = (
+    f"{FEW}, SymInt window_left=-1, SymInt window_right=-1, float dropout=0.0, "
     "Tensor? rng_state=None, Tensor? bias=None, Tensor? sink=None, "
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, SymInt max_seqlen_q=-1, "
     "SymInt max_seqlen_kv=-1, Tensor? page_table=None, float softcap=0.0, "
@@ -20,12 +24,30 @@ ARGUMENTS = (
 INCOMING = "Tensor dout, Tensor? dlse, Tensor o, Tensor lse, bool wants_dbias, bool wants_dsink"
 OUTGOING = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv"
 
+# What the operators of FP8 take before them. A scale that is None is 1 (k, v: as q; dk, dv: as dq).
+FP8_FORWARD = (
+    "Tensor? q_scale_inv, Tensor? k_scale_inv, Tensor? v_scale_inv, Tensor? s_scale, "
+    "Tensor? s_scale_inv, Tensor? o_scale, str o_dtype"
+)
+FP8_BACKWARD = (
+    "Tensor? q_scale_inv, Tensor? k_scale_inv, Tensor? v_scale_inv, Tensor? s_scale, "
+    "Tensor? s_scale_inv, Tensor? o_scale_inv, Tensor? dout_scale_inv, Tensor? dp_scale, "
+    "Tensor? dp_scale_inv, Tensor? dq_scale, Tensor? dk_scale, Tensor? dv_scale, str dqkv_dtype"
+)
+
 SCHEMAS = {
     "attention": f"({ARGUMENTS}) -> (Tensor o, Tensor lse, Tensor max_logit)",  # differentiable
     "forward": f"({ARGUMENTS}) -> (Tensor o, Tensor lse, Tensor max_logit)",
+    "forward_few": f"({FEW}) -> (Tensor o, Tensor lse)",
+    "inference": f"({FEW}) -> Tensor",
     "backward": f"({INCOMING}, {ARGUMENTS}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
     "backward_out": f"({OUTGOING}, {INCOMING}, {ARGUMENTS}) -> (Tensor dbias, Tensor dsink)",
+    # amax: the largest magnitudes before scaling, of S and O, and of dP, dQ, dK and dV
+    "fp8_forward": f"({FP8_FORWARD}, {ARGUMENTS}) -> "
+    "(Tensor o, Tensor lse, Tensor max_logit, Tensor amax)",
+    "fp8_backward": f"({INCOMING}, {FP8_BACKWARD}, {ARGUMENTS}) -> "
+    "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink, Tensor amax)",
     "explain": f"({ARGUMENTS}) -> str",
     # KV caches; ragged and padded batches
     "kv_cache_append": "(Tensor new_k, Tensor new_v, Tensor(a!) k_cache, Tensor(b!) v_cache, "

@@ -14,18 +14,19 @@ Mask: TypeAlias = Literal["causal", "causal_bottom_right", "bottom_right"]
 Window: TypeAlias = tuple[int | None, int | None]
 BiasType: TypeAlias = Literal["post_scale", "pre_scale"]
 Sink: TypeAlias = Tensor | Literal["off_by_one"]
+NO_WINDOW = (-1, -1)
 
 
-def chosen(output: tuple, return_lse: bool, return_max_logit: bool) -> Tensor | tuple[Tensor, ...]:
-    """O, or a tuple of O and what else was asked for."""
+def chosen(output: tuple, return_lse: bool, return_max_logit: bool) -> tuple[Tensor, ...]:
+    """O, and of LSE and the largest logit what was asked for."""
     o, lse, max_logit = output
-    if not (return_lse or return_max_logit):
-        return o
     return (o, *([lse] if return_lse else []), *([max_logit] if return_max_logit else []))
 
 
-def _run(arguments: Arguments, return_lse: bool) -> Tensor | tuple[Tensor, ...]:
-    return chosen(run(arguments), return_lse, arguments.max_logit)
+def _run(arguments: tuple, return_lse: bool, return_max_logit: bool) -> Tensor | tuple[Tensor, ...]:
+    if return_lse or return_max_logit:
+        return chosen(run(arguments, True), return_lse, return_max_logit)
+    return run(arguments, False)
 
 
 def attention(
@@ -58,7 +59,7 @@ def attention(
     return_max_logit: bool = False,
     deterministic: bool | None = None,
     engine: str = "",
-    _finish: Callable[[Arguments, bool], Any] = _run,
+    _finish: Callable[[tuple, bool, bool], Any] = _run,
 ) -> Tensor | tuple[Tensor, ...]:
     """softmax(scale * q k^T + ...) v, with gradients for q, k, v, bias and a learnable sink.
 
@@ -117,7 +118,7 @@ def attention(
         RuntimeError: an argument is wrong (which, the value seen, the value needed), or no engine
             accepts the problem (what each of them says). Nothing has been computed then.
     """
-    if torch.is_autocast_enabled(q.device.type):
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
         q, k, v = autocast(q, k, v)
     differentiable = torch.is_grad_enabled() and (
         q.requires_grad
@@ -126,7 +127,7 @@ def attention(
         or (bias is not None and bias.requires_grad)
         or (isinstance(sink, Tensor) and sink.requires_grad)
     )
-    arguments = Arguments(
+    arguments = (  # in the order of Arguments, which takes a microsecond to make
         q,
         k,
         v,
@@ -134,7 +135,7 @@ def attention(
         "none" if mask is None else mask,
         differentiable or dropout > 0,
         scale,
-        *_bounds(window),
+        *(NO_WINDOW if window is None else _bounds(window)),
         dropout or NONE,
         _random_state(q, rng_state, generator) if dropout else None,
         bias,
@@ -146,32 +147,30 @@ def attention(
         page_table,
         softcap or NONE,
         alibi if isinstance(alibi, Tensor) else None,
-        _named("alibi", alibi, False, True),
+        alibi is not False and _named("alibi", alibi, False, True),
         offsets_q,
         offsets_kv,
         page_table_v,
         origin,
-        _named("bias_type", bias_type, "post_scale", "pre_scale"),
-        _named("sink", sink, None, "off_by_one"),
+        bias_type != "post_scale" and _named("bias_type", bias_type, "post_scale", "pre_scale"),
+        sink is not None and _named("sink", sink, None, "off_by_one"),
         return_max_logit,
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
         engine,
     )
-    return _finish(arguments, return_lse)
+    return _finish(arguments, return_lse, return_max_logit)
 
 
 def _named(name: str, value: object, no: object, yes: object) -> bool:
     """Is it the second of two values? A tensor is neither."""
-    if value is no or isinstance(value, Tensor) or value == no:
+    if isinstance(value, Tensor) or value == no:
         return False
     if value == yes:
         return True
     raise ValueError(f"{name} is {value!r}; needs {no!r} or {yes!r}, or for some a tensor")
 
 
-def _bounds(window: Window | None) -> tuple[int, int]:
-    if window is None:
-        return -1, -1
+def _bounds(window: Window) -> tuple[int, int]:
     left, right = (-1 if bound is None else bound for bound in window)
     if left < -1 or right < -1:
         raise ValueError(f"window is {window}; needs (left, right), each None or at least 0")
@@ -214,7 +213,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **options) -> str:
 
 def describe(q: Tensor, k: Tensor, v: Tensor, **options) -> Arguments:
     """The options of attention() as the operators take them."""
-    return attention(q, k, v, **options, _finish=lambda arguments, _: arguments)
+    return attention(q, k, v, **options, _finish=lambda arguments, *_: Arguments(*arguments))
 
 
 def dropout_mask(

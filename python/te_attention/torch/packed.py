@@ -22,10 +22,12 @@ class _Packed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, packed, heads, arguments):
         arguments = trimmed((*_views(packed, heads), *arguments[3:]))
-        output = _forward(*arguments)
-        keep(ctx, arguments, *output)
+        o, lse, max_logit = _forward(*arguments)
+        keep(ctx, arguments, o, lse)
         ctx.shape, ctx.heads = packed.shape, heads
-        return output
+        ctx.mark_non_differentiable(max_logit)
+        ctx.set_materialize_grads(False)
+        return o, lse, max_logit
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax):
@@ -104,4 +106,5 @@ def attention_packed(
     with torch.no_grad():
         arguments = describe(*_views(qkv, heads), **options)
     arguments = arguments._replace(training=arguments.training or differentiable)
-    return chosen(_Packed.apply(qkv, heads, arguments), return_lse, arguments.max_logit)
+    output = chosen(_Packed.apply(qkv, heads, arguments), return_lse, arguments.max_logit)
+    return output if len(output) > 1 else output[0]

@@ -106,6 +106,7 @@ def test_compile(mode: str) -> None:
         lambda q, k, v: tea.attention(q, k, v, mask="causal") * 2, fullgraph=True, mode=mode
     )
     for _ in range(3):
+        torch.compiler.cudagraph_mark_step_begin()  # the last one's results may be overwritten
         got = compiled(q, k, v)
         torch.testing.assert_close(got, tea.attention(q, k, v, mask="causal") * 2)
         got.float().sum().backward()
@@ -135,6 +136,7 @@ def test_host_time(capsys: pytest.CaptureFixture) -> None:
         torch.autograd.grad(function(q, k, v), (q, k, v), dout)
 
     times = {
+        "inference.default": microseconds(lambda: OPS.inference.default(*plain)),
         "forward.default": microseconds(lambda: OPS.forward.default(*plain)),
         "attention(), no grad": microseconds(lambda: tea.attention(*plain)),
         "attention(), grad": microseconds(lambda: tea.attention(q, k, v)),
@@ -146,5 +148,5 @@ def test_host_time(capsys: pytest.CaptureFixture) -> None:
     with capsys.disabled():
         for name, value in times.items():
             print(f"host time {name}: {value:.1f} us")
-    assert times["forward.default"] <= 10
+    assert times["inference.default"] <= 10
     assert times["attention(), grad"] <= 20
