@@ -2,8 +2,6 @@
 // Run.
 #include "torch/describe.h"
 
-#include <torch/csrc/stable/accelerator.h>
-
 #include <algorithm>
 #include <bit>
 
@@ -407,8 +405,6 @@ void Work::forward() { run(tea_forward, true); }
 void Work::backward() { run(tea_backward, false); }
 
 void Work::run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward) {
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  if (where_.device >= 0) guard.emplace(where_.device);
   settle_alignment();
   const Planned plan = planned(problem, varies() ? &run_ : nullptr, where_.device, in_.engine);
   const uint64_t bytes = is_forward ? plan.workspace_forward : plan.workspace_backward;

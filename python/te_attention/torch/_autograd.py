@@ -97,7 +97,7 @@ def run(arguments: tuple, more: bool) -> Tensor | tuple[Tensor, ...]:
         output = OPS.attention.default(*arguments)
         return output if more else output[0]
     passed = trimmed(arguments)
-    if arguments[TRAINING] and torch.is_grad_enabled():
+    if arguments[TRAINING]:
         bias, sink = arguments[BIAS], arguments[SINK]
         output = _Attention.apply(*arguments[:3], bias, sink, passed, more)
         return output if more or type(output) is Tensor else output[0]
