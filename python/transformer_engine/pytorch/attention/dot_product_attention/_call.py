@@ -71,21 +71,23 @@ class Call:
 
     def settle(self) -> None:
         """Finds the layout, the lengths and their bounds."""
-        require(self.bias_type in AttnBiasTypes, "core_attention_bias_type", repr(self.bias_type),
-                "one of " + ", ".join(AttnBiasTypes))  # fmt: skip
         self.layout, self.q, self.k, self.v, self.q_format, self.kv_format = get_qkv_layout(
             self.q, self.k, self.v, self.qkv_format, self.inference_params
         )
-        for name, tensor, form in (("query_layer", self.q, self.q_format),
-                                   ("key_layer", self.k, self.kv_format)):  # fmt: skip
-            if tensor.dim() != _RANKS[form]:
-                refuse(name, f"of {tensor.dim()} dimensions", f"{_RANKS[form]} for {form}")
+        if self.q.dim() != _RANKS[self.q_format] or self.k.dim() != _RANKS[self.kv_format]:
+            self._refuse_rank()
         if self.q_format == "thd" or self.inference_params is not None:
             self._settle_ragged()
         else:
             self._settle_dense()
         if self.pad_between_seqs is None:
             self.pad_between_seqs = self.q_format == "thd" and self._has_gaps()
+
+    def _refuse_rank(self) -> None:
+        wrong_q = self.q.dim() != _RANKS[self.q_format]
+        name, tensor = ("query_layer", self.q) if wrong_q else ("key_layer", self.k)
+        form = self.q_format if wrong_q else self.kv_format
+        refuse(name, f"of {tensor.dim()} dimensions", f"{_RANKS[form]} for {form}")
 
     def _has_gaps(self) -> bool:
         """Whether sequences begin elsewhere than the lengths say, without reading the device."""
@@ -119,8 +121,10 @@ class Call:
         self.max_seqlen_q, self.max_seqlen_kv = self.q.shape[row], self.k.shape[row]
         batch, device = self.q.shape[1 - row], self.q.device
         if "padding" not in self.mask:
-            self.cu_seqlens_q = get_full_cu_seqlens(batch, self.max_seqlen_q, device)
-            self.cu_seqlens_kv = get_full_cu_seqlens(batch, self.max_seqlen_kv, device)
+            full = get_full_cu_seqlens(batch, self.max_seqlen_q, device)
+            self.cu_seqlens_q = self.cu_seqlens_kv = full
+            if self.max_seqlen_kv != self.max_seqlen_q:
+                self.cu_seqlens_kv = get_full_cu_seqlens(batch, self.max_seqlen_kv, device)
         elif self.cu_seqlens_q is None or self.cu_seqlens_kv is None:
             masks = self.attention_mask
             if masks is None:
@@ -131,16 +135,18 @@ class Call:
 
     def key(self) -> tuple:
         """What a choice of a backend depends on; the number of tokens is not part of it."""
-        first = 1 if self.q_format == "thd" else 0
-        bias, slopes = self.bias, self.slopes
+        q, k, v, bias, slopes = self.q, self.k, self.v, self.bias, self.slopes
+        ragged = self.q_format == "thd"
         # fmt: off
         return (
-            self.layout, self.q.shape[first:], self.k.shape[first:], self.v.shape[first:],
-            self.q.dtype, self.k.dtype, self.v.dtype, type(self.q), self.q.device, self.k.device,
-            self.mask, self.window, self.bottom_right, self.max_seqlen_q, self.max_seqlen_kv,
-            self.bias_type, None if bias is None else (bias.shape, bias.requires_grad),
+            self.layout, q.shape[1:] if ragged else q.shape, k.shape[1:] if ragged else k.shape,
+            v.shape[1:] if ragged else v.shape, q.dtype, k.dtype, v.dtype, type(q), q.device,
+            k.device, self.mask, self.window, self.bottom_right, self.max_seqlen_q,
+            self.max_seqlen_kv, self.bias_type,
+            None if bias is None else (bias.shape, bias.requires_grad),
             None if slopes is None else slopes.shape, self.pad_between_seqs, self.num_splits,
-            self.attention_mask is None, self.inference_params is None, self.cu_seqlens_q.shape,
+            self.attention_mask is None, self.inference_params is None,
+            len(self.cu_seqlens_q) if ragged else 0,
         )
         # fmt: on
 
@@ -165,7 +171,9 @@ class Call:
         return next(names[at] for at in names if at == (b, h))
 
     def check(self, heads: int, groups: int, dims: tuple[int, int]) -> None:
-        """That the tensors fit together and to the module."""
+        """That the tensors and options fit together, and to the module."""
+        known = ", ".join(AttnBiasTypes)
+        require(self.bias_type in AttnBiasTypes, "core_attention_bias_type", self.bias_type, known)
         q, k, v = self.q, self.k, self.v
         for name, tensor in (("key_layer", k), ("value_layer", v)):
             if (tensor.dtype, tensor.device) != (q.dtype, q.device):

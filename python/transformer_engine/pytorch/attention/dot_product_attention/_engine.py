@@ -13,12 +13,15 @@ def check_small(
     bias_type: str, bias: Tensor | None, softmax_type: str, softmax_offset: Tensor | None
 ) -> None:
     """That a bias and an offset are there where they are used, and nowhere else."""
-    for name, tensor, kind, used in (
-        ("core_attention_bias", bias, bias_type, bias_type.endswith("_scale_bias")),
-        ("softmax_offset", softmax_offset, softmax_type, softmax_type != "vanilla"),
-    ):
-        if used != (tensor is not None):
-            refuse(name, "None" if used else "a tensor", f"{'one' if used else 'None'} with {kind}")
+    if bias_type.endswith("_scale_bias") != (bias is not None):
+        _refuse_small("core_attention_bias", bias, bias_type)
+    if (softmax_type != "vanilla") != (softmax_offset is not None):
+        _refuse_small("softmax_offset", softmax_offset, softmax_type)
+
+
+def _refuse_small(name: str, tensor: Tensor | None, kind: str) -> None:
+    seen, needed = ("None", "one") if tensor is None else ("a tensor", "None")
+    refuse(name, seen, f"{needed} with {kind}")
 
 
 class EngineCall(NamedTuple):
@@ -61,14 +64,20 @@ class EngineCall(NamedTuple):
         }
         if "padding" in self.mask:
             options["cu_seqlens_q"], options["cu_seqlens_kv"] = self.cu_seqlens
-        starts = starts_of(self.cu_seqlens, self.offsets)
         if self.q_format == "thd":
+            starts = starts_of(self.cu_seqlens, self.offsets)
             options["max_seqlen_q"], options["offsets_q"] = self.max_seqlens[0], starts[0]
-        if self.kv_format == "thd":
-            options["max_seqlen_kv"], options["offsets_kv"] = self.max_seqlens[1], starts[1]
-        elif self.page_table is not None:
+            if self.kv_format == "thd":
+                options["max_seqlen_kv"], options["offsets_kv"] = self.max_seqlens[1], starts[1]
+        if self.page_table is not None:
             options["max_seqlen_kv"] = self.max_seqlens[1]
         return attention(q, k, v, **options)
+
+
+def merged(out: Tensor) -> Tensor:
+    """O with the last two dimensions, heads and elements, as one. Cheaper than flatten()."""
+    *rows, heads, dim = out.shape
+    return out.view(*rows, heads * dim)
 
 
 Pair = tuple[Tensor | None, Tensor | None]

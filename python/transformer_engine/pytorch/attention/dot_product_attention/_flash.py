@@ -10,6 +10,7 @@ import transformer_engine_torch as tex
 from transformer_engine.pytorch._refusal import require
 from transformer_engine.pytorch.attention.dot_product_attention._engine import (
     EngineCall,
+    merged,
     pages_of,
 )
 from transformer_engine.pytorch.attention.dot_product_attention._flash_package import (
@@ -177,4 +178,4 @@ class FlashAttention(torch.nn.Module):
             else:
                 require(num_splits == 1, "num_splits", num_splits, "1 without flash-attn-3")
                 out = call.run(*tensors)
-        return out.flatten(-2)
+        return merged(out)

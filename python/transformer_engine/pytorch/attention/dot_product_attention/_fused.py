@@ -10,6 +10,7 @@ from transformer_engine.pytorch._refusal import refuse, require
 from transformer_engine.pytorch.attention.dot_product_attention._engine import (
     EngineCall,
     check_small,
+    merged,
     pages_of,
 )
 from transformer_engine.pytorch.attention.dot_product_attention._layouts import formats_of
@@ -141,11 +142,11 @@ class FusedAttnFunc(torch.autograd.Function):
         return tuple(gradients)
 
 
-def _merged(out: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+def _both(out: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     """O with heads merged, and the largest score of each head."""
     if largest.dim() > 1:  # [batch, heads, rows] or [tokens, heads]
         largest = largest.amax([i for i in range(largest.dim()) if i != 1]).to(out.dtype)
-    return out.flatten(-2), largest
+    return merged(out), largest
 
 
 class FusedAttention(torch.nn.Module):
@@ -252,7 +253,7 @@ class FusedAttention(torch.nn.Module):
             else:
                 start_offload(*tensors, offload_base_tensor=True)
                 result = call.run(*tensors)
-        return _merged(*result) if self.return_max_logit else result.flatten(-2)
+        return _both(*result) if self.return_max_logit else merged(result)
 
     def _by_node(self, call: EngineCall, tensors: tuple, options: tuple, backend: object) -> Tensor:
         return FusedAttnFunc.apply(

@@ -220,7 +220,7 @@ THD = {"qkv_format": "thd", "attn_mask_type": "padding"}
         ({"attn_mask_type": "padding"}, "cu_seqlens_q and attention_mask is None; needs one"),
         ({"attn_mask_type": "arbitrary"}, "attention_mask is None; needs a tensor"),
         (THD, "query_layer is of 4 dimensions; needs 3 for thd"),
-        ({"core_attention_bias_type": "odd"}, "core_attention_bias_type is 'odd'; needs one of"),
+        ({"core_attention_bias_type": "odd"}, "core_attention_bias_type is odd; needs"),
         ({"core_attention_bias_type": "post_scale_bias"}, "core_attention_bias is None; needs"),
         ({"core_attention_bias": torch.zeros(1, 4, 8, 8)}, "core_attention_bias is .*; needs None"),
         ({"alibi_slopes": torch.zeros(4)}, "alibi_slopes is .*; needs None with bias type no_bias"),
