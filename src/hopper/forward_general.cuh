@@ -48,7 +48,7 @@ struct BiasReader {
   }
   static TEA_DEVICE float widen(uint32_t bits) {
     if constexpr (kType == Type::kBf16) return __uint_as_float(bits << 16);
-    return half_value(static_cast<uint16_t>(bits));
+    return float_of_half(static_cast<uint16_t>(bits));
   }
   TEA_DEVICE float one(const char* p) const {
     return g.bias_is_fp32 ? *reinterpret_cast<const float*>(p)

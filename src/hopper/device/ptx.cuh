@@ -3,11 +3,9 @@
 // clusters, the matrix moves and tanh_fast() are for the backward pass, fp8 for kernels of that
 // type.
 #pragma once
-#include <cstdint>
+#include "gpu/ptx.cuh"
 
 namespace tea::hopper {
-
-#define TEA_DEVICE __device__ __forceinline__
 
 // What a matrix instruction or a tensor map sees in memory.
 enum class Type { kBf16, kFp16, kE4M3, kE5M2, kFp32 };
@@ -25,11 +23,6 @@ TEA_DEVICE void perturb() {
   const uint32_t random = (now ^ threadIdx.x / 32 * 0x9E3779B9u ^ blockIdx.x << 20) * 0x85EBCA6Bu;
   if (random >> 30 == 0) asm volatile("nanosleep.u32 %0;\n" ::"r"(random >> 20 & 1023));
 #endif
-}
-
-// Shared memory as the 32-bit address that PTX wants.
-TEA_DEVICE uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
 // True in one thread of the warp, which must be converged.
@@ -84,25 +77,10 @@ TEA_DEVICE uint32_t cluster_address(uint32_t address, uint32_t rank) {
 }
 
 // Not volatile: the compiler may move and merge pure functions.
-TEA_DEVICE float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
-TEA_DEVICE float log2_fast(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
 TEA_DEVICE float reciprocal_fast(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
-}
-TEA_DEVICE float half_value(uint16_t bits) {
-  float x;
-  asm("cvt.f32.f16 %0, %1;\n" : "=f"(x) : "h"(bits));
-  return x;
 }
 TEA_DEVICE float tanh_fast(float x) {
   float y;
@@ -113,14 +91,8 @@ TEA_DEVICE float tanh_fast(float x) {
 // Two floats as one register, the first in the low half, rounded to nearest even.
 template <Type kType>
 TEA_DEVICE uint32_t pack(float low, float high) {
-  uint32_t both;
-  if constexpr (kType == Type::kBf16) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(both) : "f"(high), "f"(low));
-  } else {
-    static_assert(kType == Type::kFp16, "two values fill a register only in 16 bits");
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(both) : "f"(high), "f"(low));
-  }
-  return both;
+  static_assert(kType == Type::kBf16 || kType == Type::kFp16, "two values fill it only in 16 bits");
+  return kType == Type::kBf16 ? pack_bf16(low, high) : pack_fp16(low, high);
 }
 
 // Four floats as one register of fp8, the first in the low byte, saturated to the largest finite.
@@ -138,8 +110,7 @@ TEA_DEVICE uint32_t pack(float a, float b, float c, float d) {
   return uint32_t{high} << 16 | low;
 }
 
-// Four 8x8 matrices of 16-bit values. Lane 8i+r gives the address of row r of matrix i; register i
-// of lane l holds elements (l/4, 2(l%4)) and the next of matrix i, or of its transpose.
+// The reverse of load_matrices(), and of its transpose.
 TEA_DEVICE void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -150,18 +121,6 @@ TEA_DEVICE void store_matrices_transposed(uint32_t address, const uint32_t (&r)[
       "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address),
       "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
       : "memory");
-}
-TEA_DEVICE void load_matrices(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-TEA_DEVICE void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
 }
 // One 8x8 matrix of 16-bit values, transposed across the warp.
 TEA_DEVICE uint32_t transpose_matrix(uint32_t r) {

@@ -5,9 +5,6 @@
 
 namespace tea::hopper {
 
-constexpr float kLog2E = 1.44269504088896340736f, kLn2 = 0.69314718055994530942f;
-constexpr float kMinusInfinity = -__builtin_huge_valf();
-
 // For the thread's two rows: the largest score so far, not yet scaled, and the thread's share of
 // the sum of 2^(scale * (score - top)). A row with nothing to attend keeps top = -infinity, sum =
 // 0.

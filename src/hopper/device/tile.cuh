@@ -1,12 +1,12 @@
 // The accumulator of a warpgroup, 64 rows by N columns: a thread holds N / 2 elements of two rows,
 // eight apart, and the four threads of a quad hold a row between them.
 #pragma once
+#include "gpu/warp.cuh"
 #include "hopper/device/ptx.cuh"
 #include "hopper/device/swizzle.cuh"
 
 namespace tea::hopper {
 
-TEA_DEVICE int lane() { return static_cast<int>(threadIdx.x) % 32; }
 TEA_DEVICE int warp_of_group() { return static_cast<int>(threadIdx.x) / 32 % 4; }
 
 // Which of the thread's two rows element i is in, and where that row and its column lie in the
@@ -14,15 +14,6 @@ TEA_DEVICE int warp_of_group() { return static_cast<int>(threadIdx.x) / 32 % 4; 
 __host__ __device__ constexpr int half_of(int i) { return i / 2 % 2; }
 TEA_DEVICE int row_of(int i) { return 16 * warp_of_group() + lane() / 4 + 8 * half_of(i); }
 TEA_DEVICE int column_of(int i) { return i / 4 * 8 + lane() % 4 * 2 + i % 2; }
-
-TEA_DEVICE float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-TEA_DEVICE float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffff, x, 1);
-  return x + __shfl_xor_sync(0xffffffff, x, 2);
-}
 
 // Thread i of the quad gets register i of each thread, in their order.
 TEA_DEVICE void quad_transpose(uint32_t (&a)[4]) {

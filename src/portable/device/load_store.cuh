@@ -25,6 +25,9 @@ TEA_DEVICE uint32_t halves_of_e5m2(uint32_t codes) {
 TEA_DEVICE uint32_t halves_of_fp8(uint32_t codes, int32_t dtype) {
   return dtype == TEA_E4M3 ? halves_of_e4m3(codes) : halves_of_e5m2(codes);
 }
+TEA_DEVICE uint16_t half_of_fp8(uint8_t code, int32_t dtype) {
+  return static_cast<uint16_t>(halves_of_fp8(code, dtype));
+}
 
 // Eight elements into a tile at (row, column), or zeros. `from` counts bytes to the first; wide:
 // Rows::wide. Copies may still be under way afterwards (commit_copies, wait_copies).
@@ -75,13 +78,6 @@ TEA_DEVICE void load_eight(const Tile<kDtype, kDim>& tile, int row, int column, 
                     {word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]});
 }
 
-TEA_DEVICE float float_of_half(uint32_t bits) {
-  float x;
-  asm("{.reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.f32.f16 %0, low;\n}\n"
-      : "=f"(x)
-      : "r"(bits));
-  return x;
-}
 // To nearest even, saturating.
 TEA_DEVICE uint8_t to_fp8(float x, int32_t dtype) {
 #if __CUDA_ARCH__ >= 890
@@ -106,7 +102,7 @@ TEA_DEVICE float load_float(const void* data, int32_t dtype, int64_t index) {
       return bf16_decode(static_cast<const uint16_t*>(data)[index]);
     case TEA_E4M3:
     case TEA_E5M2:
-      return float_of_half(halves_of_fp8(static_cast<const uint8_t*>(data)[index], dtype));
+      return float_of_half(half_of_fp8(static_cast<const uint8_t*>(data)[index], dtype));
     default:
       return static_cast<const float*>(data)[index];
   }
@@ -132,7 +128,7 @@ TEA_DEVICE void store_float(void* data, int32_t dtype, int64_t index, float valu
 
 // As an fp8 type would hold it; other types keep the value.
 TEA_DEVICE float cast_fp8(float x, int32_t dtype) {
-  return is_fp8(dtype) ? float_of_half(halves_of_fp8(to_fp8(x, dtype), dtype)) : x;
+  return is_fp8(dtype) ? float_of_half(half_of_fp8(to_fp8(x, dtype), dtype)) : x;
 }
 
 }  // namespace tea::portable

@@ -1,18 +1,11 @@
-// Words over PTX that every GPU from sm_80 on has: asynchronous copies, matrix moves, matrix
-// multiply-adds of a warp, fast functions and packing. One instruction each.
+// Words over PTX that this engine has beside those of src/gpu: asynchronous copies, accesses to
+// shared memory and matrix multiply-adds of a warp. One instruction each; from sm_80 on.
 #pragma once
-#include <cstdint>
-
+#include "gpu/warp.cuh"
 #include "te_attention.h"
 
 namespace tea::portable {
 
-#define TEA_DEVICE __device__ __forceinline__
-
-inline constexpr float kLog2E = 1.44269504088896340736f, kLn2 = 0.69314718055994530942f;
-inline constexpr float kMinusInfinity = -__builtin_huge_valf();
-
-TEA_DEVICE int lane() { return static_cast<int>(threadIdx.x) % 32; }
 // The same value, of which the compiler knows nothing: what follows from it is computed where it is
 // used, not before a loop and kept in registers.
 TEA_DEVICE int afresh(int x) {
@@ -22,12 +15,6 @@ TEA_DEVICE int afresh(int x) {
 TEA_DEVICE int64_t afresh(int64_t x) {
   asm volatile("" : "+l"(x));
   return x;
-}
-TEA_DEVICE int warp() { return static_cast<int>(threadIdx.x) / 32; }
-
-// Shared memory as the 32-bit address that PTX wants.
-TEA_DEVICE uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
 // 16 bytes to shared memory, or 16 zeros: `from` is not read then.
@@ -82,21 +69,6 @@ TEA_DEVICE float2 load_shared_float2(uint32_t from) {
   return x;
 }
 
-// Four 8x8 matrices of 16-bit values. Lane 8i+r gives the address of row r of matrix i; register i
-// of lane l holds elements (l/4, 2(l%4)) and the next of matrix i, or of its transpose.
-TEA_DEVICE void load_matrices(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-TEA_DEVICE void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-
 // c += a b, 16x8x16, fp32 sums. (Volatile, so that loads of operands stay near their use. c goes in
 // and out apart: where it is zero no register is cleared.) The lane holds of c rows l/4 and l/4 +
 // 8, columns 2(l%4) and next.
@@ -135,18 +107,6 @@ TEA_DEVICE uint32_t round_tf32(float x) {
   return bits;
 }
 
-// Not volatile: the compiler may move and merge pure functions.
-TEA_DEVICE float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
-TEA_DEVICE float log2_fast(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // The smaller one, or NaN where one is.
 TEA_DEVICE float smaller(float a, float b) {
   float x;
@@ -168,21 +128,7 @@ TEA_DEVICE void add_4(float* to, float a, float b, float c, float d) {
 template <int kDtype>
 TEA_DEVICE uint32_t pack(float low, float high) {
   static_assert(kDtype == TEA_FP16 || kDtype == TEA_BF16);
-  uint32_t both;
-  if constexpr (kDtype == TEA_BF16)
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(both) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-
-TEA_DEVICE float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-TEA_DEVICE float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffff, x, 1);
-  return x + __shfl_xor_sync(0xffffffff, x, 2);
+  return kDtype == TEA_BF16 ? pack_bf16(low, high) : pack_fp16(low, high);
 }
 
 }  // namespace tea::portable
