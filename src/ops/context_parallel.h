@@ -93,6 +93,7 @@ struct LseElements : Elementwise {
   // Elements [begin, end) of a line of half_lse belong to those `shift` later in the whole line.
   struct Cursor {
     int64_t begin = 0, end = 0, shift = 0;
+    TEA_HOST_DEVICE bool holds(int64_t i) const { return i >= begin && i < end; }
   };
   struct Slot {
     float *whole, *half;
@@ -100,10 +101,12 @@ struct LseElements : Elementwise {
   struct Value {
     float whole, half;
   };
-  TEA_HOST_DEVICE bool find(int64_t line, int64_t i, Cursor& c, Slot& slot) const {
-    if (i < c.begin || i >= c.end) c = cursor(line, i);
-    slot = {a.lse + line * a.lse_len + i + c.shift, a.half_lse + line * a.half_len + i};
-    return i >= c.begin && i < c.end;
+  TEA_HOST_DEVICE bool reach(int64_t line, int64_t i, Cursor& c) const {
+    if (!c.holds(i)) c = cursor(line, i);
+    return c.holds(i);
+  }
+  TEA_HOST_DEVICE Slot slot(int64_t line, int64_t i, const Cursor& c) const {
+    return {a.lse + line * a.lse_len + i + c.shift, a.half_lse + line * a.half_len + i};
   }
   TEA_HOST_DEVICE Value load(const Slot& slot) const {
     return {*slot.whole, correct ? *slot.half : 0};
@@ -182,6 +185,14 @@ struct Cut {
   int64_t begin = 0, chunk = -1, first = 0, second = 0;  // chunk -1: nonsense
 
   TEA_HOST_DEVICE bool sane() const { return chunk >= 0; }
+  TEA_HOST_DEVICE bool holds(int64_t local) const {
+    return local >= begin && local - begin < 2 * chunk;
+  }
+  // The place in the global order of token `local` of the rank.
+  TEA_HOST_DEVICE int64_t token(int64_t local) const {
+    const int64_t c = local - begin;
+    return c + (c < chunk ? first : second);
+  }
 };
 
 template <class Args>
@@ -193,16 +204,11 @@ TEA_HOST_DEVICE Cut cut_of(const Args& a, int64_t rank, int64_t i) {
   return {2 * from, chunk, start + rank * chunk, start + (cuts - 2 - rank) * chunk};
 }
 
-// The place in the global order of token `local` of a rank, or -1. `cut` is that of the last call.
+// The cut of the sequence that token `local` of a rank is in; it holds the token, if any does.
 template <class Args>
-TEA_HOST_DEVICE int64_t global_token(const Args& a, int64_t rank, int64_t local, Cut& cut) {
-  if (local < cut.begin || local - cut.begin >= 2 * cut.chunk) {
-    const int64_t i = find_sequence(a.cu_seqlens, a.batch, local * a.world);
-    cut = i < 0 ? Cut{} : cut_of(a, rank, i);
-    if (local - cut.begin >= 2 * cut.chunk) return -1;
-  }
-  const int64_t c = local - cut.begin;
-  return c + (c < cut.chunk ? cut.first : cut.second);
+TEA_HOST_DEVICE Cut cut_around(const Args& a, int64_t rank, int64_t local) {
+  const int64_t i = find_sequence(a.cu_seqlens, a.batch, local * a.world);
+  return i < 0 ? Cut{} : cut_of(a, rank, i);
 }
 
 struct PartitionElements : Elementwise {
@@ -217,10 +223,12 @@ struct PartitionElements : Elementwise {
     int32_t token;
   };
   using Value = int32_t;
-  TEA_HOST_DEVICE bool find(int64_t, int64_t i, Cursor& cut, Slot& slot) const {
-    const int64_t token = global_token(a, a.rank, i, cut);
-    slot = {a.indices + i, static_cast<int32_t>(token)};
-    return token >= 0;
+  TEA_HOST_DEVICE bool reach(int64_t, int64_t i, Cursor& cut) const {
+    if (!cut.holds(i)) cut = cut_around(a, a.rank, i);
+    return cut.holds(i);
+  }
+  TEA_HOST_DEVICE Slot slot(int64_t, int64_t i, const Cursor& cut) const {
+    return {a.indices + i, static_cast<int32_t>(cut.token(i))};
   }
   TEA_HOST_DEVICE Value load(const Slot& slot) const { return slot.token; }
   template <class Real>
@@ -238,9 +246,10 @@ struct OrderMoves : Moves {
   }
   TEA_HOST_DEVICE Move at(int64_t i) const {
     const int64_t each = quotient(a.tokens, a.world), rank = quotient(i, each);
-    Cut cut;
-    const int64_t token = global_token(a, rank, i - rank * each, cut);
-    if (token < 0) return {};
+    const int64_t local = i - rank * each;
+    const Cut cut = cut_around(a, rank, local);
+    if (!cut.holds(local)) return {};
+    const int64_t token = cut.token(local);
     return {static_cast<char*>(a.output) + (to_rank_order ? i : token) * bytes,
             static_cast<const char*>(a.input) + (to_rank_order ? token : i) * bytes};
   }

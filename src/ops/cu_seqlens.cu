@@ -121,23 +121,23 @@ __device__ void add_saturating(int32_t* to, int64_t value) {
 // What one group of threads counts: a row, or a piece of it.
 struct Pieces {
   int64_t bytes, of_row;
-  int lanes;  // threads of a group, a power of two, at most a warp
+  Team team;  // at most a warp
 };
 
 __global__ void __launch_bounds__(kBlock)
     count_marks(const tea_cu_seqlens a, int32_t* counts, const Pieces pieces) {
-  const int lane = threadIdx.x & (pieces.lanes - 1);
-  const int64_t count = a.batch * pieces.of_row, groups = thread_count() / pieces.lanes;
+  const int lane = pieces.team.lane(), lanes = pieces.team.lanes(), in_warp = threadIdx.x % kWarp;
+  const int64_t count = a.batch * pieces.of_row;
   // Whole warps stay together, for the sums over their threads.
-  for (int64_t first = thread_index() / kWarp * kWarp / pieces.lanes; first < count;
-       first += groups) {
-    const int64_t i = first + threadIdx.x % kWarp / pieces.lanes;
+  for (int64_t first = (thread_index() - in_warp) >> pieces.team.shift; first < count;
+       first += pieces.team.count()) {
+    const int64_t i = first + (in_warp >> pieces.team.shift);
     const int64_t row = quotient(i, pieces.of_row),
                   begin = (i - row * pieces.of_row) * pieces.bytes;
     const int64_t end = begin + pieces.bytes < a.seqlen ? begin + pieces.bytes : a.seqlen;
     const uint8_t* const mask = a.mask + row * a.seqlen;
-    int64_t tokens = i < count ? marked_between(mask + begin, mask + end, lane, pieces.lanes) : 0;
-    for (int offset = pieces.lanes / 2; offset; offset /= 2)
+    int64_t tokens = i < count ? marked_between(mask + begin, mask + end, lane, lanes) : 0;
+    for (int offset = lanes / 2; offset; offset /= 2)
       tokens += __shfl_xor_sync(~0u, tokens, offset);
     if (i >= count || lane) continue;
     if (!a.mask_marks_tokens) tokens = end - begin - tokens;
@@ -161,13 +161,12 @@ __global__ void __launch_bounds__(kBlock)
 void count(const tea_cu_seqlens& a, const Place& place) {
   constexpr int64_t kOfLane = 16 * kUnderWay, kRounds = 2;
   int32_t* const counts = a.cu_seqlens + 1;
-  Pieces pieces{0, 0, 1};
-  while (pieces.lanes < kWarp && pieces.lanes * kOfLane < a.seqlen) pieces.lanes *= 2;
-  pieces.bytes = pieces.lanes * kOfLane * kRounds;
+  Pieces pieces{0, 0, Team::of(a.seqlen, kOfLane, kWarp)};
+  pieces.bytes = pieces.team.lanes() * kOfLane * kRounds;
   pieces.of_row = std::max<int64_t>((a.seqlen + pieces.bytes - 1) / pieces.bytes, 1);
   if (pieces.of_row > 1) fill_bytes(counts, 0, static_cast<uint64_t>(a.batch) * 4, place);
-  launch({"count_marks", blocks_for(a.batch * pieces.of_row * pieces.lanes)}, count_marks, place, a,
-         counts, pieces);
+  launch({"count_marks", blocks_for(a.batch * pieces.of_row * pieces.team.lanes())}, count_marks,
+         place, a, counts, pieces);
 }
 
 void sum(const int32_t* lengths, const tea_cu_seqlens& a, const Place& place) {

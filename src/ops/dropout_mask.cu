@@ -54,10 +54,10 @@ __device__ __forceinline__ void decide(Line (&lines)[2], const RngState& rng, ui
 }
 
 // Columns [begin, end) of the line go to row[begin ...].
-__device__ void store(uint8_t* row, const Line& line, int64_t begin, int64_t end) {
-  if (begin == 0 && end == kSide && reinterpret_cast<uintptr_t>(row) % 16 == 0) {
-    *reinterpret_cast<uint4*>(row) = {line.word[0], line.word[1], line.word[2], line.word[3]};
-  } else if (begin == 0 && end == kSide && reinterpret_cast<uintptr_t>(row) % 4 == 0) {
+__device__ __forceinline__ void store(uint8_t* row, const Line& line, int begin, int end) {
+  if (end - begin == kSide && reinterpret_cast<uintptr_t>(row) % 16 == 0) {
+    __stwb(reinterpret_cast<uint4*>(row), {line.word[0], line.word[1], line.word[2], line.word[3]});
+  } else if (end - begin == kSide && reinterpret_cast<uintptr_t>(row) % 4 == 0) {
 #pragma unroll
     for (int w = 0; w < kSide / 4; ++w) reinterpret_cast<uint32_t*>(row)[w] = line.word[w];
   } else {
@@ -67,35 +67,32 @@ __device__ void store(uint8_t* row, const Line& line, int64_t begin, int64_t end
   }
 }
 
-// `lanes` threads share a pair of rows.
+// A team shares a pair of rows.
 __global__ void __launch_bounds__(kBlock)
-    keep_decisions(const __grid_constant__ tea_dropout_mask a, const int lanes) {
+    keep_decisions(const __grid_constant__ tea_dropout_mask a, const Team team) {
   const RngState rng = {static_cast<uint64_t>(a.rng_state[0]),
                         static_cast<uint64_t>(a.rng_state[1])};
   const Keep keep(dropout_threshold(a.dropout));
   const int64_t first_row = origin_of(a, 2), first_col = origin_of(a, 3);
   const int64_t pairs = squares(first_row, a.rows) * kPairs, wide = squares(first_col, a.cols);
-  const int64_t groups = thread_count() / lanes;
-  for (int64_t i = thread_index() / lanes; i < a.batch * a.heads * pairs; i += groups) {
+  const int left_out = static_cast<int>(first_col % kSide);  // columns of the first square
+  for (int64_t i = team.index(); i < a.batch * a.heads * pairs; i += team.count()) {
     const int64_t plane = quotient(i, pairs), pair = i - plane * pairs;
     const int64_t b = quotient(plane, a.heads);
     const uint32_t stream =
         dropout_stream(b + origin_of(a, 0), plane - b * a.heads + origin_of(a, 1));
     // Global, as the cells count.
     const int64_t row = (first_row / kSide + pair / kPairs) * kSide + pair % kPairs;
-    for (int64_t square = threadIdx.x & (lanes - 1); square < wide; square += lanes) {
-      const int64_t col = (first_col / kSide + square) * kSide;
+    const int64_t local = row - first_row;
+    uint8_t* const to = a.keep + (plane * a.rows + local) * a.cols - left_out;
+    const bool here = local >= 0 && local < a.rows, below = local >= -8 && local + 8 < a.rows;
+    for (int64_t square = team.lane(); square < wide; square += team.lanes()) {
       Line lines[2];
-      decide(lines, rng, stream, row, col, keep);
-      const int64_t begin = first_col > col ? first_col - col : 0;
-      const int64_t end = first_col + a.cols - col < kSide ? first_col + a.cols - col : kSide;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int64_t local = row + 8 * half - first_row;
-        if (local >= 0 && local < a.rows)
-          store(a.keep + (plane * a.rows + local) * a.cols + col - first_col, lines[half], begin,
-                end);
-      }
+      decide(lines, rng, stream, row, (first_col / kSide + square) * kSide, keep);
+      const int64_t left = a.cols + left_out - square * kSide;
+      const int begin = square ? 0 : left_out, end = left < kSide ? static_cast<int>(left) : kSide;
+      if (here) store(to + square * kSide, lines[0], begin, end);
+      if (below) store(to + 8 * a.cols + square * kSide, lines[1], begin, end);
     }
   }
 }
@@ -106,9 +103,8 @@ void dropout_keep_on_gpu(const tea_dropout_mask& args, const Place& place) {
   // An origin in device memory is not known here: the most squares that any could take.
   const int64_t wide = squares(kSide - 1, args.cols);
   const int64_t pairs = args.batch * args.heads * squares(kSide - 1, args.rows) * kPairs;
-  int lanes = 1;
-  while (lanes < kBlock && 2 * lanes * kSquares <= wide) lanes *= 2;
-  launch({"keep_decisions", blocks_for(pairs * lanes)}, keep_decisions, place, args, lanes);
+  const Team team = Team::of(wide / kSquares, 1, kBlock);
+  launch({"keep_decisions", blocks_for(pairs * team.lanes())}, keep_decisions, place, args, team);
 }
 
 }  // namespace tea

@@ -14,7 +14,7 @@ constexpr int kPerThread = 8;  // elements under way
 constexpr int kPasses = 4;     // in a tile
 
 // A thread takes elements that lie kBlock apart in a tile of a line: what it knows from one serves
-// the next.
+// the next, and in most passes all of them.
 template <class Rule>
 __global__ void __launch_bounds__(kBlock) each_element(const __grid_constant__ Rule rule) {
   run_checks(rule);
@@ -25,20 +25,23 @@ __global__ void __launch_bounds__(kBlock) each_element(const __grid_constant__ R
     typename Rule::Cursor cursor{};
 #pragma unroll 1
     for (int pass = 0; pass < kPasses; ++pass) {
-      typename Rule::Slot slot[kPerThread];
-      typename Rule::Value value[kPerThread];
-      bool found[kPerThread];
+      const int64_t i = first + pass * kPerThread * kBlock, last = i + (kPerThread - 1) * kBlock;
+      if (last < rule.length && rule.reach(line, i, cursor) && cursor.holds(last)) {
+        typename Rule::Value value[kPerThread];
 #pragma unroll
-      for (int k = 0; k < kPerThread; ++k) {
-        const int64_t i = first + (pass * kPerThread + k) * kBlock;
-        found[k] = i < rule.length && rule.find(line, i, cursor, slot[k]);
+        for (int k = 0; k < kPerThread; ++k)
+          value[k] = rule.load(rule.slot(line, i + k * kBlock, cursor));
+#pragma unroll
+        for (int k = 0; k < kPerThread; ++k)
+          rule.template store<float>(rule.slot(line, i + k * kBlock, cursor), value[k]);
+        continue;
       }
-#pragma unroll
-      for (int k = 0; k < kPerThread; ++k)
-        if (found[k]) value[k] = rule.load(slot[k]);
-#pragma unroll
-      for (int k = 0; k < kPerThread; ++k)
-        if (found[k]) rule.template store<float>(slot[k], value[k]);
+#pragma unroll 1
+      for (int64_t j = i; j <= last && j < rule.length; j += kBlock)
+        if (rule.reach(line, j, cursor)) {
+          const typename Rule::Slot slot = rule.slot(line, j, cursor);
+          rule.template store<float>(slot, rule.load(slot));
+        }
     }
   }
 }
@@ -50,7 +53,7 @@ constexpr int kUnderWay = 4;  // vectors that a thread has loaded at a time
 // How a group of threads shares a row.
 struct Share {
   int64_t vectors;  // of a row
-  int lanes;        // threads of a group, a power of two
+  Team team;
 };
 
 template <int32_t dtype, bool wide, class Rule>
@@ -61,16 +64,15 @@ __global__ void __launch_bounds__(kBlock, 3) update_rows(const Rule rule, const 
   using Vector = VectorOf<dtype>;
   run_checks(rule);
   const auto round = [](Real x) { return Format::decode(Format::encode(x)); };
-  const int lane = threadIdx.x & (share.lanes - 1);
-  const int64_t groups = thread_count() / share.lanes;
-  for (int64_t i = thread_index() / share.lanes; i < rule.rows; i += groups) {
+  const int lane = share.team.lane(), lanes = share.team.lanes();
+  for (int64_t i = share.team.index(); i < rule.rows; i += share.team.count()) {
     const Update update = rule.at(i);
     if (update.change == Change::kNone) continue;
     auto* const to = static_cast<typename Format::Bits*>(rule.target) + update.to * rule.width;
     const auto* const from =
         static_cast<const typename Format::Bits*>(rule.source) + update.from * rule.width;
-    for (int64_t v = lane; v < share.vectors; v += kUnderWay * share.lanes) {
-      const int64_t first = v * Vector::kSize, distance = int64_t{share.lanes} * Vector::kSize;
+    for (int64_t v = lane; v < share.vectors; v += kUnderWay * lanes) {
+      const int64_t first = v * Vector::kSize, distance = int64_t{lanes} * Vector::kSize;
       Rows step_bits, old_bits;
       Vector step[kUnderWay], old[kUnderWay];
       step_bits.load(from + first, distance, rule.width - first);
@@ -114,13 +116,13 @@ void run_updates_on_gpu(const Rule& rule, const Place& place) {
                   kBytes = sizeof(typename Element<dtype()>::Bits);
     Rule work = rule;
     if (!rule.width) work.rows = 0;
-    Share share{(rule.width + kSize - 1) / kSize, 1};
-    while (share.lanes < kBlock && share.lanes * kUnderWay < share.vectors) share.lanes *= 2;
+    Share share{(rule.width + kSize - 1) / kSize, {}};
+    share.team = Team::of(share.vectors, kUnderWay, kBlock);
     const int access = access_bytes(reinterpret_cast<uintptr_t>(rule.target) |
                                     reinterpret_cast<uintptr_t>(rule.source) |
                                     static_cast<uint64_t>(rule.width * kBytes));
     with_bool(access == 16, [&](auto wide) {
-      launch({"update_rows", blocks_for(std::max(work.rows * share.lanes, work.checks))},
+      launch({"update_rows", blocks_for(std::max(work.rows * share.team.lanes(), work.checks))},
              update_rows<dtype(), wide(), Rule>, place, work, share);
     });
   });

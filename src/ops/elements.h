@@ -14,8 +14,10 @@ namespace tea {
 // ---- One at a time ---------------------------------------------------------------------------
 
 // What a rule derives from. It adds
-//   struct Cursor                        what is known from the element before, at first {}
-//   bool find(line, i, Cursor&, Slot&)   where element i < length of a line is, if there is work
+//   struct Cursor                        what neighbours in a line have in common, at first {}
+//     bool holds(int64_t i)              is it that of element i? of those between two, if of both
+//   bool reach(line, i, Cursor&)         makes it that of element i < length, if there is work
+//   Slot slot(line, i, Cursor)           where that element is
 //   Value load(Slot)                     what lies there; several are under way at a time
 //   void store<Real>(Slot, Value)        does the work
 //   void check(int64_t i)                for i < checks: reports nonsense, once each
@@ -36,9 +38,11 @@ void run_elements(const Rule& rule, const Place& place) {
   for (int64_t i = 0; i < rule.checks; ++i) rule.check(i);
   for (int64_t line = 0; line < rule.lines; ++line) {
     typename Rule::Cursor cursor{};
-    typename Rule::Slot slot;
-    for (int64_t i = 0; i < rule.length; ++i)
-      if (rule.find(line, i, cursor, slot)) rule.template store<double>(slot, rule.load(slot));
+    for (int64_t i = 0; i < rule.length; ++i) {
+      if (!rule.reach(line, i, cursor)) continue;
+      const typename Rule::Slot slot = rule.slot(line, i, cursor);
+      rule.template store<double>(slot, rule.load(slot));
+    }
   }
 }
 

@@ -44,6 +44,24 @@ __device__ __forceinline__ int64_t thread_index() {
 }
 __device__ __forceinline__ int64_t thread_count() { return int64_t{gridDim.x} * blockDim.x; }
 
+// Neighbouring threads that share an item of work: a power of two, for a division by their number
+// would cost more than many an item.
+struct Team {
+  int shift = 0;
+
+  // As few as do `work` in shares of `each`, but at most `most`.
+  static Team of(int64_t work, int64_t each, int most) {
+    Team team;
+    while (team.lanes() < most && team.lanes() * each < work) ++team.shift;
+    return team;
+  }
+  TEA_HOST_DEVICE int lanes() const { return 1 << shift; }
+  __device__ int lane() const { return static_cast<int>(threadIdx.x) & (lanes() - 1); }
+  // The team of this thread among all, and how many there are.
+  __device__ int64_t index() const { return thread_index() >> shift; }
+  __device__ int64_t count() const { return thread_count() >> shift; }
+};
+
 // The metadata of a rule, once each, before its work.
 template <class Rule>
 __device__ __forceinline__ void run_checks(const Rule& rule) {

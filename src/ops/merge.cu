@@ -13,7 +13,7 @@ constexpr int kUnderWay = 4;     // vectors that a thread sums at a time
 struct Merge {
   tea_merge a;
   MergeStrides at;
-  int32_t lanes;  // threads of a group, a power of two, at most a warp
+  Team team;  // of a row, at most a warp
   const void* o[kMostParts];
   const float* lse[kMostParts];
 };
@@ -24,12 +24,13 @@ __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m)
   using Part = VectorOf<part>;
   using Result = VectorOf<result, Part::kSize>;
   const tea_merge& a = m.a;
-  const int lane = threadIdx.x & (m.lanes - 1);
-  const int64_t rows = a.batch * a.rows * a.heads, groups = thread_count() / m.lanes;
+  const int lane = m.team.lane(), lanes = m.team.lanes(), in_warp = threadIdx.x % 32;
+  const int64_t rows = a.batch * a.rows * a.heads;
   const auto lse_of = [&](int32_t i) { return m.lse[i]; };
   // Whole warps stay together, for the LSE is written when all threads have read it.
-  for (int64_t first = thread_index() / 32 * 32 / m.lanes; first < rows; first += groups) {
-    const int64_t i = first + threadIdx.x % 32 / m.lanes, line = quotient(i, a.heads);
+  for (int64_t first = (thread_index() - in_warp) >> m.team.shift; first < rows;
+       first += m.team.count()) {
+    const int64_t i = first + (in_warp >> m.team.shift), line = quotient(i, a.heads);
     const int64_t b = quotient(line, a.rows);
     const MergeRow p = {b, line - b * a.rows, i - line * a.heads};
     const bool active = i < rows;
@@ -37,9 +38,9 @@ __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m)
     Real lse = 0;
     bool known = false;
     for (int64_t v = lane * Part::kSize; active && v < a.dim;
-         v += kUnderWay * m.lanes * Part::kSize) {
+         v += kUnderWay * lanes * Part::kSize) {
       Real sum[kUnderWay][Part::kSize] = {};
-      const int64_t distance = int64_t{m.lanes} * Part::kSize;
+      const int64_t distance = int64_t{lanes} * Part::kSize;
       const auto load = [&](int32_t n, RowVectors<part, kUnderWay, wide>& bits) {
         const auto* const from =
             static_cast<const typename Part::Bits*>(m.o[n]) + p.in(m.at.part_o) + v;
@@ -52,13 +53,13 @@ __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m)
         const Real weight = merge_weight<Real>(m.lse[n][lse_at], lse);
         const RowVectors<part, kUnderWay, wide> bits = next;
         if (n + 1 < a.parts) load(n + 1, next);
+        if (weight == 0) continue;  // its O is not to be looked at
         Part x[kUnderWay];
         bits.decode(x);
 #pragma unroll
         for (int k = 0; k < kUnderWay; ++k)
 #pragma unroll
-          for (int c = 0; c < Part::kSize; ++c)
-            sum[k][c] += weight == 0 ? 0 : weight * Real(x[k].x[c]);
+          for (int c = 0; c < Part::kSize; ++c) sum[k][c] += weight * Real(x[k].x[c]);
       }
       auto* const to = static_cast<typename Result::Bits*>(a.o) + p.in(m.at.o);
 #pragma unroll
@@ -68,7 +69,11 @@ __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m)
 #pragma unroll
         for (int c = 0; c < Part::kSize; ++c)
           y.x[c] = static_cast<typename Result::Format::Real>(sum[k][c]);
-        y.store(to + at, a.dim - at, wide ? 16 : 1);
+        if constexpr (wide) {
+          if (at < a.dim) y.store_whole(to + at);
+        } else {
+          y.store(to + at, a.dim - at, 1);
+        }
       }
     }
     if (!known) lse = merged_lse<Real>(active ? a.parts : 0, lse_of, lse_at);
@@ -88,7 +93,7 @@ int access_of(uint64_t addresses, const tea_strides& stride, int bytes) {
 void merge_on_gpu(const tea_merge& args, const MergeStrides& at, const Place& place) {
   TEA_REQUIRE(args.parts <= kMostParts, "parts", args.parts,
               "at most " + shown(kMostParts) + " on a GPU");
-  Merge m{args, at, 1, {}, {}};
+  Merge m{args, at, {}, {}, {}};
   m.a.o_dtype = args.o_dtype ? args.o_dtype : args.part_dtype;
   uint64_t addresses = 0;
   for (int32_t i = 0; i < args.parts; ++i) {
@@ -102,10 +107,11 @@ void merge_on_gpu(const tea_merge& args, const MergeStrides& at, const Place& pl
       const uint64_t dim = static_cast<uint64_t>(args.dim * kPart);
       const bool all_wide = access_of(addresses | dim, at.part_o, kPart) == 16 &&
                             access_of(reinterpret_cast<uintptr_t>(args.o), at.o, kResult) == 16;
-      while (m.lanes < 32 && m.lanes * kUnderWay * VectorOf<part()>::kSize < args.dim) m.lanes *= 2;
+      m.team = Team::of(args.dim, kUnderWay * VectorOf<part()>::kSize, 32);
       const int64_t rows = args.batch * args.rows * args.heads;
       with_bool(all_wide, [&](auto wide) {
-        launch({"merge", blocks_for(rows * m.lanes)}, merge<part(), result(), wide()>, place, m);
+        launch({"merge", blocks_for(rows * m.team.lanes())}, merge<part(), result(), wide()>, place,
+               m);
       });
     });
   });

@@ -14,15 +14,14 @@ constexpr int kUnderWay = 4;
 struct Group {
   int64_t units;  // accesses of a move
   int access;     // bytes
-  int lanes;      // threads of a group, a power of two
+  Team team;
 };
 
 Group group_of(const Moves& moves) {
   Group g{};
   g.access = access_bytes(moves.alignment);
   g.units = moves.bytes / g.access;
-  g.lanes = 1;
-  while (g.lanes < kBlock && g.lanes * kUnderWay < g.units) g.lanes *= 2;
+  g.team = Team::of(g.units, kUnderWay, kBlock);
   return g;
 }
 
@@ -30,14 +29,15 @@ template <class Unit>
 __device__ __forceinline__ void copy(const Move& move, const Group& g, int lane) {
   Unit* const to = reinterpret_cast<Unit*>(move.to);
   const Unit* const from = reinterpret_cast<const Unit*>(move.from);
-  for (int64_t first = lane; first < g.units; first += kUnderWay * g.lanes) {
+  const int lanes = g.team.lanes();
+  for (int64_t first = lane; first < g.units; first += kUnderWay * lanes) {
     Unit unit[kUnderWay] = {};
 #pragma unroll
     for (int k = 0; k < kUnderWay; ++k)
-      if (from && first + k * g.lanes < g.units) unit[k] = __ldg(from + first + k * g.lanes);
+      if (from && first + k * lanes < g.units) unit[k] = __ldg(from + first + k * lanes);
 #pragma unroll
     for (int k = 0; k < kUnderWay; ++k)
-      if (first + k * g.lanes < g.units) to[first + k * g.lanes] = unit[k];
+      if (first + k * lanes < g.units) to[first + k * lanes] = unit[k];
   }
 }
 
@@ -59,9 +59,8 @@ __device__ __forceinline__ void copy(const Move& move, const Group& g, int lane)
 template <class Rule>
 __global__ void __launch_bounds__(kBlock) move_bytes(const Rule rule, const Group g) {
   run_checks(rule);
-  const int lane = threadIdx.x & (g.lanes - 1);
-  const int64_t groups = thread_count() / g.lanes;
-  for (int64_t i = thread_index() / g.lanes; i < rule.moves; i += groups) {
+  const int lane = g.team.lane();
+  for (int64_t i = g.team.index(); i < rule.moves; i += g.team.count()) {
     const Move move = rule.at(i);
     if (move.to) copy(move, g, lane);
   }
@@ -150,9 +149,9 @@ __global__ void __launch_bounds__(kBlock) zero_gaps(const ThdMoves m, const Grou
       __syncthreads();
     }
     __syncthreads();
-    const int lane = threadIdx.x & (g.lanes - 1);
+    const int lane = g.team.lane();
     const int64_t runs = (end - first) * m.runs;
-    for (int64_t i = threadIdx.x / g.lanes; i < runs; i += kBlock / g.lanes) {
+    for (int64_t i = threadIdx.x >> g.team.shift; i < runs; i += kBlock >> g.team.shift) {
       const int64_t row = quotient(i, m.runs);
       if (!reached[row]) copy({m.thd.at(0, first + row, i - row * m.runs), nullptr}, g, lane);
     }
@@ -169,7 +168,8 @@ void run_on_gpu(const Rule& rule, const Place& place) {
   const Group group = group_of(rule);
   Rule work = rule;
   if (!moves) work.moves = 0;
-  const Launch how = {"move_bytes", blocks_for(std::max(work.moves * group.lanes, work.checks))};
+  const Launch how = {"move_bytes",
+                      blocks_for(std::max(work.moves * group.team.lanes(), work.checks))};
   launch(how, move_bytes<Rule>, place, work, group);
 }
 

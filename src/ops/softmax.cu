@@ -44,16 +44,18 @@ __device__ __forceinline__ double exponential(double x) { return exp(x); }
 
 // Over the threads of a row. All threads of the block come here together.
 template <class Real, class Combine>
-__device__ Real reduced(Real value, int lanes, const Combine& combine) {
+__device__ Real reduced(Real value, const Team& team, const Combine& combine) {
   __shared__ Real of_warp[kMostThreads / kWarp];
+  const int lanes = team.lanes(), warps = lanes / kWarp;
   for (int offset = (lanes < kWarp ? lanes : kWarp) / 2; offset; offset /= 2)
     value = combine(value, __shfl_xor_sync(~0u, value, offset));
   if (lanes <= kWarp) return value;
-  const int warp = threadIdx.x / kWarp, first = threadIdx.x / lanes * (lanes / kWarp);
-  if (threadIdx.x % kWarp == 0) of_warp[warp] = value;
+  const int thread = threadIdx.x, first = (thread >> team.shift) * warps;
+  if (thread % kWarp == 0) of_warp[thread / kWarp] = value;
   __syncthreads();
-  value = of_warp[first];
-  for (int i = 1; i < lanes / kWarp; ++i) value = combine(value, of_warp[first + i]);
+  value = of_warp[first + (thread & (warps - 1))];
+  for (int offset = warps / 2; offset; offset /= 2)
+    value = combine(value, __shfl_xor_sync(~0u, value, offset));
   __syncthreads();  // before of_warp is written again
   return value;
 }
@@ -73,14 +75,14 @@ struct Row {
   const uint8_t* mask;  // of the row, or NULL
   int64_t distance;     // columns from one vector of a thread to its next
 
-  __device__ Row(const tea_scaled_softmax& a, int64_t line, int lanes) {
+  __device__ Row(const tea_scaled_softmax& a, int64_t line, const Team& team) {
     const bool exists = line < a.batch * a.heads * a.rows;
     const int64_t matrix = quotient(line, a.rows), row = line - matrix * a.rows;
-    column = threadIdx.x % lanes * kSize;
+    column = team.lane() * kSize;
     first = line * a.cols + column;
     cols = exists ? a.cols : 0, n = exists ? visible_count(a, row) : 0;
     mask = C::masked && exists ? mask_row(a, matrix, row) : nullptr;
-    distance = int64_t{lanes} * kSize;
+    distance = int64_t{team.lanes()} * kSize;
   }
   // The columns that the row sees, from `begin` on; anything, but no NaN of theirs, behind them.
   __device__ void load(Rows& x, const void* from, int64_t begin) const {
@@ -140,45 +142,59 @@ struct Row {
   }
 };
 
-// Calls body with every element of the vectors.
-template <class Vector, class Body>
-__device__ __forceinline__ void each(Vector (&x)[kHeld], const Body& body) {
+// Calls body with the place of every element in the vectors of which the row sees something.
+template <class C, class Body>
+__device__ __forceinline__ void each(const Row<C>& row, int64_t begin, const Body& body) {
+  const int64_t left = row.n - row.column - begin;
 #pragma unroll
-  for (int k = 0; k < kHeld; ++k)
+  for (int k = 0; k < kHeld; ++k) {
+    if (k * row.distance >= left) break;
 #pragma unroll
-    for (int i = 0; i < Vector::kSize; ++i) body(x[k].x[i]);
+    for (int i = 0; i < Row<C>::kSize; ++i) body(k, i);
+  }
+}
+
+// Additions to so many sums need not wait for each other.
+constexpr int kSums = 4;
+template <class Real, class Combine>
+__device__ Real combined(const Real (&sums)[kSums], const Team& team, const Combine& combine) {
+  const Real low = combine(sums[0], sums[1]), high = combine(sums[2], sums[3]);
+  return reduced(combine(low, high), team, combine);
 }
 
 template <class C>
-__global__ void __launch_bounds__(kMostThreads)
-    softmax_forward(const tea_scaled_softmax a, const double rounded_scale, const int lanes) {
+__global__ void __launch_bounds__(kMostThreads, 2)
+    softmax_forward(const tea_scaled_softmax a, const double rounded_scale, const Team team) {
   using Vector = typename Row<C>::Vector;
   using Real = typename Row<C>::Real;
-  const int here = blockDim.x / lanes;
   const auto scale = static_cast<Real>(rounded_scale);
-  const int64_t rows = a.batch * a.heads * a.rows, all = int64_t{gridDim.x} * here;
-  for (int64_t line = int64_t{blockIdx.x} * here; line < rows; line += all) {
-    const Row<C> row(a, line + threadIdx.x / lanes, lanes);
+  const int64_t rows = a.batch * a.heads * a.rows;
+  // Whole blocks stay together: `line` is that of the block's first team.
+  const int64_t own = threadIdx.x >> team.shift;
+  for (int64_t line = team.index() - own; line < rows; line += team.count()) {
+    const Row<C> row(a, line + own, team);
     const int64_t stride = row.distance * kHeld, end = C::held ? 1 : a.cols;
     Vector x[kHeld];
-    Real largest = -INFINITY, sum = 0;
+    Real most[kSums] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[kSums] = {};
     for (int64_t begin = 0; begin < end; begin += stride) {
       row.load_scores(x, a.input, begin, scale);
-      each(x, [&](Real& score) { largest = Largest()(largest, score); });
+      each(row, begin,
+           [&](int k, int i) { most[i % kSums] = Largest()(most[i % kSums], x[k].x[i]); });
     }
-    largest = reduced(largest, lanes, Largest());
+    const Real largest = combined(most, team, Largest());
     for (int64_t begin = 0; begin < end; begin += stride) {
       if constexpr (!C::held) row.load_scores(x, a.input, begin, scale);
-      each(x, [&](Real& score) { sum += score = exponential(score - largest); });
+      each(row, begin,
+           [&](int k, int i) { sums[i % kSums] += x[k].x[i] = exponential(x[k].x[i] - largest); });
     }
-    const Real factor = 1 / reduced(sum, lanes, Plus());
+    const Real factor = 1 / combined(sums, team, Plus());
     const bool zero = row.mask && largest == Real{kMaskedScore};
     for (int64_t begin = 0; begin < end; begin += stride) {
       if constexpr (!C::held) {
         row.load_scores(x, a.input, begin, scale);
-        each(x, [&](Real& score) { score = exponential(score - largest); });
+        each(row, begin, [&](int k, int i) { x[k].x[i] = exponential(x[k].x[i] - largest); });
       }
-      each(x, [&](Real& y) { y *= factor; });
+      each(row, begin, [&](int k, int i) { x[k].x[i] *= factor; });
       row.store(x, a.output, begin, zero);
     }
   }
@@ -186,14 +202,15 @@ __global__ void __launch_bounds__(kMostThreads)
 
 template <class C>
 __global__ void __launch_bounds__(kMostThreads)
-    softmax_backward(const tea_scaled_softmax a, const int lanes) {
+    softmax_backward(const tea_scaled_softmax a, const Team team) {
   using Rows = typename Row<C>::Rows;
   using Vector = typename Row<C>::Vector;
   using Real = typename Row<C>::Real;
-  const int here = blockDim.x / lanes;
-  const int64_t rows = a.batch * a.heads * a.rows, all = int64_t{gridDim.x} * here;
-  for (int64_t line = int64_t{blockIdx.x} * here; line < rows; line += all) {
-    const Row<C> row(a, line + threadIdx.x / lanes, lanes);
+  const int64_t rows = a.batch * a.heads * a.rows;
+  // Whole blocks stay together: `line` is that of the block's first team.
+  const int64_t own = threadIdx.x >> team.shift;
+  for (int64_t line = team.index() - own; line < rows; line += team.count()) {
+    const Row<C> row(a, line + own, team);
     const int64_t stride = row.distance * kHeld, end = C::held ? 1 : a.cols;
     Vector y[kHeld], dy[kHeld];
     const auto load = [&](int64_t begin) {
@@ -205,22 +222,16 @@ __global__ void __launch_bounds__(kMostThreads)
       row.replace_behind(y, begin, row.n, Real{0});
       row.replace_behind(dy, begin, row.n, Real{0});
     };
-    Real sum = 0;
+    Real sums[kSums] = {};
     for (int64_t begin = 0; begin < end; begin += stride) {
       load(begin);
-#pragma unroll
-      for (int k = 0; k < kHeld; ++k)
-#pragma unroll
-        for (int i = 0; i < Vector::kSize; ++i) sum += y[k].x[i] * dy[k].x[i];
+      each(row, begin, [&](int k, int i) { sums[i % kSums] += y[k].x[i] * dy[k].x[i]; });
     }
-    sum = reduced(sum, lanes, Plus());
+    const Real sum = combined(sums, team, Plus());
     for (int64_t begin = 0; begin < end; begin += stride) {
       if constexpr (!C::held) load(begin);
-#pragma unroll
-      for (int k = 0; k < kHeld; ++k)
-#pragma unroll
-        for (int i = 0; i < Vector::kSize; ++i)
-          dy[k].x[i] = Real{a.scale} * y[k].x[i] * (dy[k].x[i] - sum);
+      each(row, begin,
+           [&](int k, int i) { dy[k].x[i] = Real{a.scale} * y[k].x[i] * (dy[k].x[i] - sum); });
       row.store(dy, a.output, begin, false);
     }
   }
@@ -228,7 +239,7 @@ __global__ void __launch_bounds__(kMostThreads)
 
 // How a problem is run: by as many threads for a row as hold it, one block's at most.
 struct Way {
-  int lanes;
+  Team team;
   bool wide, masked, held;
 };
 
@@ -236,14 +247,13 @@ template <int32_t dtype>
 Way way_of(const tea_scaled_softmax& a) {
   constexpr int kBytes = sizeof(typename Element<dtype>::Bits), kSize = VectorOf<dtype>::kSize;
   const auto bits = [](const void* address) { return reinterpret_cast<uintptr_t>(address); };
-  int lanes = 1;
-  while (lanes < kMostThreads && int64_t{lanes} * kHeld * kSize < a.cols) lanes *= 2;
+  const Team team = Team::of(a.cols, kHeld * kSize, kMostThreads);
   const bool wide = access_bytes(bits(a.input) | bits(a.dout) | bits(a.output) |
                                  static_cast<uint64_t>(a.cols * kBytes)) == 16 &&
                     bits(a.mask) % kSize == 0;
-  const bool held = a.cols <= int64_t{lanes} * kHeld * kSize;
+  const bool held = a.cols <= int64_t{team.lanes()} * kHeld * kSize;
   // Without a mask a kernel that can read one does as well; the long rows have no other.
-  return {lanes, wide, a.mask || !held, held};
+  return {team, wide, a.mask || !held, held};
 }
 
 // Calls body with the Config.
@@ -259,9 +269,10 @@ void with_config(const Way& way, const Body& body) {
   });
 }
 
-Launch launch_of(const char* name, const tea_scaled_softmax& a, int lanes) {
-  const int block = std::max(kBlock, lanes);
-  return {name, dim3(blocks_for(a.batch * a.heads * a.rows * lanes, block)), dim3(block)};
+Launch launch_of(const char* name, const tea_scaled_softmax& a, const Team& team) {
+  const int block = std::max(kBlock, team.lanes());
+  const int64_t threads = a.batch * a.heads * a.rows * team.lanes();
+  return {name, dim3(blocks_for(threads, block)), dim3(block)};
 }
 
 }  // namespace
@@ -270,8 +281,8 @@ void softmax_forward_on_gpu(const tea_scaled_softmax& args, double scale, const 
   with_real(args.dtype, [&](auto dtype) {
     const Way way = way_of<dtype()>(args);
     with_config<dtype()>(way, [&](auto config) {
-      launch(launch_of("softmax_forward", args, way.lanes), softmax_forward<decltype(config)>,
-             place, args, scale, way.lanes);
+      launch(launch_of("softmax_forward", args, way.team), softmax_forward<decltype(config)>, place,
+             args, scale, way.team);
     });
   });
 }
@@ -282,8 +293,8 @@ void softmax_backward_on_gpu(const tea_scaled_softmax& args, const Place& place)
     with_bool(way.wide, [&](auto wide) {
       with_bool(way.held, [&](auto held) {
         using C = Config<dtype(), wide(), false, held()>;
-        launch(launch_of("softmax_backward", args, way.lanes), softmax_backward<C>, place, args,
-               way.lanes);
+        launch(launch_of("softmax_backward", args, way.team), softmax_backward<C>, place, args,
+               way.team);
       });
     });
   });

@@ -14,7 +14,7 @@
 
 namespace tea {
 
-// Real: what arithmetic is done in. Small formats encode two at the price of one.
+// Real: what arithmetic is done in. Small formats decode and encode two at the price of one.
 template <int32_t dtype>
 struct Element;
 
@@ -23,6 +23,10 @@ struct Element<TEA_FP16> {
   using Bits = uint16_t;
   using Real = float;
   __device__ static float decode(Bits x) { return __half2float(__ushort_as_half(x)); }
+  __device__ static float2 decode_pair(uint32_t x) {
+    return __half22float2(__halves2half2(__ushort_as_half(static_cast<Bits>(x)),
+                                         __ushort_as_half(static_cast<Bits>(x >> 16))));
+  }
   __device__ static Bits encode(float x) { return __half_as_ushort(__float2half_rn(x)); }
   __device__ static uint32_t encode(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);
@@ -35,6 +39,9 @@ struct Element<TEA_BF16> {
   using Bits = uint16_t;
   using Real = float;
   __device__ static float decode(Bits x) { return bf16_decode(x); }
+  __device__ static float2 decode_pair(uint32_t x) {
+    return {bits_float(x << 16), bits_float(x & 0xFFFF0000u)};
+  }
   __device__ static Bits encode(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
   __device__ static uint32_t encode(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -60,6 +67,9 @@ struct Fp8Element {
   using Real = float;
   __device__ static float decode(Bits x) {
     return __half2float(__half(__nv_cvt_fp8_to_halfraw(x, kind)));
+  }
+  __device__ static float2 decode_pair(uint16_t x) {
+    return __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(x, kind)));
   }
   __device__ static Bits encode(float x) { return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kind); }
   __device__ static uint16_t encode(float low, float high) {
@@ -113,6 +123,36 @@ __device__ __forceinline__ void store_bits(Bits* to, const Bits (&from)[kSize], 
       if (i < left) to[i] = from[i];
 }
 
+// Both ways between memory's bits, aligned to pairs, and numbers.
+template <class Format, int kSize>
+__device__ __forceinline__ void decode(const typename Format::Bits (&bits)[kSize],
+                                       typename Format::Real (&to)[kSize]) {
+  if constexpr (sizeof(typename Format::Bits) <= 2) {
+    using Pair = std::conditional_t<sizeof(typename Format::Bits) == 2, uint32_t, uint16_t>;
+#pragma unroll
+    for (int i = 0; i < kSize; i += 2) {
+      const float2 both = Format::decode_pair(reinterpret_cast<const Pair*>(bits)[i / 2]);
+      to[i] = both.x, to[i + 1] = both.y;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) to[i] = Format::decode(bits[i]);
+  }
+}
+template <class Format, int kSize>
+__device__ __forceinline__ void encode(const typename Format::Real (&x)[kSize],
+                                       typename Format::Bits (&to)[kSize]) {
+  if constexpr (sizeof(typename Format::Bits) <= 2) {
+    using Pair = std::conditional_t<sizeof(typename Format::Bits) == 2, uint32_t, uint16_t>;
+#pragma unroll
+    for (int i = 0; i < kSize; i += 2)
+      reinterpret_cast<Pair*>(to)[i / 2] = Format::encode(x[i], x[i + 1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) to[i] = Format::encode(x[i]);
+  }
+}
+
 // `count` elements, by default those of one access of 16 bytes.
 template <int32_t dtype, int count = 16 / sizeof(typename Element<dtype>::Bits)>
 struct VectorOf {
@@ -124,27 +164,26 @@ struct VectorOf {
   __device__ void load(const Bits* from, int64_t left, int access) {
     alignas(16) Bits bits[kSize];
     load_bits(bits, from, left, access);
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) x[i] = Format::decode(bits[i]);
+    decode<Format>(bits, x);
   }
 
   __device__ void store(Bits* to, int64_t left, int access) const {
     alignas(16) Bits bits[kSize];
-    encode(bits);
+    encode<Format>(x, bits);
     store_bits(to, bits, left, access);
   }
-  __device__ void encode(Bits (&bits)[kSize]) const {
-    if constexpr (sizeof(Bits) <= 2) {
+  // All elements, to a multiple of their bytes or of 16. The intrinsic keeps accesses whole: the
+  // compiler splits some assignments of 16 bytes into words.
+  __device__ void store_whole(Bits* to) const {
+    constexpr int kBytes = sizeof(Bits) * kSize;
+    using Unit = std::conditional_t<kBytes % 16 == 0, uint4,
+                                    std::conditional_t<kBytes == 8, uint2, uint32_t>>;
+    static_assert(kBytes % sizeof(Unit) == 0);
+    alignas(16) Bits bits[kSize];
+    encode<Format>(x, bits);
 #pragma unroll
-      for (int i = 0; i < kSize; i += 2) {
-        const uint32_t pair = Format::encode(x[i], x[i + 1]);
-        bits[i] = static_cast<Bits>(pair);
-        bits[i + 1] = static_cast<Bits>(pair >> (8 * sizeof(Bits)));
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) bits[i] = Format::encode(x[i]);
-    }
+    for (int i = 0; i < int(kBytes / sizeof(Unit)); ++i)
+      __stwb(reinterpret_cast<Unit*>(to) + i, reinterpret_cast<const Unit*>(bits)[i]);
   }
 };
 
@@ -176,23 +215,16 @@ struct RowVectors {
   }
   __device__ void decode(Vector (&to)[count]) const {
 #pragma unroll
-    for (int k = 0; k < count; ++k)
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) to[k].x[i] = Vector::Format::decode(bits[k][i]);
+    for (int k = 0; k < count; ++k) tea::decode<typename Vector::Format>(bits[k], to[k].x);
   }
   __device__ static void store(const Vector (&from)[count], Bits* to, int64_t distance,
                                int64_t left) {
 #pragma unroll
     for (int k = 0; k < count; ++k) {
-      alignas(16) Bits out[kSize];
-      from[k].encode(out);
       if constexpr (wide) {
-        if (k * distance < left)
-          *reinterpret_cast<uint4*>(to + k * distance) = reinterpret_cast<const uint4&>(out);
+        if (k * distance < left) from[k].store_whole(to + k * distance);
       } else {
-#pragma unroll
-        for (int i = 0; i < kSize; ++i)
-          if (k * distance + i < left) to[k * distance + i] = out[i];
+        from[k].store(to + k * distance, left - k * distance, 1);
       }
     }
   }
