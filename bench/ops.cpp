@@ -123,7 +123,8 @@ void kv_cache(Bench& b) {
     b.next();
     auto a = sized<tea_kv_append>();
     a.dtype = TEA_BF16, a.batch = batch, a.heads = kHeads, a.dim_k = a.dim_v = kDim;
-    a.new_form = TEA_DENSE, a.max_new = each, a.reindex = reindex;
+    // Sequences that change places go on by a token, as in decoding.
+    a.new_form = TEA_DENSE, a.max_new = reindex ? 1 : each, a.reindex = reindex;
     a.page_size = reindex ? each : 64, a.pages_per_sequence = reindex ? 1 : each / 64;
     a.pages = batch * a.pages_per_sequence + 1;
     std::vector<int32_t> pages(static_cast<size_t>(batch * a.pages_per_sequence));
