@@ -2,7 +2,6 @@
 
 from importlib import import_module, metadata
 
-import torch
 from packaging.version import Version
 
 OURS = "2.8.3"  # the interface that our engines serve where no package does
@@ -34,9 +33,7 @@ class FlashAttentionUtils:
     def set_flash_attention_version() -> None:
         """Looks for flash-attn 2."""
         cls, found = FlashAttentionUtils, _installed("flash-attn")
-        blackwell = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (10, 0)
-        least = cls.version_required_blackwell if blackwell else cls.version_required
-        if found is not None and least <= found <= cls.max_version:
+        if found is not None and cls.version_required <= found <= cls.max_version:
             cls.package = import_module("flash_attn.flash_attn_interface")
         cls.is_installed = True
         cls.version = version = found if cls.package is not None else Version(OURS)

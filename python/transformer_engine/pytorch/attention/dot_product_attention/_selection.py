@@ -191,6 +191,13 @@ RULES = (
         (F3,), lambda _: not FlashAttentionUtils.v3_is_installed, "flash-attn-3 is not installed"
     ),
     _Rule((F2, FU), lambda c: c.sm and c.sm < 80, "the device is sm_{sm}; needs sm_80 or later"),
+    _Rule(
+        (F2,),
+        lambda c: (
+            c.sm and c.sm >= 100 and c.flash2 < FlashAttentionUtils.version_required_blackwell
+        ),
+        "flash-attn is {flash2} on sm_{sm}; needs 2.7.3",
+    ),
     _Rule((F3,), lambda c: c.sm != 90, "the device is sm_{sm}; needs sm_90"),
     _Rule((F2,), lambda c: c.qkv_dtype not in HALF, "qkv_dtype is {qkv_dtype}; needs 16 bits"),
     _Rule(

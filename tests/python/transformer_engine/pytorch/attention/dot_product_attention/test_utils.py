@@ -1,6 +1,8 @@
 """What describes a call: layouts, masks, lengths, and the rules that choose a backend."""
 
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -181,6 +183,12 @@ def test_slopes_of_ones_own_go_to_flash() -> None:
     with only(*BACKENDS):
         flash, _, fused, _, _, available = get_attention_backend(params)
     assert (flash, fused, available) == (True, False, [True, True, True])
+
+
+@pytest.mark.gpu
+def test_importing_starts_no_gpu() -> None:
+    code = "import torch, transformer_engine.pytorch; assert not torch.cuda.is_initialized()"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_flags_of_flash_attention() -> None:
