@@ -4,12 +4,19 @@ torch.ops.te_attention has them all, with schemas, fake implementations and FLOP
 """
 
 from te_attention.torch import _fakes, _flops  # noqa: F401  (they register themselves)
-from te_attention.torch.functional import attention, dropout_mask, explain, new_rng_state
+from te_attention.torch.functional import (
+    Fp8,
+    attention,
+    dropout_mask,
+    explain,
+    new_rng_state,
+)
 from te_attention.torch.module import Attention
 from te_attention.torch.packed import attention_packed
 
 __all__ = [
     "Attention",
+    "Fp8",
     "attention",
     "attention_packed",
     "dropout_mask",

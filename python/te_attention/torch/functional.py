@@ -1,7 +1,7 @@
 """attention() and what goes with it: functions of tensors, in the manner of torch.nn.functional."""
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +15,22 @@ Window: TypeAlias = tuple[int | None, int | None]
 BiasType: TypeAlias = Literal["post_scale", "pre_scale"]
 Sink: TypeAlias = Tensor | Literal["off_by_one"]
 NO_WINDOW = (-1, -1)
+
+
+class Fp8(NamedTuple):
+    """Scales of attention() on FP8 tensors: float32 [1] beside q; None: 1 (k, v: as q).
+
+    A tensor's value times its scale_inv is what it stands for. S is the softmax's result; its scale
+    and o_scale multiply what is written in FP8. o_scale is for an O in FP8 alone.
+    """
+
+    q_scale_inv: Tensor | None = None
+    k_scale_inv: Tensor | None = None
+    v_scale_inv: Tensor | None = None
+    s_scale: Tensor | None = None
+    s_scale_inv: Tensor | None = None
+    o_scale: Tensor | None = None
+    o_dtype: torch.dtype = torch.bfloat16
 
 
 def chosen(output: tuple, return_lse: bool, return_max_logit: bool) -> tuple[Tensor, ...]:
@@ -59,6 +75,7 @@ def attention(
     return_max_logit: bool = False,
     deterministic: bool | None = None,
     engine: str = "",
+    fp8: Fp8 | None = None,
     _finish: Callable[[tuple, bool, bool], Any] = _run,
 ) -> Tensor | tuple[Tensor, ...]:
     """softmax(scale * q k^T + ...) v, with gradients for q, k, v, bias and a learnable sink.
@@ -109,6 +126,8 @@ def attention(
         deterministic: bitwise equal results from equal inputs. Default: as
             ``torch.are_deterministic_algorithms_enabled()``.
         engine: name of the engine; "": the first one that accepts. See :func:`explain`.
+        fp8: scales of q, k and v in float8_e4m3fn or float8_e5m2, and the type of O. Default: all
+            scales are 1, and O has the type of q. Inference only: see the operators for more.
 
     Returns:
         O in the shape of q with v's head dim; with return_lse or return_max_logit a tuple of O
@@ -158,6 +177,12 @@ def attention(
         torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
         engine,
     )
+    if fp8 is not None:
+        if differentiable or _finish is not _run:
+            raise ValueError("fp8 is given; needs attention() itself, and tensors without gradient")
+        given = (*fp8[:-1], str(fp8.o_dtype).removeprefix("torch."), *arguments)
+        output = chosen(OPS.fp8_forward.default(*given)[:3], return_lse, return_max_logit)
+        return output if len(output) > 1 else output[0]
     return _finish(arguments, return_lse, return_max_logit)
 
 
