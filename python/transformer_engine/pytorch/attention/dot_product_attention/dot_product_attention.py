@@ -29,6 +29,7 @@ from transformer_engine.pytorch.attention.dot_product_attention._unfused import 
 )
 from transformer_engine.pytorch.constants import AttnTypes, SoftmaxTypes
 from transformer_engine.pytorch.distributed import checkpoint
+from transformer_engine.pytorch.jit import no_torch_dynamo
 from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
 
 # The latest choice. Who changes the environment sets backend_selection_requires_update.
@@ -245,8 +246,13 @@ class DotProductAttention(TransformerEngineBaseModule):
             num_splits,
         )
         # fmt: on
-        if inference_params is not None:
-            self.attention_type = self.unfused_attention.attention_type = "cross"
+        if torch.compiler.is_compiling():
+            return self._run_uncompiled(call, checkpoint_core_attention)
+        return self._run(call, checkpoint_core_attention)
+
+    def _run(self, call: Call, checkpoint_core_attention: bool) -> Tensor | tuple[Tensor, Tensor]:
+        if call.inference_params is not None:
+            self.attention_type = self._backends[2].attention_type = "cross"
             call.use_cache(self.layer_number)
         call.settle()
         flash, version, fused, backend, _, _ = self._decide(call).choice
@@ -261,6 +267,9 @@ class DotProductAttention(TransformerEngineBaseModule):
             use_reentrant=False,
             get_rng_state_tracker=self.get_rng_state_tracker,
         )
+
+    # torch.compile has nothing to gain from the choice of a backend, which looks at addresses.
+    _run_uncompiled = no_torch_dynamo()(_run)
 
     def _decide(self, call: Call) -> _Decision:
         """The backend for this kind of call, chosen when the first of its kind comes."""
