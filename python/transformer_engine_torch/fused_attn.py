@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from te_attention.torch import new_rng_state
-from te_attention.torch._arguments import NONE, Arguments, trimmed
+from te_attention.torch._arguments import FEW, NONE, Arguments, trimmed
 from te_attention.torch._library import OPS
 from transformer_engine_torch.calls import BackwardCall, ForwardCall
 from transformer_engine_torch.enums import (
@@ -21,7 +21,8 @@ from transformer_engine_torch.layouts import Layout, layout_of
 
 Call = ForwardCall | BackwardCall
 
-_forward, _backward_out = OPS.forward.default, OPS.backward_out.default
+_forward, _forward_few = OPS.forward.default, OPS.forward_few.default
+_backward_out = OPS.backward_out.default
 
 TORCH_DTYPES = {
     DType.kByte: torch.uint8,
@@ -155,6 +156,9 @@ def _arguments(
     offsets_q, offsets_kv = _starts(call, layout)
     table_k, table_v = _pages(call, layout)
     drops = call.is_training and call.p_dropout > 0
+    left, right = call.window_size
+    if right == 0 and options.mask.startswith("causal"):
+        right = -1  # the mask says so, and a default need not be passed
     return Arguments(
         call.Q,
         call.K,
@@ -163,7 +167,8 @@ def _arguments(
         options.mask,
         call.is_training,
         call.attn_scale,
-        *call.window_size,
+        left,
+        right,
         call.p_dropout if drops else NONE,
         rng_state if drops else None,
         bias,
@@ -188,7 +193,7 @@ class ForwardResult(NamedTuple):
 
     o: Tensor
     lse: Tensor
-    max_logit: Tensor
+    max_logit: Tensor | None
     rng_state: Tensor
     inputs: list[Tensor]
 
@@ -210,9 +215,10 @@ def forward(call: ForwardCall) -> ForwardResult:
     else:  # nothing reads it
         rng_state = torch.empty(2, dtype=torch.int64, device=call.Q.device)
     ours = _arguments(call, options, rng_state, bias, sink)
-    o, lse, max_logit = _forward(*trimmed(ours))
+    passed = trimmed(ours)
+    o, lse, *max_logit = _forward_few(*passed) if len(passed) <= FEW else _forward(*passed)
     inputs = [tensor for tensor in (bias, sink) if tensor is not None]
-    return ForwardResult(o, lse, max_logit, rng_state, inputs)
+    return ForwardResult(o, lse, max_logit[0] if call.return_max_logit else None, rng_state, inputs)
 
 
 def fused_attn_fwd(*arguments: object) -> list[Tensor]:
