@@ -14,3 +14,9 @@ def require(holds: bool, name: str, seen: object, needed: str) -> None:
     """Refuses unless it holds."""
     if not holds:
         refuse(name, seen, needed)
+
+
+def refuse_later(fp8: bool, cp_group: object) -> None:
+    """Refuses what is accepted in signatures and not there yet."""
+    require(not fp8, "fp8", fp8, "False: FP8 attention is not there yet")
+    require(cp_group is None, "cp_group", "a group", "None: context parallelism is not there yet")

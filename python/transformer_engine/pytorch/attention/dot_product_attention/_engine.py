@@ -47,21 +47,26 @@ class EngineCall(NamedTuple):
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """O, and the largest scores if they are asked for; with gradients."""
-        left, right = self.window
+        causal, (left, right) = "causal" in self.mask, self.window
+        same = self.q_format == self.kv_format
         options = {
-            "format": f"{self.q_format}_{self.kv_format}",
-            "mask": NAMES["causal" in self.mask, self.bottom_right],
-            "window": (left if left >= 0 else None, right if right >= 0 else None),
-            "alibi": self.alibi,
-            "bias": self.bias,
-            "bias_type": "pre_scale" if self.pre_scale else "post_scale",
-            "sink": None if self.sink is None else self.sink.flatten(),
+            "format": self.q_format if same else f"{self.q_format}_{self.kv_format}",
+            "mask": NAMES[causal, self.bottom_right],
             "scale": self.scale,
+            "alibi": self.alibi,
             "dropout": self.dropout,
             "page_table": self.page_table,
             "deterministic": self.deterministic,
             "return_max_logit": self.return_max_logit,
         }
+        if left >= 0 or (right >= 0 and not causal):  # the mask itself says 0
+            bounds = (left if left >= 0 else None, right if right >= 0 and not causal else None)
+            options["window"] = bounds
+        if self.bias is not None:
+            options["bias"] = self.bias
+            options["bias_type"] = "pre_scale" if self.pre_scale else "post_scale"
+        if self.sink is not None:
+            options["sink"] = self.sink.flatten()
         if "padding" in self.mask:
             options["cu_seqlens_q"], options["cu_seqlens_kv"] = self.cu_seqlens
         if self.q_format == "thd":

@@ -7,7 +7,7 @@ from packaging.version import Version
 from torch import Tensor
 
 import transformer_engine_torch as tex
-from transformer_engine.pytorch._refusal import require
+from transformer_engine.pytorch._refusal import refuse_later, require
 from transformer_engine.pytorch.attention.dot_product_attention._engine import (
     EngineCall,
     merged,
@@ -141,10 +141,8 @@ class FlashAttention(torch.nn.Module):
         attention_mask says what cu_seqlens say, which are needed then. The last two are not
         TransformerEngine's: ALiBi with the published slopes, and the diagonal of windows.
         """
-        require(not (fp8 or fp8_output), "fp8", True, "False: FP8 attention is not there yet")
-        require(
-            cp_group is None, "cp_group", "a group", "None: context parallelism is not there yet"
-        )
+        if fp8 or fp8_output or cp_group is not None:
+            refuse_later(fp8 or fp8_output, cp_group)
         del fp8_meta, quantizers, cp_global_ranks, cp_stream, cp_comm_type
         q_format, kv_format = formats_of(qkv_layout)
         padding = "padding" in attn_mask_type

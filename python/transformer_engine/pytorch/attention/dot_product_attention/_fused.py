@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from transformer_engine.pytorch._refusal import refuse, require
+from transformer_engine.pytorch._refusal import refuse, refuse_later, require
 from transformer_engine.pytorch.attention.dot_product_attention._engine import (
     EngineCall,
     check_small,
@@ -213,13 +213,11 @@ class FusedAttention(torch.nn.Module):
         attention_mask says what cu_seqlens say, which are needed. pad_between_seqs is what the
         padded cu_seqlens show.
         """
-        require(
-            cp_group is None, "cp_group", "a group", "None: context parallelism is not there yet"
-        )
-        require(not (fp8 or fp8_output), "fp8", True, "False: FP8 attention is not there yet")
-        require(qkv_layout in _LAYOUTS, "qkv_layout", repr(qkv_layout), "one of QKVLayouts")
-        for name, lengths in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv)):
-            require(lengths is not None, name, "None", "int32 [batch + 1]")
+        if fp8 or fp8_output or cp_group is not None:
+            refuse_later(fp8 or fp8_output, cp_group)
+        require(qkv_layout in _LAYOUTS, "qkv_layout", qkv_layout, "one of QKVLayouts")
+        require(cu_seqlens_q is not None, "cu_seqlens_q", None, "int32 [batch + 1]")
+        require(cu_seqlens_kv is not None, "cu_seqlens_kv", None, "int32 [batch + 1]")
         check_small(
             core_attention_bias_type, core_attention_bias, self.softmax_type, softmax_offset
         )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from te_attention.torch import dropout_mask, new_rng_state
-from transformer_engine.pytorch._refusal import require
+from transformer_engine.pytorch._refusal import refuse_later
 from transformer_engine.pytorch.attention.dot_product_attention._engine import check_small
 from transformer_engine.pytorch.attention.dot_product_attention._layouts import formats_of
 from transformer_engine.pytorch.attention.dot_product_attention._lengths import (
@@ -123,7 +123,8 @@ class UnfusedDotProductAttention(torch.nn.Module):
 
         The last two are not TransformerEngine's: where sequences begin in thd tensors with gaps.
         """
-        require(not (fp8 or fp8_output), "fp8", True, "False: FP8 attention is not there yet")
+        if fp8 or fp8_output:
+            refuse_later(True, None)
         if core_attention_bias_type != "alibi":
             check_small(
                 core_attention_bias_type, core_attention_bias, self.softmax_type, softmax_offset

@@ -230,7 +230,7 @@ def test_flash_refuses(options: dict, text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"qkv_layout": "bhsd"}, "qkv_layout is 'bhsd'; needs one of QKVLayouts"),
+        ({"qkv_layout": "bhsd"}, "qkv_layout is bhsd; needs one of QKVLayouts"),
         ({"cu_seqlens_q": None}, "cu_seqlens_q is None; needs int32"),
         ({"fp8_output": True}, "fp8 is True; needs False"),
         ({"core_attention_bias_type": "post_scale_bias"}, "core_attention_bias is None; needs one"),
