@@ -9,8 +9,9 @@ from torch.autograd.function import _SingleLevelFunction
 from te_attention.torch._arguments import BIAS, FEW, SINK, TENSORS, TRAINING, trimmed
 from te_attention.torch._library import LIBRARY, OPS
 
-_forward, _forward_few = OPS.forward.default, OPS.forward_few.default
-_inference, _backward = OPS.inference.default, OPS.backward.default
+# What each overload calls: one call less.
+_forward, _forward_few = OPS.forward.default._op, OPS.forward_few.default._op
+_inference, _backward = OPS.inference.default._op, OPS.backward.default._op
 
 
 def keep(ctx, arguments: tuple, o: Tensor, lse: Tensor) -> None:

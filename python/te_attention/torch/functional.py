@@ -146,6 +146,7 @@ def attention(
         or (bias is not None and bias.requires_grad)
         or (isinstance(sink, Tensor) and sink.requires_grad)
     )
+    left, right = NO_WINDOW if window is None else _bounds(window)
     arguments = (  # in the order of Arguments, which takes a microsecond to make
         q,
         k,
@@ -154,7 +155,8 @@ def attention(
         "none" if mask is None else mask,
         differentiable or dropout > 0,
         scale,
-        *(NO_WINDOW if window is None else _bounds(window)),
+        left,
+        right,
         dropout or NONE,
         _random_state(q, rng_state, generator) if dropout else None,
         bias,
