@@ -1,17 +1,27 @@
 """Lengths of sequences: prefix sums, padding masks, and the ways between thd and bshd."""
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from te_attention.torch._library import OPS
+from transformer_engine.pytorch.graph import is_graph_capturing
+
+_full: dict[tuple, Tensor] = {}
+_MOST_FULL = 256
 
 
-@lru_cache(maxsize=256)
 def get_full_cu_seqlens(batch_size: int, max_seqlen: int, device: torch.device) -> Tensor:
     """Prefix sums of sequences that are all full; one tensor for each size and device."""
-    return torch.arange(batch_size + 1, dtype=torch.int32, device=device) * max_seqlen
+    key = (batch_size, max_seqlen, device)
+    found = _full.get(key)
+    if found is None:
+        with torch.inference_mode(False):  # or no later backward pass could use it
+            found = torch.arange(batch_size + 1, dtype=torch.int32, device=device) * max_seqlen
+        if not is_graph_capturing():  # the memory of a graph is the graph's
+            if len(_full) >= _MOST_FULL:
+                _full.clear()
+            _full[key] = found
+    return found
 
 
 def get_cu_seqlens(mask: Tensor) -> Tensor:

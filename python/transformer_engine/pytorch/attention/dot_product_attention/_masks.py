@@ -141,7 +141,7 @@ def get_alibi(
 ) -> tuple[Tensor, Tensor]:
     """The slopes, and -slope * |row - column + shift| as a bias [1 or b, heads, rows, columns].
 
-    `_alibi_cache` keeps the biases that depend on nothing else than what its keys say.
+    `_alibi_cache` keeps the last bias that depends on nothing else than what its key says.
     """
     device = torch.device(device) if alibi_slopes is None else alibi_slopes.device
     fixed = alibi_slopes is None and actual_seqlens_q is None
@@ -156,5 +156,6 @@ def get_alibi(
     bias = -slopes.view(-1, num_heads, 1, 1) * distance
     found = (slopes, bias.to(bias_dtype or torch.float32))
     if fixed and _alibi_cache is not None:
+        _alibi_cache.clear()
         _alibi_cache[key] = found
     return found

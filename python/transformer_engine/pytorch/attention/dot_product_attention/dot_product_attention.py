@@ -275,9 +275,10 @@ class DotProductAttention(TransformerEngineBaseModule):
         """The backend for this kind of call, chosen when the first of its kind comes."""
         if _attention_backends["backend_selection_requires_update"]:
             _decisions.clear()
+        ranks = 1 if self.cp_group is None else _group_size(self.cp_group)
         # fmt: off
         key = (
-            call.key(), self.training, self.deterministic, self.softmax_type, self.cp_group,
+            call.key(), self.training, self.deterministic, self.softmax_type, ranks,
             self.return_max_logit, self.attention_dropout, self.heads,
             self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v,
             self.num_gqa_groups_per_partition,

@@ -277,10 +277,11 @@ def test_where_no_backend_is_left_every_one_says_why() -> None:
         module()(q, k, v)
 
 
-def test_context_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("group", ["group", ["group", "another"]])
+def test_context_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch, group: object) -> None:
     q, k, v = inputs(2, 8, 4, 32)
     dpa = module()
-    dpa.set_context_parallel_group("group", [0, 1], None, "p2p")
+    dpa.set_context_parallel_group(group, [0, 1], None, "p2p")
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 2)
     with pytest.raises(ValueError, match="context_parallel is True; needs False"):
         dpa(q, k, v)

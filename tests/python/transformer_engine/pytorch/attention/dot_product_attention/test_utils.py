@@ -102,6 +102,23 @@ def test_alibi() -> None:
     assert top_left[0, 4, 0].tolist() == [0.0, -0.5, -1.0, -1.5]
 
 
+def test_the_last_bias_is_kept() -> None:
+    cache: dict = {}
+    _, bias = utils.get_alibi(cache, 6, 2, 4, device="cpu")
+    assert utils.get_alibi(cache, 6, 2, 4, device="cpu")[1] is bias
+    utils.get_alibi(cache, 6, 3, 4, device="cpu")
+    assert len(cache) == 1
+
+
+def test_full_lengths_are_kept_and_serve_training_after_inference() -> None:
+    device = torch.device("cpu")
+    with torch.inference_mode():
+        cu = utils.get_full_cu_seqlens(3, 77, device)
+    assert cu.tolist() == [0, 77, 154, 231]
+    assert not cu.is_inference()
+    assert utils.get_full_cu_seqlens(3, 77, device) is cu
+
+
 def test_packing_and_back() -> None:
     mask = torch.arange(5).view(1, 1, 1, 5) >= torch.tensor([3, 0, 5]).view(3, 1, 1, 1)
     cu, indices = utils.get_cu_seqlens_and_indices(mask)
