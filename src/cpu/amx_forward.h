@@ -1,7 +1,7 @@
 // Forward on the matrix unit. Included by flash_amx.cpp after amx_operands.h, inside its namespace.
 #pragma once
 
-constexpr int kPanel = 256;  // keys that are multiplied by V at a time
+constexpr int kPanel = 512;  // keys that are multiplied by V at a time
 
 // The scores of kDepth keys, [key][row]: small enough to stay in the first cache until they are
 // exponentials. Logits are s * factor.
@@ -17,21 +17,23 @@ template <int N>
 class Maxima {
  public:
   Maxima(const Chunk& chunk, float* max) : chunk_(chunk), max_(max) {}
-  static constexpr int kSteps = 4;
 
-  // False if it was the last.
-  bool step() {
+  void step() {
+    if (at_ == kDepth) return;
+    constexpr int kKeys = kDepth / 4;
     VF high[N];
     const float* s = chunk_.s + at_ * kRows;
     for (int n = 0; n < N; ++n) high[n] = load(s + n * kSide);
-    for (int j = 1; j < kDepth / kSteps; ++j)
+    for (int j = 1; j < kKeys; ++j)
       for (int n = 0; n < N; ++n) high[n] = larger(load(s + j * kRows + n * kSide), high[n]);
     for (int n = 0; n < N; ++n) {
       const VF before = load(max_ + n * kSide);
       store(max_ + n * kSide, larger(high[n] * chunk_.factor, before));
     }
-    at_ += kDepth / kSteps;
-    return at_ < kDepth;
+    at_ += kKeys;
+  }
+  void finish() {
+    while (at_ < kDepth) step();
   }
 
  private:
@@ -45,49 +47,42 @@ template <int N>
 class Exponentials {
  public:
   Exponentials(const Chunk& chunk, const float* base, const float* keep, float* sum, std::byte* p)
-      : s_(chunk.s), scale_(chunk.factor * kLog2e), base_(base), keep_(keep), sum_(sum), p_(p) {}
+      : s_(chunk.s), keep_(keep), sum_to_(sum), p_(p), scale_(splat(chunk.factor * kLog2e)) {
+    for (int n = 0; n < N; ++n) base_[n] = load(base + n * kSide), sum_[n] = load(sum + n * kSide);
+  }
   static constexpr int kSteps = kDepth / 2;
 
-  // Two keys. False if they were the last.
-  __attribute__((noinline)) bool step() {
-    const VF scale = splat(scale_);
+  // Two keys. Always inlined, so that base and sum stay in registers.
+  __attribute__((always_inline)) void step() {
+    if (done_ == kSteps) return;
 #pragma GCC unroll 4
-    for (int n = 0; n < N * kSide; n += kSide) {
-      const VF base = load(base_ + n);
-      VF low = power_of_two(load(s_ + n) * scale - base);
-      VF high = power_of_two(load(s_ + kRows + n) * scale - base);
-      store(sum_ + n, load(sum_ + n) + (low + high));
-      if (keep_) low *= load(keep_ + n), high *= load(keep_ + kRows + n);
-      _mm512_store_si512(p_ + n * 4, as_pairs_up(low, high));
+    for (int n = 0; n < N; ++n) {
+      VF low = power_of_two(load(s_ + n * kSide) * scale_ - base_[n]);
+      VF high = power_of_two(load(s_ + kRows + n * kSide) * scale_ - base_[n]);
+      sum_[n] += low + high;
+      if (keep_) low *= load(keep_ + n * kSide), high *= load(keep_ + kRows + n * kSide);
+      _mm512_store_si512(p_ + n * kSide * 4, as_pairs_up(low, high));
     }
     s_ += 2 * kRows, p_ += 4 * kRows;
     if (keep_) keep_ += 2 * kRows;
-    return ++done_ < kSteps;
+    ++done_;
+  }
+  void finish() {
+    while (done_ < kSteps) step();
+    for (int n = 0; n < N; ++n) store(sum_to_ + n * kSide, sum_[n]);
   }
 
  private:
-  const float* s_;
-  const float scale_;
-  const float *base_, *keep_;
-  float* sum_;
+  const float *s_, *keep_;
+  float* sum_to_;
   std::byte* p_;
   int done_ = 0;
+  const VF scale_;
+  VF base_[N], sum_[N];
 };
 
-// Calls `product` with what it is to call between its `steps` products of tiles: all steps of
-// `work`, as evenly as they go.
-template <class Work, class Product>
-TEA_WORD void beside(int64_t steps, Work& work, Product product) {
-  const int64_t each = tiles_of(Work::kSteps, static_cast<int>(steps));
-  bool more = true;
-  product([&] {
-    for (int64_t i = 0; more && i < each; ++i) more = work.step();
-  });
-  while (more) more = work.step();
-}
-
-// One block of rows on its way over the keys. While the matrix unit works on the scores of a chunk,
-// the vectors turn those before it into exponentials; V is multiplied a panel of chunks later.
+// One block of rows on its way over the keys. While the matrix unit works on the scores of a chunk
+// and on V of an earlier panel of chunks, the vectors turn the scores before it into exponentials.
 //
 // Exponentials are relative to a base, which is a maximum of the row, but not always the last one:
 // only where that is larger by kSlack are O and the sum taken to a new base.
@@ -149,30 +144,39 @@ class Walk {
     panel_ = waiting_ = {now.first, 0, probs_};
     scores(now)();
     logits(now);
-    Maxima<N> first(now, out_.max);
-    while (first.step()) continue;
+    Maxima<N>(now, out_.max).finish();
     for (int which = 1;; which ^= 1) {
       rebase_if_needed<N>();
       std::byte* p = probs_ + (panel_.p == probs_ ? 0 : kPanelBytes) + panel_.keys * kRows * 2;
       Exponentials<N> exponentials(now, base_, keep(now), out_.sum, p);
       Chunk next = chunk(now.first + kDepth, which);
       const bool more = next.first < columns_.end;
-      if (more) {
-        const Product product = scores(next);
-        beside(product.parts() * product.steps, exponentials, product);
-      } else {
-        while (exponentials.step()) continue;
-      }
+      if (more) products(exponentials, next);
+      exponentials.finish();
       panel_.keys += kDepth;
       if (panel_.keys == kPanel) hand_over(next.first);
       if (!more) break;
-      logits(next);
-      Maxima<N> maxima(next, out_.max);
-      some_values(maxima);
       now = next;
     }
     finish_values();
     move_base<N>();
+  }
+
+  // The scores of the next chunk, their maxima, and a part of the product that waits, beside
+  // exponentials.
+  template <int N>
+  void products(Exponentials<N>& exponentials, Chunk& next) {
+    const Product product = scores(next);
+    const int64_t steps = product.parts() * product.steps + parts_now() * waiting_.keys / kDepth;
+    const int64_t each = tiles_of(Exponentials<N>::kSteps, static_cast<int>(steps));
+    const auto some = [&] {
+      for (int64_t i = 0; i < each; ++i) exponentials.step();
+    };
+    product(some);
+    logits(next);
+    Maxima<N> maxima(next, out_.max);
+    some_values([&] { some(), maxima.step(); });
+    maxima.finish();
   }
 
   // ---- the first product
@@ -236,15 +240,16 @@ class Walk {
     panel_ = {next_key, 0, panel_.p == probs_ ? probs_ + kPanelBytes : probs_};
   }
 
-  // A part of the product that waits, such that it is done when the next panel is.
-  template <class Work>
-  void some_values(Work& work) {
+  // How many parts of the product that waits are next, such that it is done when the next panel is.
+  int64_t parts_now() const {
+    const int64_t all = waiting_.keys ? values(waiting_).parts() : 0;
+    return std::min(all - part_, tiles_of(all, kPanel / kDepth));
+  }
+
+  template <class Between>
+  void some_values(Between between) {
     const Product product = values(waiting_);
-    const int64_t all = waiting_.keys ? product.parts() : 0;
-    const int64_t end = std::min(all, part_ + tiles_of(product.parts(), kPanel / kDepth));
-    beside(std::max<int64_t>(1, (end - part_) * product.steps), work, [&](auto&& between) {
-      for (; part_ < end; ++part_) product.part(part_, between);
-    });
+    for (int64_t end = part_ + parts_now(); part_ < end; ++part_) product.part(part_, between);
   }
 
   void finish_waiting() {

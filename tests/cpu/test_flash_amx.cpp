@@ -27,7 +27,7 @@ TEST(FlashAmx, ManyPanels) {
         "dropout=0.2 causal=1 lse_gradient=1", "has_scale=1 scale=-0.25", "has_scale=1 scale=0",
         "softcap=2 dropout=0.4", "bias=pre_scale bias_broadcast=batch+row has_scale=1 scale=-1"})
     for (const char* sizes :
-         {"batch=1 seqlen_q=80 seqlen_kv=600 heads_q=3 heads_kv=1 dim_qk=40 dim_v=72",
+         {"batch=1 seqlen_q=80 seqlen_kv=1200 heads_q=3 heads_kv=1 dim_qk=40 dim_v=72",
           "batch=1 seqlen_q=300 seqlen_kv=270 heads_q=1 heads_kv=1 dim_qk=96 dim_v=32"}) {
       const kit::Report report =
           kit::check(kit::Case::parse("dtype=bf16 training=1 " + std::string(sizes) + " " +
