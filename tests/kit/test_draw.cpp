@@ -10,6 +10,7 @@
 
 #include "kit/check.h"
 #include "kit/draw.h"
+#include "kit/share.h"
 
 namespace tea::kit {
 namespace {
@@ -52,11 +53,12 @@ TEST(Draw, ReachesEveryValueClassAndEveryField) {
 }
 
 TEST(Draw, EveryCaseAgreesWithTheOracle) {
+  say_share("random cases");
   std::atomic<uint64_t> next{span.first};
   std::mutex mutex;
   std::vector<std::string> failures;
   const auto work = [&] {
-    for (uint64_t seed; (seed = next++) < span.first + span.count;)
+    for (uint64_t seed; (seed = next.fetch_add(kEvery)) < span.first + span.count;)
       for (const std::string& engine : host_engines()) {
         const Report report = check(draw(seed), engine);
         if (report.ok()) continue;

@@ -1,11 +1,12 @@
 // Every line of tests/problems/*.txt on every engine of the host against the oracle, forward and
-// backward. A line is a promise: none is skipped.
+// backward. A line is a promise: none is skipped, but under a sanitizer most are.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <filesystem>
 
 #include "kit/check.h"
+#include "kit/share.h"
 
 namespace {
 
@@ -21,7 +22,10 @@ std::vector<std::filesystem::path> problem_files() {
 class ProblemFile : public testing::TestWithParam<std::filesystem::path> {};
 
 TEST_P(ProblemFile, EveryLineAgreesWithTheOracle) {
+  tea::kit::say_share("lines");
+  int number = 0;
   for (const tea::kit::Line& line : tea::kit::read_lines(GetParam())) {
+    if (number++ % tea::kit::kEvery) continue;
     SCOPED_TRACE(GetParam().filename().string() + ":" + std::to_string(line.number));
     const tea::kit::Case c = tea::kit::Case::parse(line.text);
     EXPECT_EQ(tea::kit::Case::parse(c.text()), c);
