@@ -62,16 +62,17 @@ inline Approx operand(Approx a, Type fp8, double scale, const Rounding& engine) 
 }
 
 // sum += a * x, where adding costs `roundings` of relative error, and any operand or partial sum
-// below `least` may count as zero.
+// below `least` may count as zero: for an operand known up to an error, `least` more than that.
 inline void accumulate(Approx a, double roundings, const double* x, int64_t n, Tensor& sum,
                        int64_t at, double least) {
-  const double error = a.error + roundings * std::abs(a.value);
-  const bool flushed = std::abs(a.value) - a.error < least;
+  const double size = std::abs(a.value);
+  const double flushed = size - a.error < least ? std::min(size, least) : 0;
+  const double error = a.error + roundings * size + flushed;
   double *value = &sum.value[at], *bound = &sum.bound[at];
   for (int64_t d = 0; d < n; ++d) {
     value[d] += a.value * x[d];
     bound[d] += error * std::abs(x[d]);
-    if (flushed || std::abs(x[d]) < least) bound[d] += std::abs(a.value * x[d]);
+    if (std::abs(x[d]) < least) bound[d] += std::abs(a.value * x[d]);
     if (a.value != 0 && x[d] != 0) bound[d] += least;
   }
 }

@@ -212,8 +212,8 @@ void Solver::pair_gradients(const Pair& pair, Approx shift) {
     std::fill_n(&r_.dv.bound[pair.kv * c_.dim_v], c_.dim_v, kInfinity);
   } else {
     const Approx kept{keep * p, std::max(keep * dp, blown)};
-    accumulate(operand(kept, f.s, f.s_scale, rounding_of_p(keep, f.s)), rows, dout, c_.dim_v,
-               r_.dv, pair.kv * c_.dim_v, p_.least);
+    accumulate(operand(kept, f.s, f.s_scale, rounding_of_p(keep, f.s)), rows, dout, c_.dim_v, r_.dv,
+               pair.kv * c_.dim_v, p_.least);
   }
 
   const Approx a = dot(dout, v, c_.dim_v, keep * f.dout_scale_inv * f.v_scale_inv);
