@@ -405,8 +405,8 @@ TEST(Oracle, JudgesByTheBound) {
 
 // A matrix unit takes subnormal operands as zero, and flushes sums that are.
 TEST(Oracle, AnOperandThatMayCountAsZeroIsItsError) {
-  static constexpr double kLeast = 0x1p-126;
-  const auto bound = [](Approx a, double x, double least = kLeast) {
+  constexpr double kLeast = 0x1p-126;
+  const auto bound = [](Approx a, double x, double least = 0x1p-126) {
     Tensor sum{{0}, {0}, {}};
     accumulate(a, 0, &x, 1, sum, 0, least);
     EXPECT_EQ(sum.value[0], a.value * x);
