@@ -91,30 +91,28 @@ class Call:
 
     def _has_gaps(self) -> bool:
         """Whether sequences begin elsewhere than the lengths say, without reading the device."""
-        pairs = (
-            (self.cu_seqlens_q_padded, self.cu_seqlens_q),
-            (self.cu_seqlens_kv_padded, self.cu_seqlens_kv),
+        q, kv = self.cu_seqlens_q_padded, self.cu_seqlens_kv_padded
+        return (q is not None and q is not self.cu_seqlens_q) or (
+            kv is not None and kv is not self.cu_seqlens_kv
         )
-        return any(padded is not None and padded is not plain for padded, plain in pairs)
 
     def _settle_ragged(self) -> None:
-        for name in ("cu_seqlens_q", "cu_seqlens_kv"):
-            lengths = getattr(self, name)
-            if lengths is None or lengths.dim() != 1 or lengths.dtype != torch.int32:
+        q, kv = self.cu_seqlens_q, self.cu_seqlens_kv
+        for name, lengths in (("cu_seqlens_q", q), ("cu_seqlens_kv", kv)):
+            if lengths is None or lengths.dim() != 1 or lengths.dtype is not torch.int32:
                 refuse(name, _seen(lengths), f"int32 [batch + 1] with {self.qkv_format}")
-        if self.cu_seqlens_q.shape != self.cu_seqlens_kv.shape:
-            refuse("cu_seqlens_kv", _seen(self.cu_seqlens_kv), "the shape of cu_seqlens_q")
+            if q is kv:
+                break
+        if q is not kv and q.shape != kv.shape:
+            refuse("cu_seqlens_kv", _seen(kv), "the shape of cu_seqlens_q")
         if "padding" not in self.mask:
             refuse("attn_mask_type", self.mask, f"a padding mask with {self.qkv_format}")
-        for side, form in (("q", self.q_format), ("kv", self.kv_format)):
-            name = f"max_seqlen_{side}"
-            if getattr(self, name) is None and form == "thd":  # the one read of the device
-                starts = getattr(self, f"cu_seqlens_{side}_padded")
-                starts = getattr(self, f"cu_seqlens_{side}") if starts is None else starts
-                longest = int(starts.diff().amax()) if starts.numel() > 1 else 0
-                setattr(self, name, (longest + 63) // 64 * 64)
         if self.q_format != "thd":
             self.max_seqlen_q = self.q.shape[self.q_format.index("s")]
+        elif self.max_seqlen_q is None:
+            self.max_seqlen_q = _longest(q, self.cu_seqlens_q_padded)
+        if self.kv_format == "thd" and self.max_seqlen_kv is None:
+            self.max_seqlen_kv = _longest(kv, self.cu_seqlens_kv_padded)
 
     def _settle_dense(self) -> None:
         row = self.q_format.index("s")
@@ -146,7 +144,7 @@ class Call:
             None if bias is None else (bias.shape, bias.requires_grad),
             None if slopes is None else slopes.shape, self.pad_between_seqs, self.num_splits,
             self.attention_mask is None, self.inference_params is None,
-            len(self.cu_seqlens_q) if ragged else 0,
+            self.cu_seqlens_q.shape if ragged else 0,
         )
         # fmt: on
 
@@ -199,6 +197,13 @@ class Call:
             refuse("core_attention_bias", "None", f"a tensor with {self.bias_type}")
         if self.mask == "arbitrary" and self.attention_mask is None:
             refuse("attention_mask", "None", "a tensor with an arbitrary mask")
+
+
+def _longest(lengths: Tensor, starts: Tensor | None) -> int:
+    """The longest sequence, with the gap behind it, rounded up: read from the device."""
+    places = lengths if starts is None else starts
+    most = int(places.diff().amax()) if places.numel() > 1 else 0
+    return (most + 63) // 64 * 64
 
 
 def _seen(tensor: Tensor | None) -> str:

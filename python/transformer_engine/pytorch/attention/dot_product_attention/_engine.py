@@ -90,10 +90,10 @@ Pair = tuple[Tensor | None, Tensor | None]
 
 def starts_of(cu_seqlens: Pair, padded: Pair) -> Pair:
     """Where thd sequences begin; nothing, if that is where the lengths say."""
-    if all(p is None or p is plain for p, plain in zip(padded, cu_seqlens, strict=True)):
+    (q, kv), (plain_q, plain_kv) = padded, cu_seqlens
+    if (q is None or q is plain_q) and (kv is None or kv is plain_kv):
         return None, None
-    q, kv = (plain if p is None else p for p, plain in zip(padded, cu_seqlens, strict=True))
-    return q, kv
+    return plain_q if q is None else q, plain_kv if kv is None else kv
 
 
 def pages_of(inference_params: object, cu_seqlens: Tensor) -> Tensor | None:
