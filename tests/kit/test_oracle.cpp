@@ -423,5 +423,14 @@ TEST(Oracle, AnOperandThatMayCountAsZeroIsItsError) {
   EXPECT_EQ(bound({0.5, 0.75}, 2, 0), 1.5);  // an engine that keeps every number has its error only
 }
 
+// A value that is smaller than its error is no operand that may be flushed where nothing is.
+TEST(Oracle, WithoutAMatrixUnitOperandsAreWhatTheyAre) {
+  const double x = 2;
+  Tensor sum{{0}, {0}, {}};
+  accumulate({1, 3}, 0, &x, 1, sum, 0, 0);
+  EXPECT_EQ(sum.value[0], 2);
+  EXPECT_EQ(sum.bound[0], 6);
+}
+
 }  // namespace
 }  // namespace tea::oracle
