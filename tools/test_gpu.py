@@ -137,7 +137,7 @@ class Suite:
         command = [tool_path("compute-sanitizer"), "--tool", tool, "--log-file", report]
         failure, count = None, 0
         try:
-            count = passed_tests(self.run([*command, *tests], 120))
+            count = passed_tests(self.run([*command, *tests], 240))
         except RowError as e:  # what was found says more, if anything was
             failure = e
         said = report.read_text(errors="replace") if report.exists() else ""
