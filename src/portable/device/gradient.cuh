@@ -50,7 +50,7 @@ struct Factors {
 };
 TEA_DEVICE Factors factors_of(const Work& w) {
   const Scales& s = w.scales;
-  if (!is_fp8(w.q.dtype)) return {{1, w.scale}, 1, 1, 1, 1, w.scale, w.scale, 1};
+  if (!is_fp8(w.q.dtype)) return {{1, w.scale}, 1, 1, 1, 1, w.scale, w.scale, w.keep_factor};
   const float q = scalar(s.q_inv), k = scalar(s.k_inv), dout = scalar(s.dout_inv),
               dp = scalar(s.dp_inv);
   return {{q * k, w.scale}, dout * scalar(s.v_inv), scalar(s.s), scalar(s.dp), w.scale, dp * k,
@@ -110,10 +110,11 @@ struct Strip {
   }
   static TEA_DEVICE bool kept(float p) { return __float_as_int(p) >= 0; }
 
-  // The probability as it meets dO.
+  // The probability as it meets dO. The factor of what dropout keeps may be 65536, more than half
+  // precision holds, so the sums take it; in fp8 the cast does, since its scale is for the product.
   TEA_DEVICE float operand(float p, float factor) const {
-    const float x = kept(p) ? p * w.keep_factor : 0.0f;
-    return is_fp8(w.q.dtype) ? cast_fp8(x * factor, w.q.dtype) : x;
+    const float x = kept(p) ? p : 0.0f;
+    return is_fp8(w.q.dtype) ? cast_fp8(x * w.keep_factor * factor, w.q.dtype) : x;
   }
 
   // p, which may have been multiplied by the slope of the soft cap, becomes the gradient of the
