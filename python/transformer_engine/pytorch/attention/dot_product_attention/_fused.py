@@ -207,11 +207,12 @@ class FusedAttention(torch.nn.Module):
         inference_params: object = None,
         softmax_offset: Tensor | None = None,
         fp8_output: bool = False,
+        alibi_slopes: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """O with heads merged, in the format of q; with return_max_logit also the largest scores.
 
         attention_mask says what cu_seqlens say, which are needed. pad_between_seqs is what the
-        padded cu_seqlens show.
+        padded cu_seqlens show. The last one is not TransformerEngine's: slopes for ALiBi.
         """
         if fp8 or fp8_output or cp_group is not None:
             refuse_later(fp8 or fp8_output, cp_group)
@@ -224,6 +225,9 @@ class FusedAttention(torch.nn.Module):
         del cp_global_ranks, cp_stream, cp_comm_type, attention_mask, pad_between_seqs
         del fp8_meta, quantizers
         q_format, kv_format = formats_of(qkv_layout)
+        alibi = core_attention_bias_type == "alibi"
+        require(alibi or alibi_slopes is None, "alibi_slopes", "a tensor",
+                f"None with {core_attention_bias_type}")  # fmt: skip
         call = EngineCall(
             q_format,
             kv_format,
@@ -235,7 +239,7 @@ class FusedAttention(torch.nn.Module):
             self.softmax_scale,
             self.attention_dropout if self.training else 0.0,
             self.deterministic,
-            core_attention_bias_type == "alibi",
+            alibi if alibi_slopes is None else alibi_slopes,
             core_attention_bias,
             core_attention_bias_type == "pre_scale_bias",
             softmax_offset,
@@ -245,7 +249,9 @@ class FusedAttention(torch.nn.Module):
         )
         tensors = (query_layer, key_layer, value_layer)
         with self.attention_dropout_ctx():
-            if qkv_layout in _INTERLEAVED:  # their gradients are written into one buffer too
+            # Gradients of packed tensors are written into one buffer too, but by a call that has no
+            # argument for slopes.
+            if qkv_layout in _INTERLEAVED and alibi_slopes is None:
                 options = (fast_zero_fill, qkv_layout, core_attention_bias_type, attn_mask_type)
                 result = self._by_node(call, tensors, options, fused_attention_backend)
             else:

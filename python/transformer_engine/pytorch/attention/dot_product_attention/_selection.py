@@ -111,13 +111,8 @@ class _Case:
         self.top_left = not params.bottom_right_diagonal
         alibi = params.core_attention_bias_type == "alibi"
         self.alibi, self.own_slopes = alibi, alibi and params.alibi_slopes_shape is not None
-        # Fused knows slopes of one's own only as a bias made of them.
-        self.bias_type = "post_scale_bias" if self.own_slopes else params.core_attention_bias_type
-        self.bias_shape = params.core_attention_bias_shape
-        self.bias_grad = params.core_attention_bias_requires_grad
-        if self.own_slopes:
-            self.bias_grad = False
-            self.bias_shape = "1hss" if len(params.alibi_slopes_shape) == 1 else "bhss"
+        post_scale = params.core_attention_bias_type == "post_scale_bias"
+        self.wants_dbias = post_scale and params.core_attention_bias_requires_grad
         self.fused: tex.NVTE_Fused_Attn_Backend | None = None
 
     def __getattr__(self, name: str) -> object:
@@ -130,7 +125,7 @@ class _Case:
             TE_DType[self.qkv_dtype],
             TE_DType[self.qkv_dtype],
             QKVLayout[self.qkv_layout],
-            AttnBiasType[self.bias_type],
+            AttnBiasType[self.core_attention_bias_type],
             AttnMaskType[self.attn_mask_type],
             SoftmaxType[self.softmax_type],
             self.attention_dropout,
@@ -305,8 +300,8 @@ RULES = (
     ),
     _Rule(
         (FU,),
-        lambda c: c.bias_type == "post_scale_bias" and c.bias_shape != "1hss" and c.bias_grad,
-        "the gradient of a bias of shape {bias_shape}; needs 1hss",
+        lambda c: c.wants_dbias and c.core_attention_bias_shape != "1hss",
+        "the gradient of a bias of shape {core_attention_bias_shape}; needs 1hss",
     ),
     _Rule(
         (FU,),
@@ -325,11 +320,7 @@ RULES = (
     ),
     _Rule(
         (FU,),
-        lambda c: (
-            c.deterministic
-            and c.is_training
-            and ((c.sm and c.sm < 90) or (c.bias_type == "post_scale_bias" and c.bias_grad))
-        ),
+        lambda c: c.deterministic and c.is_training and ((c.sm and c.sm < 90) or c.wants_dbias),
         "a deterministic gradient of a bias, or before sm_90",
     ),
 )
@@ -377,7 +368,7 @@ def get_attention_backend(attention_params: AttentionParams | None = None) -> Ch
     use_v3 = F3 not in reasons
     available = [use_v3 or F2 not in reasons, FU not in reasons, UN not in reasons]
     flash, fused, unfused = available
-    # Slopes of one's own cost Fused a bias of rows times columns, and Flash nothing.
+    # Slopes of one's own: fused_attn_fwd has no argument for them, so Fused is the second choice.
     if fused and (case.sm is None or case.sm >= 90) and not case.own_slopes:
         flash = False
     fused = fused and not flash

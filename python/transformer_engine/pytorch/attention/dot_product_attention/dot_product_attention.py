@@ -14,7 +14,6 @@ from transformer_engine.pytorch.attention.dot_product_attention._flash import Fl
 from transformer_engine.pytorch.attention.dot_product_attention._fused import FusedAttention
 from transformer_engine.pytorch.attention.dot_product_attention._masks import (
     check_set_window_size,
-    get_alibi,
     is_bottom_right,
     normalised_mask,
 )
@@ -360,9 +359,6 @@ class DotProductAttention(TransformerEngineBaseModule):
     def _by_fused(
         self, call: Call, backend: object, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
-        bias_type, bias = call.bias_type, call.bias
-        if call.slopes is not None:
-            bias_type, bias = "post_scale_bias", self._slopes_as_bias(call)
         return self._backends[1](
             q,
             k,
@@ -379,31 +375,14 @@ class DotProductAttention(TransformerEngineBaseModule):
             call.window,
             call.bottom_right,
             backend,
-            bias_type,
-            bias,
+            call.bias_type,
+            call.bias,
             call.fast_zero_fill,
             pad_between_seqs=call.pad_between_seqs,
             inference_params=call.inference_params,
             softmax_offset=self._sink(call),
-        )
-
-    @staticmethod
-    def _slopes_as_bias(call: Call) -> Tensor:
-        """Fused takes slopes of one's own only so; where Flash can run it is chosen instead."""
-        lengths = ()
-        if "padding" in call.mask:
-            lengths = (call.cu_seqlens_q.diff(), call.cu_seqlens_kv.diff())
-        _, bias = get_alibi(
-            None,
-            call.q.shape[-2],
-            call.max_seqlen_q,
-            call.max_seqlen_kv,
-            *lengths,
             alibi_slopes=call.slopes,
-            bias_dtype=call.q.dtype,
-            bottom_right_alignment=call.bottom_right,
         )
-        return bias
 
     def _by_unfused(
         self, call: Call, backend: object, q: Tensor, k: Tensor, v: Tensor

@@ -5,9 +5,12 @@ import types
 import pytest
 import torch
 from packaging.version import Version
+from torch.overrides import TorchFunctionMode
 
 import te_attention.torch as tea
 import transformer_engine_torch as tex
+from dpa import only
+from transformer_engine.pytorch import DotProductAttention
 from transformer_engine.pytorch.attention.dot_product_attention import _flash, _flash_package
 from transformer_engine.pytorch.attention.dot_product_attention.backends import (
     FlashAttention,
@@ -236,6 +239,7 @@ def test_flash_refuses(options: dict, text: str) -> None:
         ({"core_attention_bias_type": "post_scale_bias"}, "core_attention_bias is None; needs one"),
         ({"softmax_offset": torch.zeros(4)}, "softmax_offset is a tensor; needs None with vanilla"),
         ({"cp_group": object()}, "cp_group is a group; needs None"),
+        ({"alibi_slopes": torch.ones(4)}, "alibi_slopes is a tensor; needs None with no_bias"),
     ],
 )
 def test_fused_refuses(options: dict, text: str) -> None:
@@ -244,6 +248,35 @@ def test_fused_refuses(options: dict, text: str) -> None:
     given = {"qkv_layout": "bshd_bshd_bshd", "cu_seqlens_q": cu, "cu_seqlens_kv": cu}
     with pytest.raises(ValueError, match=text):
         FusedAttention()(q, k, v, **given | options)
+
+
+class NothingLarge(TorchFunctionMode):
+    """Fails where an operation of PyTorch returns as many elements as one head has scores."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def __torch_function__(self, func, types, args=(), kwargs=None) -> object:
+        out = func(*args, **(kwargs or {}))
+        size = out.numel() if isinstance(out, torch.Tensor) else 0
+        assert size < self.most, f"{func} returns {size} elements"
+        return out
+
+
+@pytest.mark.parametrize("layout", ["bshd_bshd_bshd", "bs3hd"])
+@pytest.mark.parametrize("shape", [(4,), (2, 4)])
+def test_fused_makes_no_bias_of_slopes(layout: str, shape: tuple[int, ...]) -> None:
+    q, k, v = torch.randn(2, 512, 3, 4, 8).bfloat16().unbind(2)
+    if layout != "bs3hd":
+        q, k, v = (t.contiguous() for t in (q, k, v))
+    slopes = torch.rand(shape)
+    module = DotProductAttention(4, 8, qkv_format="bshd", attn_mask_type="causal")
+    options = {"core_attention_bias_type": "alibi", "alibi_slopes": slopes}
+    with only("FUSED"), NothingLarge(512 * 512):
+        out = module(q, k, v, **options)
+    want = tea.attention(q, k, v, format="bshd", mask="causal", alibi=slopes)
+    assert torch.equal(out, want.flatten(-2))
 
 
 def test_fused_refuses_the_backward_pass_of_flash(monkeypatch: pytest.MonkeyPatch) -> None:
