@@ -66,7 +66,10 @@ def _largest(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class UnfusedDotProductAttention(torch.nn.Module):
-    """Two products with a softmax between them. Scores and probabilities have the dtype of q."""
+    """Two products with a softmax between them. Scores and probabilities have the dtype of q.
+
+    But scores with ALiBi are float32: distances grow, and bfloat16 would round 43 to quarters.
+    """
 
     def __init__(
         self,
@@ -159,7 +162,7 @@ class UnfusedDotProductAttention(torch.nn.Module):
             options["alibi_slopes"] = alibi_slopes
             _, core_attention_bias = get_alibi(_alibi_cache, q.shape[1], *sizes, *actual, **options)
         scores, factor = self._scores(q, k, core_attention_bias_type, core_attention_bias)
-        max_logit = _largest(scores, mask) * factor if self.return_max_logit else None
+        max_logit = _largest(scores, mask).to(q.dtype) * factor if self.return_max_logit else None
         out = self._weighted(scores, v, mask, mask_type, factor, softmax_offset)
         (out,) = _zeroed(padding, out)
         tokens = query_layer.shape[0]
@@ -188,7 +191,7 @@ class UnfusedDotProductAttention(torch.nn.Module):
             scores = (scores + bias) * alpha
         elif bias_type != "no_bias":
             scores = scores + bias / factor
-        return scores.to(q.dtype), factor
+        return scores if bias_type == "alibi" else scores.to(q.dtype), factor
 
     def _weighted(
         self,
@@ -214,6 +217,6 @@ class UnfusedDotProductAttention(torch.nn.Module):
             keep = dropout_mask(state, self.attention_dropout, (batch, heads, rows, cols))
             probabilities = probabilities * keep / (1.0 - self.attention_dropout)
         groups = v.shape[1]
-        left = probabilities.reshape(batch * groups, heads // groups * rows, cols)
+        left = probabilities.to(v.dtype).reshape(batch * groups, heads // groups * rows, cols)
         right = v.reshape(batch * groups, cols, -1)
         return torch.bmm(left, right).view(batch, heads, rows, -1)
