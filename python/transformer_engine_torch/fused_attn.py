@@ -17,7 +17,7 @@ from transformer_engine_torch.enums import (
     NVTE_QKV_Layout,
     NVTE_Softmax_Type,
 )
-from transformer_engine_torch.layouts import Layout, layout_of
+from transformer_engine_torch.layouts import Layout, layout_of, starts_of
 
 Call = ForwardCall | BackwardCall
 
@@ -123,12 +123,8 @@ def _options(call: Call) -> Options:
 
 def _starts(call: Call, layout: Layout) -> tuple[Tensor | None, ...]:
     """Where sequences begin in ragged Q and K, if not where their lengths say."""
-    q, kv = call.cu_seqlens_q_padded, call.cu_seqlens_kv_padded
-    same_q, same_kv = q is None or q is call.cu_seqlens_q, kv is None or kv is call.cu_seqlens_kv
-    if same_q and same_kv:
-        return None, None
-    q = call.cu_seqlens_q if same_q else q
-    kv = call.cu_seqlens_kv if same_kv else kv
+    padded = (call.cu_seqlens_q_padded, call.cu_seqlens_kv_padded)
+    q, kv = starts_of((call.cu_seqlens_q, call.cu_seqlens_kv), padded)
     if layout.shared == 3:  # one buffer has one set of starts
         kv = q
     return q if layout.q == "thd" else None, kv if layout.kv == "thd" else None
@@ -219,6 +215,11 @@ def forward(call: ForwardCall) -> ForwardResult:
     o, lse, *max_logit = _forward_few(*passed) if len(passed) <= FEW else _forward(*passed)
     inputs = [tensor for tensor in (bias, sink) if tensor is not None]
     return ForwardResult(o, lse, max_logit[0] if call.return_max_logit else None, rng_state, inputs)
+
+
+def largest_of_heads(max_logit: Tensor, dtype: torch.dtype) -> Tensor:
+    """[heads] of the largest scores of all rows, [batch, heads, rows] or [tokens, heads]."""
+    return max_logit.amax([i for i in range(max_logit.dim()) if i != 1]).to(dtype)
 
 
 def fused_attn_fwd(*arguments: object) -> list[Tensor]:

@@ -53,3 +53,14 @@ _LAYOUTS = tuple(_read(layout.name) for layout in NVTE_QKV_Layout)
 def layout_of(layout: NVTE_QKV_Layout) -> Layout:
     """Raises ValueError if `layout` is none of the 25."""
     return _LAYOUTS[NVTE_QKV_Layout(layout)]
+
+
+Pair = tuple[Tensor | None, Tensor | None]
+
+
+def starts_of(cu_seqlens: Pair, padded: Pair) -> Pair:
+    """Where thd sequences begin; nothing, if that is where the lengths say."""
+    (q, kv), (plain_q, plain_kv) = padded, cu_seqlens
+    if (q is None or q is plain_q) and (kv is None or kv is plain_kv):
+        return None, None
+    return plain_q if q is None else q, plain_kv if kv is None else kv

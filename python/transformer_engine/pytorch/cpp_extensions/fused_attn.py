@@ -5,7 +5,7 @@ from torch import Tensor
 
 import transformer_engine_torch as tex
 from transformer_engine_torch.calls import ForwardCall
-from transformer_engine_torch.fused_attn import TORCH_DTYPES, forward
+from transformer_engine_torch.fused_attn import TORCH_DTYPES, forward, largest_of_heads
 
 __all__ = ["fused_attn_bwd", "fused_attn_fwd"]
 
@@ -127,9 +127,7 @@ def fused_attn_fwd(
     aux = [result.lse.unsqueeze(-1), result.rng_state, *result.inputs]
     if not return_max_logit:
         return result.o, aux
-    head = 1  # of [batch, heads, rows] and of [tokens, heads] alike
-    rest = [i for i in range(result.max_logit.dim()) if i != head]
-    return result.o, aux, result.max_logit.amax(rest).to(result.o.dtype)
+    return result.o, aux, largest_of_heads(result.max_logit, result.o.dtype)
 
 
 def fused_attn_bwd(

@@ -7,6 +7,8 @@ from torch import Tensor
 from te_attention.torch import attention
 from transformer_engine.pytorch._refusal import refuse
 from transformer_engine.pytorch.attention.dot_product_attention._masks import NAMES
+from transformer_engine_torch.fused_attn import largest_of_heads
+from transformer_engine_torch.layouts import starts_of
 
 
 def check_small(
@@ -46,7 +48,7 @@ class EngineCall(NamedTuple):
     return_max_logit: bool = False
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """O, and the largest scores if they are asked for; with gradients."""
+        """O, and the largest score of each head if it is asked for; with gradients."""
         causal, (left, right) = "causal" in self.mask, self.window
         same = self.q_format == self.kv_format
         options = {
@@ -57,7 +59,6 @@ class EngineCall(NamedTuple):
             "dropout": self.dropout,
             "page_table": self.page_table,
             "deterministic": self.deterministic,
-            "return_max_logit": self.return_max_logit,
         }
         if left >= 0 or (right >= 0 and not causal):  # the mask itself says 0
             bounds = (left if left >= 0 else None, right if right >= 0 and not causal else None)
@@ -76,24 +77,16 @@ class EngineCall(NamedTuple):
                 options["max_seqlen_kv"], options["offsets_kv"] = self.max_seqlens[1], starts[1]
         if self.page_table is not None:
             options["max_seqlen_kv"] = self.max_seqlens[1]
-        return attention(q, k, v, **options)
+        if not self.return_max_logit:
+            return attention(q, k, v, **options)
+        o, largest = attention(q, k, v, return_max_logit=True, **options)
+        return o, largest_of_heads(largest, o.dtype)
 
 
 def merged(out: Tensor) -> Tensor:
     """O with the last two dimensions, heads and elements, as one. Cheaper than flatten()."""
     *rows, heads, dim = out.shape
     return out.view(*rows, heads * dim)
-
-
-Pair = tuple[Tensor | None, Tensor | None]
-
-
-def starts_of(cu_seqlens: Pair, padded: Pair) -> Pair:
-    """Where thd sequences begin; nothing, if that is where the lengths say."""
-    (q, kv), (plain_q, plain_kv) = padded, cu_seqlens
-    if (q is None or q is plain_q) and (kv is None or kv is plain_kv):
-        return None, None
-    return plain_q if q is None else q, plain_kv if kv is None else kv
 
 
 def pages_of(inference_params: object, cu_seqlens: Tensor) -> Tensor | None:

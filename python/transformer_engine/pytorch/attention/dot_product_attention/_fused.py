@@ -142,13 +142,6 @@ class FusedAttnFunc(torch.autograd.Function):
         return tuple(gradients)
 
 
-def _both(out: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """O with heads merged, and the largest score of each head."""
-    if largest.dim() > 1:  # [batch, heads, rows] or [tokens, heads]
-        largest = largest.amax([i for i in range(largest.dim()) if i != 1]).to(out.dtype)
-    return merged(out), largest
-
-
 class FusedAttention(torch.nn.Module):
     """Attention by FusedAttnFunc."""
 
@@ -257,7 +250,10 @@ class FusedAttention(torch.nn.Module):
             else:
                 start_offload(*tensors, offload_base_tensor=True)
                 result = call.run(*tensors)
-        return _both(*result) if self.return_max_logit else merged(result)
+        if not self.return_max_logit:
+            return merged(result)
+        out, largest = result
+        return merged(out), largest
 
     def _by_node(self, call: EngineCall, tensors: tuple, options: tuple, backend: object) -> Tensor:
         return FusedAttnFunc.apply(
