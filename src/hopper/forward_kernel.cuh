@@ -22,6 +22,8 @@
 // slabs, one swizzle wide. O leaves from registers, so that Q's memory is free for the next tile as
 // soon as the last scores are there.
 #pragma once
+#include <type_traits>
+
 #include "hopper/device/tma.cuh"
 #include "hopper/device/wgmma.cuh"
 #include "hopper/forward_general.cuh"
@@ -382,7 +384,8 @@ struct Kernel {
       clear(x.o);
       weigh(x.weights, x.scores, w, block);
     }
-    // The scores of a block beside the values of the one before.
+    // The scores of a block beside the values of the one before. kShapes: some row may not see all.
+    template <bool kShapes>
     TEA_DEVICE void step(State& x, const Work& w, int block, Blocks all_seen) {
       s.ring_k.wait_full(at_k);
       wait_turn();
@@ -393,7 +396,7 @@ struct Kernel {
       matrix_wait<1>();
       pin(x.scores);
       release(s.ring_k, at_k);
-      if constexpr (C.masked()) shape(x.scores, w, block, all_seen);
+      if constexpr (kShapes) shape(x.scores, w, block, all_seen);
       x.softmax.update(x.scores, p.scale_log2, x.shrink);
       matrix_wait<0>();
       pin(x.o);
@@ -416,7 +419,15 @@ struct Kernel {
       int block = own.end - 1;
       skip(w.blocks.end - own.end);
       begin(x, w, block, all_seen);
-      while (--block >= own.begin) step(x, w, block, all_seen);
+      const auto down_to = [&](int last, auto shapes) {
+        for (; block > last; --block) step<shapes>(x, w, block - 1, all_seen);
+      };
+      if constexpr (C.kind == Kind::kMasked) {
+        down_to(max(own.begin, all_seen.end), std::true_type());
+        down_to(max(own.begin, all_seen.begin), std::false_type());
+      }
+      // Without a mask only the first block ends early; what bends scores does so in all of them.
+      down_to(own.begin, std::bool_constant<C.masked()>());
       release(s.ring_q[number], at_q);
       close(x, w);
       skip(trail);
