@@ -89,18 +89,21 @@ TEA_DEVICE void describe(Work& w, const Forward& f, const Tile& t) {
   w.blocks = w.template blocks_of<kCols>(w.first, kRows);
 }
 
-// The order of `heads` heads' tiles. Under a mask long ones go first, of as many heads together as
-// keep their keys and values in the cache, and as make two tiles for each processor; else all are
-// equal, and a head at a time needs the least cache.
+// The order of `heads` heads' tiles. Without a mask all are equal, and a head at a time needs the
+// least cache. Else long ones go first, of several heads together: as many as keep their keys and
+// values in the cache or as make four tiles for each processor, but no more than half as many as
+// there are processors. Then some of the first tiles find in the cache what others load, and few
+// wait for memory while all do.
 __host__ __device__ inline TileOrder order_of(const Forward& f, int row_blocks, int64_t keys,
                                               int heads, int batch, bool masked) {
-  constexpr int64_t kCache = 32 << 20, kTiles = 2 * 132;
+  constexpr int64_t kCache = 32 << 20, kProcessors = 132;
   const auto most = [](int64_t a, int64_t b) { return a > b ? a : b; };
-  const int64_t head = most(keys * (f.dim + f.dim_v) * 2, 1), all = int64_t{heads} * batch;
-  const int64_t fit = most(kCache / head, 1) * (f.heads / f.heads_kv);
-  const int64_t enough = most(fit, kTiles / most(row_blocks, 1)), together = masked ? enough : 1;
-  return {row_blocks, heads, batch, static_cast<int>(together < all ? together : most(all, 1)),
-          masked};
+  const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
+  const int64_t group = f.heads / f.heads_kv, all = most(int64_t{heads} * batch, 1);
+  const int64_t fit = kCache / most(keys * (f.dim + f.dim_v) * 2, 1) * group;
+  const int64_t many = most(most(fit, 4 * kProcessors / most(row_blocks, 1)), 1);
+  const int64_t together = masked ? least(many, kProcessors / 2 * group) : 1;
+  return {row_blocks, heads, batch, static_cast<int>(least(together, all)), masked};
 }
 
 // Tiles by number: of equal sequences in one order over all heads, else sequence by sequence.
