@@ -75,28 +75,43 @@ struct BiasReader {
   }
 };
 
+// s += factor * bias, where `seen` has it.
+template <Type kType, int kCount>
+TEA_DEVICE void add_bias(float (&s)[kCount], float factor, const BiasReader<kType>& bias,
+                         const uint32_t (&seen)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) {
+    const int r = half_of(i);
+    float b[2];
+    bias.read(b, r, i / 4 * 8, seen[r] >> number_in_row(i) & 3);
+    s[i] = fmaf(b[0], factor, s[i]);
+    s[i + 1] = fmaf(b[1], factor, s[i + 1]);
+  }
+}
+
 // Turns products of queries and keys into natural logarithms of weights. seen: columns_between().
+// Each option has a loop of its own: what a problem lacks costs a branch, not one per element.
 template <Type kType, int kCount>
 TEA_DEVICE void bend(float (&s)[kCount], const Forward& f, const Work& w, Corner at,
                      const uint32_t (&seen)[2]) {
   const General& g = f.general;
-  const BiasReader<kType> bias(f, w, at);
-  const float inverse = 1 / g.softcap;
-  const float distance = static_cast<float>(w.diagonal + at.row - at.key);
+  const auto each = [&](auto&& change) {
 #pragma unroll
-  for (int i = 0; i < kCount; i += 2) {
-    const int column = i / 4 * 8, r = half_of(i);
-    float b[2] = {0, 0};
-    if (g.bias) bias.read(b, r, column, seen[r] >> number_in_row(i) & 3);
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      float x = s[i + k] * f.scale;
-      if (g.bias && g.bias_before_scale) x = fmaf(b[k], f.scale, x);
-      if (g.softcap > 0) x = capped(x, g.softcap, inverse);
-      if (g.bias && !g.bias_before_scale) x += b[k];
-      if (g.alibi) x = fmaf(-w.slope, fabsf(distance + static_cast<float>(8 * r - column - k)), x);
-      s[i + k] = x;
-    }
+    for (int i = 0; i < kCount; ++i) s[i] = change(s[i], i);
+  };
+  each([&](float x, int) { return x * f.scale; });
+  if (g.bias && g.bias_before_scale) add_bias(s, f.scale, BiasReader<kType>(f, w, at), seen);
+  if (g.softcap > 0) {
+    const float inverse = 1 / g.softcap;
+    each([&](float x, int) { return capped(x, g.softcap, inverse); });
+  }
+  if (g.bias && !g.bias_before_scale) add_bias(s, 1, BiasReader<kType>(f, w, at), seen);
+  if (g.alibi) {
+    const float distance = static_cast<float>(w.diagonal + at.row - at.key);
+    each([&](float x, int i) {
+      const auto from = static_cast<float>(8 * half_of(i) - i / 4 * 8 - i % 2);
+      return fmaf(-w.slope, fabsf(distance + from), x);
+    });
   }
 }
 
