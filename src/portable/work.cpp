@@ -126,6 +126,10 @@ struct Maker {
   void fill_rules(Work& w) const {
     const bool dense = p.q_form == TEA_DENSE && p.kv_form == TEA_DENSE;
     w.mask = p.mask();
+    w.equal = dense && !run.origin_device;
+    if (w.equal)
+      w.every = make_item(w.mask, 0, dense_sequence(size.max_q), dense_sequence(size.max_kv),
+                          run.origin[2], run.origin[3]);
     w.batch = dense && size.max_q == 0 && size.max_kv == 0 ? 0 : size.batch;
     w.heads_q = p.heads_q, w.heads_kv = p.heads_kv, w.dim_qk = p.dim_qk, w.dim_v = p.v_dim();
     w.alibi = p.alibi, w.softmax = p.softmax;

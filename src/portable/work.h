@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/tensors.h"
+#include "portable/item.h"
 
 namespace tea::portable {
 
@@ -61,6 +62,8 @@ struct Work {
   Bias bias;
   Scales scales;
   MaskRule mask;
+  Item every;     // where the sequences are equal, all of them but for `b`
+  int32_t equal;  // 1: they are, and the host knows it
 
   const float *sink, *slopes;
   float* dsink;

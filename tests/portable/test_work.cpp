@@ -52,6 +52,33 @@ TEST(Work, HasNoSequencesWhereADenseBatchHasNoRows) {
   EXPECT_EQ(t.work().batch, 0);
 }
 
+TEST(Work, KnowsTheSequencesOfADenseBatch) {
+  Bench t(
+      "dtype=fp16 batch=2 seqlen_q=5 seqlen_kv=9 heads_q=1 heads_kv=1 dim_qk=8 causal=1 "
+      "bottom_right=1 window_left=3");
+  t.run.origin[2] = 100, t.run.origin[3] = 101;
+  const Work w = t.work();
+  ASSERT_TRUE(w.equal);
+  EXPECT_EQ(w.every.q.length, 5);
+  EXPECT_EQ(w.every.kv.length, 9);
+  EXPECT_EQ(w.every.delta, 4);
+  EXPECT_EQ(w.every.band.lo, 1);  // the diagonal is 4 - 1 to the right, the window 2 wide
+  EXPECT_EQ(w.every.band.hi, 3);
+  EXPECT_EQ(w.every.attended.begin, 1);
+  EXPECT_EQ(w.every.attended.end, 8);
+}
+
+TEST(Work, LeavesSequencesToTheDeviceWhereMemoryThereSaysTheirPlace) {
+  const int64_t origin[4] = {};
+  Bench t("dtype=fp16 batch=2 seqlen_q=5 seqlen_kv=9 heads_q=1 heads_kv=1 dim_qk=8");
+  t.run.origin_device = origin;
+  EXPECT_FALSE(t.work().equal);
+  EXPECT_FALSE(Bench("dtype=fp16 q_form=padded batch=2 seqlen_q=5 seqlen_kv=9 heads_q=1 heads_kv=1 "
+                     "dim_qk=8")
+                   .work()
+                   .equal);
+}
+
 TEST(Work, DropsOnlyInTraining) {
   Bench t("dtype=fp16 batch=1 heads_q=1 heads_kv=1 dim_qk=8 training=1 dropout=0.5");
   t.give(TEA_RNG_STATE, 0);

@@ -121,9 +121,8 @@ struct Kernel {
         const bool there = row_there >= first && row_there < last;
 #pragma unroll
         for (int c = 0; c < T::kRowBytes / kBytes; c += 64) {
-          const bool valid = there && c + copied_column() < dim;
-          copy_eight(to, row_there, c + copied_column(), valid ? from + c * kElement : start,
-                     valid);
+          copy_eight(to, row_there, c + copied_column(), from + c * kElement,
+                     there && c + copied_column() < dim);
         }
         from += kStep * pitch;
       }
@@ -401,17 +400,17 @@ struct Kernel {
 #pragma unroll
           for (int r = 0; r < 2; ++r)
             store_shared_4(to.at(row + 16 * m + row_of(2 * r), column + column_of(n, 0)),
-                           pack<kDtype>(finished(o[m][n][2 * r], factors.of[m][r]),
-                                        finished(o[m][n][2 * r + 1], factors.of[m][r])));
+                           finished_pair<kDtype>(&o[m][n][2 * r], factors.of[m][r]));
       __syncwarp();
       // The lane's piece stays; its row moves on. All loads of a batch before its stores.
       constexpr int kPieces = kOwnV / 8, kRowsAtOnce = 32 / kPieces;
       constexpr int kBatch = std::min(8, 16 * kTall / kRowsAtOnce);
       static_assert(kPieces <= 32 && 16 * kTall / kRowsAtOnce % kBatch == 0);
       const int local = row + lane() / kPieces, col = column + lane() % kPieces * 8;
-      auto* const data =
+      const int64_t rows = written_rows(w, item), step = kRowsAtOnce * w.o.seq;
+      auto* data =
           static_cast<uint16_t*>(w.o.data) + col + first_element(w.o, w.queries, item.q, item.b, 0);
-      const int64_t rows = written_rows(w, item);
+      if constexpr (!C.general) data += (tile.first + local) * w.o.seq + tile.head * w.o.head;
 #pragma unroll 1
       for (int from = local; from < local + 16 * kTall; from += kBatch * kRowsAtOnce) {
         uint4 x[kBatch];
@@ -420,8 +419,14 @@ struct Kernel {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
           const Query at = query(from + i * kRowsAtOnce);
-          if (at.row < rows && col < w.dim_v)
-            *reinterpret_cast<uint4*>(data + at.row * w.o.seq + at.head * w.o.head) = x[i];
+          const bool there = at.row < rows && col < w.dim_v;
+          if constexpr (C.general) {
+            if (there)
+              *reinterpret_cast<uint4*>(data + at.row * w.o.seq + at.head * w.o.head) = x[i];
+          } else {  // one head: the pointer moves on, which is shorter than a product for each row
+            if (there) *reinterpret_cast<uint4*>(data) = x[i];
+            data += step;
+          }
         }
       }
     }

@@ -41,5 +41,10 @@ TEA_DEVICE float value_factor(const Work& w, bool fp8) {
 }
 // Padding and rows with nothing to attend are zero, whatever the accumulator holds.
 TEA_DEVICE float finished(float o, float factor) { return factor == 0 ? 0.0f : o * factor; }
+// Two neighbours, packed: one choice for both.
+template <int kDtype>
+TEA_DEVICE uint32_t finished_pair(const float* o, float factor) {
+  return factor == 0 ? 0 : pack<kDtype>(o[0] * factor, o[1] * factor);
+}
 
 }  // namespace tea::portable

@@ -33,28 +33,14 @@ TEA_DEVICE int64_t origin_of(const Work& w, int which) {
   return at;
 }
 
-// A sequence as its kernels need it.
-struct Item {
-  int64_t b;
-  Sequence q, kv;
-  int64_t delta;  // of the diagonal
-  int64_t origin_row, origin_col;
-  Band band;
-  Columns attended;  // the keys that some row of the sequence attends to; others load as zero
-};
-
 TEA_DEVICE Item item_of(const Work& w, int64_t b) {
-  Item item;
-  item.b = b;
-  item.q = sequence_of(w, w.queries, b);
-  item.kv = sequence_of(w, w.keys, b);
-  item.delta = diagonal(w.mask.bottom_right, item.q.length, item.kv.length);
-  item.origin_row = origin_of(w, 2), item.origin_col = origin_of(w, 3);
-  item.band = band(w.mask, item.delta, item.origin_row, item.origin_col);
-  item.attended = {visible_columns(item.band, 0, item.kv.length).begin,
-                   visible_columns(item.band, item.q.length - 1, item.kv.length).end};
-  if (item.q.length == 0) item.attended = {0, 0};
-  return item;
+  if (w.equal) {
+    Item item = w.every;
+    item.b = b;
+    return item;
+  }
+  const Sequence q = sequence_of(w, w.queries, b), kv = sequence_of(w, w.keys, b);
+  return make_item(w.mask, b, q, kv, origin_of(w, 2), origin_of(w, 3));
 }
 
 // The element where row 0 of a head of a sequence begins. Not for paged keys.
