@@ -3,6 +3,9 @@
 // [16 pairs of k][16][2]. Included by flash_amx.cpp after tile.h, inside its namespace.
 #pragma once
 
+// Always part of its caller, so that what pieces of work keep between them stays in registers.
+#define TEA_INLINE inline __attribute__((always_inline))
+
 inline constexpr int kSide = 16;         // rows of a tile, and fp32 columns of C
 inline constexpr int kDepth = 32;        // of k in one product of tiles
 inline constexpr int kTileBytes = 1024;  // a packed tile: rows without a gap
@@ -53,8 +56,12 @@ struct Tiles {
   }
 };
 
-// M x N tiles of C = or += A B over `steps` tiles of k. `between` is called for each of them: what
-// it does on vectors runs beside the products.
+template <int n>
+using Number = std::integral_constant<int, n>;
+
+// M x N tiles of C = or += A B over `steps` tiles of k. `between` is called after each product with
+// the quarters [from, to) of a step that are its share: what it does there on vectors runs beside
+// the products.
 template <int M, int N, class Between>
 TEA_WORD void multiply_tiles(int64_t steps, const Tiles& a, const Tiles& b, float* c, int64_t ldc,
                              bool add, Between& between) {
@@ -75,16 +82,21 @@ TEA_WORD void multiply_tiles(int64_t steps, const Tiles& a, const Tiles& b, floa
     load_tile<6>(b.at(0, k), b.pitch);
     load_tile<4>(a.at(0, k), a.pitch);
     multiply_tile<0, 4, 6>();
+    if constexpr (M * N > 1) between(Number<0>{}, Number<1>{});
     if constexpr (N > 1) {
       load_tile<7>(b.at(1, k), b.pitch);
       multiply_tile<1, 4, 7>();
+      if constexpr (M > 1) between(Number<1>{}, Number<2>{});
     }
     if constexpr (M > 1) {
       load_tile<5>(a.at(1, k), a.pitch);
       multiply_tile<2, 5, 6>();
     }
-    if constexpr (M > 1 && N > 1) multiply_tile<3, 5, 7>();
-    between();
+    if constexpr (M > 1 && N > 1) {
+      between(Number<2>{}, Number<3>{});
+      multiply_tile<3, 5, 7>();
+    }
+    between(Number<M * N - 1>{}, Number<4>{});
   }
   store_tile<0>(c, pitch);
   if constexpr (N > 1) store_tile<1>(c + kSide, pitch);
@@ -93,7 +105,8 @@ TEA_WORD void multiply_tiles(int64_t steps, const Tiles& a, const Tiles& b, floa
 }
 
 struct Nothing {
-  void operator()() const {}
+  template <class From, class To>
+  void operator()(From, To) const {}
 };
 
 // C = or += A B in parts of two by two tiles; `rows` and `columns` count tiles, `steps` tiles of k.
@@ -107,7 +120,7 @@ struct Product {
   int64_t parts() const { return tiles_of(rows, 2) * tiles_of(columns, 2); }
 
   template <class Between = const Nothing>
-  void part(int64_t i, Between&& between = {}) const {
+  TEA_INLINE void part(int64_t i, Between&& between = {}) const {
     const int64_t m = i / tiles_of(columns, 2) * 2, n = i % tiles_of(columns, 2) * 2;
     const Tiles left{a.at(m), a.next, a.step, a.pitch}, right{b.at(n), b.next, b.step, b.pitch};
     float* to = c + m * kSide * ldc + n * kSide;
@@ -119,7 +132,7 @@ struct Product {
   }
 
   template <class Between = const Nothing>
-  void operator()(Between&& between = {}) const {
+  TEA_INLINE void operator()(Between&& between = {}) const {
     for (int64_t i = 0; i < parts(); ++i) part(i, between);
   }
 };

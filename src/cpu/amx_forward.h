@@ -1,7 +1,7 @@
 // Forward on the matrix unit. Included by flash_amx.cpp after amx_operands.h, inside its namespace.
 #pragma once
 
-constexpr int kPanel = 512;  // keys that are multiplied by V at a time
+constexpr int kMostKeys = 512;  // of a panel: keys that are multiplied by V at a time
 
 // The scores of kDepth keys, [key][row]: small enough to stay in the first cache until they are
 // exponentials. Logits are s * factor.
@@ -9,74 +9,67 @@ struct Chunk {
   int64_t first, keys;
   float* s;
   float factor;
+  bool whole;  // every row sees every key, and logits are the scores times the factor
 };
 
-// Work on the vectors of a chunk, in steps that fit between the products: N vectors of rows at a
-// time. `max` and `sum` are by lane.
+// The largest logits by lane, of N vectors of rows.
 template <int N>
-class Maxima {
- public:
-  Maxima(const Chunk& chunk, float* max) : chunk_(chunk), max_(max) {}
-
-  void step() {
-    if (at_ == kDepth) return;
-    constexpr int kKeys = kDepth / 4;
-    VF high[N];
-    const float* s = chunk_.s + at_ * kRows;
-    for (int n = 0; n < N; ++n) high[n] = load(s + n * kSide);
-    for (int j = 1; j < kKeys; ++j)
-      for (int n = 0; n < N; ++n) high[n] = larger(load(s + j * kRows + n * kSide), high[n]);
-    for (int n = 0; n < N; ++n) {
-      const VF before = load(max_ + n * kSide);
-      store(max_ + n * kSide, larger(high[n] * chunk_.factor, before));
-    }
-    at_ += kKeys;
+void raise_maxima(const Chunk& chunk, float* max) {
+  for (int n = 0; n < N * kSide; n += kSide) {
+    VF high = load(chunk.s + n);
+    for (int j = 1; j < kDepth; ++j) high = larger(load(chunk.s + j * kRows + n), high);
+    store(max + n, larger(high * chunk.factor, load(max + n)));
   }
-  void finish() {
-    while (at_ < kDepth) step();
-  }
+}
 
- private:
-  const Chunk& chunk_;
-  float* max_;
-  int at_ = 0;
-};
-
-// P = 2^(logit / ln 2 - base) as B of the second product, and its sum. `keep`: factors of dropout.
+// P = 2^(logit / ln 2 - base) as B of the second product, and its sum over the chunk, in steps of
+// two keys whose quarters are the vectors of rows. `keep`: factors of dropout. Always inlined, so
+// that bases and sums stay in registers.
 template <int N>
 class Exponentials {
  public:
-  Exponentials(const Chunk& chunk, const float* base, const float* keep, float* sum, std::byte* p)
-      : s_(chunk.s), keep_(keep), sum_to_(sum), p_(p), scale_(splat(chunk.factor * kLog2e)) {
-    for (int n = 0; n < N; ++n) base_[n] = load(base + n * kSide), sum_[n] = load(sum + n * kSide);
+  TEA_INLINE Exponentials(const Chunk& chunk, const float* base, const float* keep, std::byte* p)
+      : s_(chunk.s), keep_(keep), p_(p), scale_(splat(chunk.factor * kLog2e)) {
+    for (int n = 0; n < N; ++n) base_[n] = load(base + n * kSide), sum_[n] = VF{};
   }
   static constexpr int kSteps = kDepth / 2;
 
-  // Two keys. Always inlined, so that base and sum stay in registers.
-  __attribute__((always_inline)) void step() {
-    if (done_ == kSteps) return;
-#pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) {
-      VF low = power_of_two(load(s_ + n * kSide) * scale_ - base_[n]);
-      VF high = power_of_two(load(s_ + kRows + n * kSide) * scale_ - base_[n]);
-      sum_[n] += low + high;
-      if (keep_) low *= load(keep_ + n * kSide), high *= load(keep_ + kRows + n * kSide);
-      _mm512_store_si512(p_ + n * kSide * 4, as_pairs_up(low, high));
+  // The quarters [From, To) of the next `count` steps.
+  template <int From, int To>
+  TEA_INLINE void quarters(int count) {
+    for (int i = 0; i < count && left_ > i; ++i) {
+      if constexpr (From <= 0 && 0 < To) pair<0>(i);
+      if constexpr (From <= 1 && 1 < To && 1 < N) pair<1>(i);
+      if constexpr (From <= 2 && 2 < To && 2 < N) pair<2>(i);
+      if constexpr (From <= 3 && 3 < To && 3 < N) pair<3>(i);
     }
-    s_ += 2 * kRows, p_ += 4 * kRows;
-    if (keep_) keep_ += 2 * kRows;
-    ++done_;
+    if constexpr (To == 4) advance(count);
   }
-  void finish() {
-    while (done_ < kSteps) step();
-    for (int n = 0; n < N; ++n) store(sum_to_ + n * kSide, sum_[n]);
-  }
+  TEA_INLINE void finish() { quarters<0, 4>(left_); }
+
+  TEA_INLINE VF sum(int n) const { return sum_[n]; }
 
  private:
+  template <int n>
+  TEA_INLINE void pair(int ahead) {
+    const float* s = s_ + ahead * 2 * kRows + n * kSide;
+    VF low = power_of_two(load(s) * scale_ - base_[n]);
+    VF high = power_of_two(load(s + kRows) * scale_ - base_[n]);
+    sum_[n] += low + high;
+    if (keep_) {
+      const float* keep = keep_ + ahead * 2 * kRows + n * kSide;
+      low *= load(keep), high *= load(keep + kRows);
+    }
+    _mm512_store_si512(p_ + ahead * 4 * kRows + n * kSide * 4, as_pairs_up(low, high));
+  }
+  TEA_INLINE void advance(int count) {
+    s_ += count * 2 * kRows, p_ += count * 4 * kRows, left_ -= count;
+    if (keep_) keep_ += count * 2 * kRows;
+  }
+
   const float *s_, *keep_;
-  float* sum_to_;
   std::byte* p_;
-  int done_ = 0;
+  int left_ = kSteps;
   const VF scale_;
   VF base_[N], sum_[N];
 };
@@ -85,7 +78,9 @@ class Exponentials {
 // and on V of an earlier panel of chunks, the vectors turn the scores before it into exponentials.
 //
 // Exponentials are relative to a base, which is a maximum of the row, but not always the last one:
-// only where that is larger by kSlack are O and the sum taken to a new base.
+// only where that is larger by kSlack are O and the sum taken to a new base. Where all rows have a
+// base and see all keys of a chunk, its maxima are not even looked for, unless the sum of its
+// exponentials is so large that one of them may be: then they are computed again.
 class Walk {
  public:
   Walk(const View& view, const RowBlock& block, Columns columns, Partial<float> out, float* scratch)
@@ -98,10 +93,10 @@ class Walk {
     s_ = scratch + scratch_reals<float>(p_);
     probs_ = reinterpret_cast<std::byte*>(s_ + 2 * kDepth * kRows);
     queries_ = probs_ + 2 * kPanelBytes;
+    panel_keys_ = panel_keys();
     pack_block(BlockRows(view, block, TEA_Q), p_.dim_qk, queries_);
     std::fill_n(out.max, kRows, kNone), std::fill_n(reference_, kRows, kNone);
     std::fill_n(out.sum, kRows, 0.0f), std::fill_n(base_, kRows, 0.0f);
-    std::fill_n(out.o, padded(p_.v_dim()) * kRows, 0.0f);
   }
 
   static int64_t scratch(const Problem& p) {
@@ -124,8 +119,8 @@ class Walk {
 
  private:
   static constexpr float kNone = -std::numeric_limits<float>::infinity();
-  static constexpr float kSlack = 6;  // in powers of two
-  static constexpr int64_t kPanelBytes = int64_t{kPanel} * kRows * 2;
+  static constexpr int kSlack = 6;  // in powers of two
+  static constexpr int64_t kPanelBytes = int64_t{kMostKeys} * kRows * 2;
 
   int64_t groups() const { return t_.lanes() / kSide; }
   int64_t base_key() const { return block_.group.seen.begin; }
@@ -133,51 +128,92 @@ class Walk {
   // The chunk from `first` on, in one of two buffers.
   Chunk chunk(int64_t first, int which) const {
     const int64_t keys = std::min<int64_t>(kDepth, columns_.end - first);
-    return {first, keys, s_ + which * kDepth * kRows, 1};
+    return {first, keys, s_ + which * kDepth * kRows, 1, false};
+  }
+
+  // Keys of a panel: so many chunks as its product has parts, each of which runs beside one chunk.
+  int64_t panel_keys() const {
+    const int64_t parts = tiles_of(packed_.size.wide_v, 2) * tiles_of(groups(), 2);
+    return std::clamp<int64_t>(parts * kDepth, 2 * kDepth, kMostKeys);
   }
 
   template <int N>
   void over_chunks() {
     const int64_t skipped = (columns_.begin - base_key()) / kDepth * kDepth;
     Chunk now = chunk(base_key() + skipped, 0);
-    if (now.first >= columns_.end) return;
-    panel_ = waiting_ = {now.first, 0, probs_};
+    if (now.first >= columns_.end) {
+      std::fill_n(out_.o, padded(p_.v_dim()) * kRows, 0.0f);
+      return;
+    }
+    first_key_ = now.first;
+    panel_ = waiting_ = {first_key_, 0, probs_};
     scores(now)();
     logits(now);
-    Maxima<N>(now, out_.max).finish();
     for (int which = 1;; which ^= 1) {
-      rebase_if_needed<N>();
-      std::byte* p = probs_ + (panel_.p == probs_ ? 0 : kPanelBytes) + panel_.keys * kRows * 2;
-      Exponentials<N> exponentials(now, base_, keep(now), out_.sum, p);
       Chunk next = chunk(now.first + kDepth, which);
-      const bool more = next.first < columns_.end;
-      if (more) products(exponentials, next);
-      exponentials.finish();
+      exponentials<N>(now, next);
       panel_.keys += kDepth;
-      if (panel_.keys == kPanel) hand_over(next.first);
-      if (!more) break;
+      if (panel_.keys == panel_keys_) hand_over(next.first);
+      if (next.first >= columns_.end) break;
       now = next;
     }
     finish_values();
     move_base<N>();
   }
 
-  // The scores of the next chunk, their maxima, and a part of the product that waits, beside
-  // exponentials.
+  // P and its sums of one chunk, beside the scores of the next.
   template <int N>
-  void products(Exponentials<N>& exponentials, Chunk& next) {
+  void exponentials(const Chunk& now, Chunk& next) {
+    const bool trusting = now.whole && started_;
+    if (!trusting) {
+      raise_maxima<N>(now, out_.max);
+      rebase_if_needed<N>();
+    }
+    Exponentials<N> all(now, base_, keep(now), place());
+    if (next.first < columns_.end) products(all, next);
+    all.finish();
+    if (trusting && !moderate(all)) return exponentials_again<N>(now);
+    for (int n = 0; n < N; ++n) add_to(out_.sum + n * kSide, all.sum(n));
+  }
+
+  // Whether no exponential is much above 1; NaN is not.
+  template <int N>
+  TEA_INLINE bool moderate(const Exponentials<N>& all) const {
+    const __m512 most = _mm512_set1_ps(1 << kSlack);
+    unsigned beyond = 0;
+    for (int n = 0; n < N; ++n) beyond |= _mm512_cmp_ps_mask((__m512)all.sum(n), most, _CMP_NLE_UQ);
+    return beyond == 0;
+  }
+
+  template <int N>
+  __attribute__((noinline)) void exponentials_again(const Chunk& now) {
+    finish_values();
+    raise_maxima<N>(now, out_.max);
+    move_base<N>();
+    Exponentials<N> all(now, base_, keep(now), place());
+    all.finish();
+    for (int n = 0; n < N; ++n) add_to(out_.sum + n * kSide, all.sum(n));
+  }
+
+  // The scores of the next chunk and a part of the product that waits, beside exponentials.
+  template <int N>
+  TEA_INLINE void products(Exponentials<N>& all, Chunk& next) {
     const Product product = scores(next);
     const int64_t steps = product.parts() * product.steps + parts_now() * waiting_.keys / kDepth;
-    const int64_t each = tiles_of(Exponentials<N>::kSteps, static_cast<int>(steps));
-    const auto some = [&] {
-      for (int64_t i = 0; i < each; ++i) exponentials.step();
+    const auto each = static_cast<int>(tiles_of(Exponentials<N>::kSteps, static_cast<int>(steps)));
+    const auto some = [&]<class From, class To>(From, To) __attribute__((always_inline)) {
+      all.template quarters<From::value, To::value>(each);
     };
     product(some);
     logits(next);
-    Maxima<N> maxima(next, out_.max);
-    some_values([&] { some(), maxima.step(); });
-    maxima.finish();
+    some_values(some);
   }
+
+  // Where P of the chunk goes.
+  std::byte* place() const {
+    return probs_ + (panel_.p == probs_ ? 0 : kPanelBytes) + panel_.keys * kRows * 2;
+  }
+  static void add_to(float* at, VF x) { store(at, load(at) + x); }
 
   // ---- the first product
 
@@ -197,7 +233,7 @@ class Walk {
   void logits(Chunk& chunk) {
     const Columns keys{chunk.first, chunk.first + chunk.keys};
     if (chunk.keys == kDepth && t_.is_plain() && t_.whole(keys) && p_.scale_value() > 0) {
-      chunk.factor = static_cast<float>(p_.scale_value());
+      chunk.factor = static_cast<float>(p_.scale_value()), chunk.whole = true;
       return;
     }
     t_.s = chunk.s;
@@ -230,7 +266,7 @@ class Walk {
             p,
             out_.o,
             kRows,
-            true};
+            panel.first != first_key_};
   }
 
   // The panel is complete: it waits for its product, and the other buffer is filled.
@@ -243,11 +279,11 @@ class Walk {
   // How many parts of the product that waits are next, such that it is done when the next panel is.
   int64_t parts_now() const {
     const int64_t all = waiting_.keys ? values(waiting_).parts() : 0;
-    return std::min(all - part_, tiles_of(all, kPanel / kDepth));
+    return std::min(all - part_, tiles_of(all, static_cast<int>(panel_keys_ / kDepth)));
   }
 
   template <class Between>
-  void some_values(Between between) {
+  TEA_INLINE void some_values(Between between) {
     const Product product = values(waiting_);
     for (int64_t end = part_ + parts_now(); part_ < end; ++part_) product.part(part_, between);
   }
@@ -269,7 +305,7 @@ class Walk {
   void rebase_if_needed() {
     bool needed = false;
     for (int n = 0; n < N * kSide; n += kSide) {
-      const VF high = load(out_.max + n) * kLog2e, most = load(reference_ + n) + kSlack;
+      const VF high = load(out_.max + n) * kLog2e, most = load(reference_ + n) + float{kSlack};
       needed |= _mm512_cmp_ps_mask((__m512)high, (__m512)most, _CMP_GT_OQ) != 0;
     }
     if (!needed) return;
@@ -282,12 +318,14 @@ class Walk {
   void move_base() {
     alignas(64) float shrink[N * kSide];
     bool shrinks = false;
+    started_ = N == kGroups && !(p_.outputs & (TEA_OUTPUT_MAX | TEA_OUTPUT_SUM_EXP));
     for (int n = 0; n < N * kSide; n += kSide) {
       const VF before = load(reference_ + n), now = load(out_.max + n) * kLog2e;
       const VF base = now == splat(kNone) ? VF{} : now, factor = power_of_two(before - base);
       store(out_.sum + n, load(out_.sum + n) * factor);
       store(reference_ + n, now), store(base_ + n, base), store(shrink + n, factor);
       shrinks |= _mm512_cmpneq_ps_mask((__m512)before, (__m512)now) != 0;
+      started_ &= _mm512_cmp_ps_mask((__m512)now, (__m512)splat(kNone), _CMP_EQ_OQ) == 0;
     }
     for (int64_t d = 0; shrinks && part_ > 0 && d < p_.v_dim(); ++d)
       for (int n = 0; n < N * kSide; n += kSide) {
@@ -306,5 +344,7 @@ class Walk {
   std::byte *probs_, *queries_;                       // P of two panels as B; Q as B
   Panel panel_{}, waiting_{};                         // being filled; to be multiplied by V
   int64_t part_ = 0;                                  // of the product that waits: how much is done
+  int64_t panel_keys_ = 0, first_key_ = 0;            // of a panel; of the walk
+  bool started_ = false;                              // each row has a base, and needs no maximum
   alignas(64) float reference_[kRows], base_[kRows];  // in powers of two; base: 0 if there is none
 };

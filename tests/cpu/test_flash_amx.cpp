@@ -25,6 +25,7 @@ TEST(FlashAmx, ManyPanels) {
        {"", "causal=1", "causal=1 bottom_right=1", "window_left=300 window_right=3",
         "causal=1 window_left=270 bias=post_scale alibi=standard softcap=20 softmax=learnable",
         "dropout=0.2 causal=1 lse_gradient=1", "has_scale=1 scale=-0.25", "has_scale=1 scale=0",
+        "has_scale=1 scale=2", "has_scale=1 scale=2 outputs=max+sum_exp", "dropout=0.3",
         "softcap=2 dropout=0.4", "bias=pre_scale bias_broadcast=batch+row has_scale=1 scale=-1"})
     for (const char* sizes :
          {"batch=1 seqlen_q=80 seqlen_kv=1200 heads_q=3 heads_kv=1 dim_qk=40 dim_v=72",
@@ -35,6 +36,22 @@ TEST(FlashAmx, ManyPanels) {
                      "cpu-amx");
       EXPECT_TRUE(report.ok()) << report.text();
     }
+}
+
+// Rows whose later keys are far above the first ones, so that exponentials which trusted the base
+// of the first keys are computed again; a NaN and an infinity among them.
+TEST(FlashAmx, TrustsABaseOnlyWhileItHolds) {
+  if (!kAmx.available()) GTEST_SKIP() << kLacks;
+  for (const char* values : {"randn", "extreme", "negative"})
+    for (const char* scale : {"1", "8"})
+      for (const char* dims : {"16", "64 dim_v=512", "256 dim_v=24"}) {
+        const kit::Report report = kit::check(
+            kit::Case::parse("dtype=bf16 training=1 has_scale=1 scale=" + std::string(scale) +
+                             " batch=1 seqlen_q=128 seqlen_kv=700 heads_q=1 heads_kv=1 dim_qk=" +
+                             dims + " | seed=12 values=" + values),
+            "cpu-amx");
+        EXPECT_TRUE(report.ok()) << report.text();
+      }
 }
 
 // What shifts logits, or the sum, far from where the exponentials of the keys are.
