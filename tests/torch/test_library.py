@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from te_attention import _library as core
 from te_attention.torch import functional
@@ -90,10 +91,31 @@ def test_the_few_are_the_first_ones() -> None:
         assert [(a.name, a.default_value) for a in few._schema.arguments] == first
 
 
+def kind_of(name: str) -> str:
+    return str(Arguments.__annotations__[name])
+
+
 def test_trimming_leaves_what_differs_from_the_defaults() -> None:
     q = torch.zeros(1)
     assert len(trimmed(Arguments(q, q, q))) == 3
     assert trimmed(Arguments(q, q, q, mask="causal"))[3:] == ("bhsd", "causal")
+
+
+class Never(TorchFunctionMode):
+    """Fails where PyTorch is asked for anything."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None) -> object:
+        raise AssertionError(func)
+
+
+@pytest.mark.parametrize("name", [n for n in Arguments._fields if "Tensor |" in kind_of(n)])
+def test_trimming_compares_no_tensors(name: str) -> None:
+    beside = {"offsets_q": "cu_seqlens_q", "offsets_kv": "cu_seqlens_kv"}
+    beside |= {"page_table_v": "page_table"}
+    t = torch.zeros(1)
+    arguments = Arguments(t, t, t, **dict.fromkeys({name, beside.get(name, name)}, t))
+    with Never():
+        assert trimmed(arguments)[-1] is t
 
 
 def test_what_attention_passes_is_trimmed() -> None:
