@@ -101,15 +101,20 @@ def test_the_current_stream_orders_the_work() -> None:
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compile(mode: str) -> None:
-    q, k, v = inputs(1, 2, 64, 64)
-    compiled = torch.compile(
-        lambda q, k, v: tea.attention(q, k, v, mask="causal") * 2, fullgraph=True, mode=mode
-    )
+    every = inputs(1, 2, 64, 64)
+
+    def function(q, k, v):
+        return tea.attention(q, k, v, mask="causal") * 2
+
+    compiled = torch.compile(function, fullgraph=True, mode=mode)
     for _ in range(3):
         torch.compiler.cudagraph_mark_step_begin()  # the last one's results may be overwritten
-        got = compiled(q, k, v)
-        torch.testing.assert_close(got, tea.attention(q, k, v, mask="causal") * 2)
-        got.float().sum().backward()
+        got, want = compiled(*every), function(*every)
+        torch.testing.assert_close(got, want)
+        # Into new tensors: a .grad of the last step is memory of the graph, and overwritten too.
+        gradients = (torch.autograd.grad(o.float().sum(), every) for o in (got, want))
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b)
 
 
 def microseconds(call, count: int = 500) -> float:
