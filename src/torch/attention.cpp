@@ -1,6 +1,7 @@
-// The operators forward, with fewer arguments forward_few and inference, backward and explain.
+// The operators forward and backward, those with fewer arguments, and explain.
 #include <torch/csrc/stable/ops.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -28,22 +29,35 @@ struct Incoming {
   std::optional<Tensor> dlse;
   Tensor o, lse;
   bool wants_dbias, wants_dsink;
-  explicit Incoming(Stack& in)
-      : dout(in.tensor()),
-        dlse(in.maybe_tensor()),
-        o(in.tensor()),
-        lse(in.tensor()),
-        wants_dbias(in.flag()),
-        wants_dsink(in.flag()) {}
+
+  static Incoming all(Stack& in) {  // a list in braces is read in its order
+    return {in.tensor(), in.maybe_tensor(), in.tensor(), in.tensor(), in.flag(), in.flag()};
+  }
+  static Incoming few(Stack& in) {
+    return {in.tensor(), std::nullopt, in.tensor(), in.tensor(), false, false};
+  }
 };
 
 struct Gradients {
   Tensor dq, dk, dv;
+
+  static Gradients like(const Arguments& a) {
+    return {new_like(a.q), new_like(a.k), new_like(a.v)};
+  }
 };
 
-// Fills `out`; returns dbias and dsink, empty where they are not wanted.
-std::tuple<Tensor, Tensor> differentiate(const Incoming& in, const Arguments& arguments, Work& work,
-                                         const Gradients& out) {
+// Those that are wanted.
+struct SmallGradients {
+  std::optional<Tensor> dbias, dsink;
+};
+
+Tensor or_nothing(const std::optional<Tensor>& tensor, const Tensor& like) {
+  return tensor ? *tensor : nothing(like);
+}
+
+// Fills `out`; returns the others.
+SmallGradients differentiate(const Incoming& in, const Arguments& arguments, Work& work,
+                             const Gradients& out) {
   tea_problem& p = work.problem;
   p.training = 1;
   p.outputs = TEA_OUTPUT_LSE;
@@ -60,17 +74,17 @@ std::tuple<Tensor, Tensor> differentiate(const Incoming& in, const Arguments& ar
     dlse = torch::stable::contiguous(*in.dlse);
     work.add_per_row(TEA_DLSE, "dlse", *dlse);
   }
-  Tensor dbias = nothing(arguments.q), dsink = nothing(arguments.q);
+  SmallGradients small;
   if (in.wants_dbias && arguments.bias) {
-    dbias = empty_contiguous_like(*arguments.bias);
-    work.add(TEA_DBIAS, "dbias", dbias);
+    small.dbias = empty_contiguous_like(*arguments.bias);
+    work.add(TEA_DBIAS, "dbias", *small.dbias);
   }
   if (in.wants_dsink && arguments.sink) {
-    dsink = empty_contiguous_like(*arguments.sink);
-    work.add_small(TEA_DSINK, dsink.data_ptr());
+    small.dsink = empty_contiguous_like(*arguments.sink);
+    work.add_small(TEA_DSINK, small.dsink->data_ptr());
   }
   work.backward();
-  return {dbias, dsink};
+  return small;
 }
 
 struct Scale {
@@ -141,7 +155,7 @@ void fp8_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
 
 void fp8_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
-  const Incoming incoming(in);
+  const Incoming incoming = Incoming::all(in);
   const Fp8 fp8(kBackward, in);
   const Arguments arguments(in);
   Work work(arguments);
@@ -157,7 +171,7 @@ void fp8_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
   };
   const Gradients out{gradient(arguments.q), gradient(arguments.k), gradient(arguments.v)};
   const auto [dbias, dsink] = differentiate(incoming, arguments, work, out);
-  give(stack, out.dq, out.dk, out.dv, dbias, dsink, amax);
+  give(stack, out.dq, out.dk, out.dv, or_nothing(dbias, out.dq), or_nothing(dsink, out.dq), amax);
 }
 
 void forward(StableIValue* stack, uint64_t inputs, uint64_t) {
@@ -194,24 +208,32 @@ void inference(StableIValue* stack, uint64_t inputs, uint64_t) {
 
 void backward(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
-  const Incoming incoming(in);
+  const Incoming incoming = Incoming::all(in);
   const Arguments arguments(in);
-  const Gradients out{torch::stable::empty_like(arguments.q),
-                      torch::stable::empty_like(arguments.k),
-                      torch::stable::empty_like(arguments.v)};
+  const Gradients out = Gradients::like(arguments);
   Work work(arguments);
   const auto [dbias, dsink] = differentiate(incoming, arguments, work, out);
-  give(stack, out.dq, out.dk, out.dv, dbias, dsink);
+  give(stack, out.dq, out.dk, out.dv, or_nothing(dbias, out.dq), or_nothing(dsink, out.dq));
+}
+
+void backward_few(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Incoming incoming = Incoming::few(in);
+  const Arguments arguments(in);
+  const Gradients out = Gradients::like(arguments);
+  Work work(arguments);
+  differentiate(incoming, arguments, work, out);
+  give(stack, out.dq, out.dk, out.dv);
 }
 
 void backward_out(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
   const Tensor dq = in.tensor(), dk = in.tensor(), dv = in.tensor();
-  const Incoming incoming(in);
+  const Incoming incoming = Incoming::all(in);
   const Arguments arguments(in);
   Work work(arguments);
   const auto [dbias, dsink] = differentiate(incoming, arguments, work, {dq, dk, dv});
-  give(stack, dbias, dsink);
+  give(stack, or_nothing(dbias, dq), or_nothing(dsink, dq));
 }
 
 void explain(StableIValue* stack, uint64_t inputs, uint64_t) {

@@ -145,7 +145,7 @@ void Work::describe_queries() {
     if (in_.max_seqlen_q >= 0)
       refuse("max_seqlen_q", std::to_string(in_.max_seqlen_q), "format thd: here q itself says it");
   }
-  problem.q = add_rows(TEA_Q, "q", in_.q);
+  problem.q = add_rows(TEA_Q, "q", in_.q, q_);
   add_integers(TEA_CU_SEQLENS_Q, "cu_seqlens_q", in_.cu_seqlens_q);
   if (in_.offsets_q && order_q_.batch >= 0)
     refuse("offsets_q", "a tensor", "None: only thd has gaps");
@@ -181,8 +181,8 @@ void Work::describe_keys() {
       refuse("max_seqlen_kv", std::to_string(in_.max_seqlen_kv),
              "format thd or pages: here k itself says it");
   }
-  problem.k = add_rows(TEA_K, "k", in_.k);
-  problem.v = add_rows(TEA_V, "v", in_.v);
+  problem.k = add_rows(TEA_K, "k", in_.k, k_);
+  problem.v = add_rows(TEA_V, "v", in_.v, v_);
   add_integers(TEA_CU_SEQLENS_KV, "cu_seqlens_kv", in_.cu_seqlens_kv);
   if (in_.offsets_kv && (order_kv_.batch >= 0 || in_.table_k))
     refuse("offsets_kv", "a tensor", "None: only thd has gaps");
@@ -318,17 +318,18 @@ void Work::add_integers(tea_tensor index, const char* name, const std::optional<
   pointers_[index] = Place(where_).int32(name, *tensor);
 }
 
-void Work::add(tea_tensor index, const char* name, const Tensor& tensor) {
+void Work::add(tea_tensor index, const char* name, const Tensor& tensor, const View& view) {
   if (device_of(name, tensor) != where_.device)
     refuse(name, "on another device", "the device of q");
-  pointers_[index] = tensor.data_ptr();
-  if (tensor.numel()) addresses_ |= reinterpret_cast<uintptr_t>(pointers_[index]);
+  pointers_[index] = view.data;
+  if (view.elements()) addresses_ |= reinterpret_cast<uintptr_t>(view.data);
 }
 
 // Only a tensor of that very shape and type: the engines trust the sizes of the problem.
-tea_strides Work::add_rows(tea_tensor index, const char* name, const Tensor& tensor) {
+tea_strides Work::add_rows(tea_tensor index, const char* name, const Tensor& tensor,
+                           const View& view) {
   const bool is_k = index == TEA_K || index == TEA_DK, is_v = index == TEA_V || index == TEA_DV;
-  const View &like = is_k ? k_ : is_v ? v_ : q_, view(tensor);
+  const View& like = is_k ? k_ : is_v ? v_ : q_;
   const Order& order = is_k || is_v ? order_kv_ : order_q_;
   Sizes needed{like.rank, {}};
   std::copy_n(like.size, like.rank, needed.size);
@@ -337,7 +338,7 @@ tea_strides Work::add_rows(tea_tensor index, const char* name, const Tensor& ten
   if (dtype_of(tensor) != type_of(index))
     refuse(std::string(name) + ".dtype", dtype_text(tensor),
            dtype_text(type_of(index)) + (type_of(index) == problem.dtype ? " as q" : ""));
-  add(index, name, tensor);
+  add(index, name, tensor, view);
   return strides_of(name, view, order);
 }
 
@@ -381,7 +382,10 @@ Tensor Work::new_o() {
   const Layout layout = layout_of_o();
   const Tensor o =
       empty(in_.q, torch_dtype(type_of(TEA_O)), order_q_.rank, layout.size, layout.stride);
-  problem.o = add_rows(TEA_O, "o", o);
+  View view(order_q_.rank, layout.size, layout.stride);
+  view.data = o.data_ptr();
+  add(TEA_O, "o", o, view);
+  problem.o = strides_of("o", view, order_q_);
   return o;
 }
 

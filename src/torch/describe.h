@@ -50,11 +50,15 @@ class Work {
   tea_problem problem{};
 
   // Adds a tensor of the operation; the engines count on how well a large one is aligned.
-  void add(tea_tensor index, const char* name, const Tensor& tensor);
+  void add(tea_tensor index, const char* name, const Tensor& tensor) {
+    add(index, name, tensor, View(tensor));
+  }
   void add_small(tea_tensor index, void* memory) { pointers_[index] = memory; }
   // Adds one that has the shape of q, k or v (o and dout: with the head dim of v) and the type that
   // the problem says, and returns its strides.
-  tea_strides add_rows(tea_tensor index, const char* name, const Tensor& tensor);
+  tea_strides add_rows(tea_tensor index, const char* name, const Tensor& tensor) {
+    return add_rows(index, name, tensor, View(tensor));
+  }
   // Adds a scale of FP8, if there is one.
   void add_scale(tea_tensor index, const char* name, const std::optional<Tensor>& tensor);
   // Adds one that has a number for each row and head, as LSE has.
@@ -71,6 +75,8 @@ class Work {
   int64_t size(const View& view, int dimension) const {
     return dimension < 0 ? 1 : view.size[dimension];
   }
+  void add(tea_tensor index, const char* name, const Tensor& tensor, const View& view);
+  tea_strides add_rows(tea_tensor index, const char* name, const Tensor& tensor, const View& view);
   void describe_queries();
   void describe_keys();
   void describe_pages();

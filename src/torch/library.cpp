@@ -18,6 +18,7 @@ constexpr Row kOperators[] = {
     ROW(forward_few),
     ROW(inference),
     ROW(backward),
+    ROW(backward_few),
     ROW(backward_out),
     ROW(fp8_forward),
     ROW(fp8_backward),

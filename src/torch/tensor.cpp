@@ -1,6 +1,8 @@
 // The only file that knows how torch names types and devices.
 #include "torch/tensor.h"
 
+#include <torch/csrc/stable/ops.h>
+
 #include <stdexcept>
 
 // Declared by torch for builds with CUDA only. Weak: a torch without CUDA does not define it, and
@@ -19,10 +21,14 @@ void require(tea_status status) {
 }
 
 int device_of(const char* name, const Tensor& tensor) {
-  if (tensor.is_cpu()) return -1;
-  if (!tensor.is_cuda() || !aoti_torch_get_current_cuda_stream)
+  static const int32_t kCpu = aoti_torch_device_type_cpu(), kCuda = aoti_torch_device_type_cuda();
+  int32_t type, index;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  if (type == kCpu) return -1;
+  if (type != kCuda || !aoti_torch_get_current_cuda_stream)
     refuse(name, "on another kind of device", "the CPU or a CUDA device");
-  return tensor.get_device_index();
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &index));
+  return index;
 }
 
 Where where_is(const char* name, const Tensor& tensor) {
@@ -140,6 +146,29 @@ Tensor empty(const Tensor& like, int32_t dtype, std::initializer_list<int64_t> s
 Tensor empty_contiguous_like(const Tensor& like) {
   const View view(like);
   return empty(like, raw_dtype(like), view.rank, view.size);
+}
+
+namespace {
+
+// Whether the elements fill their memory, in whatever order of dimensions.
+bool is_dense(const View& view) {
+  int64_t step = 1;
+  for (int64_t left = view.elements(); left > 1;) {
+    int next = 0;
+    while (next < view.rank && (view.size[next] == 1 || view.stride[next] != step)) ++next;
+    if (next == view.rank) return false;
+    step *= view.size[next], left /= view.size[next];
+  }
+  return view.elements() > 0;
+}
+
+}  // namespace
+
+Tensor new_like(const Tensor& like) {
+  const View view(like);
+  // PyTorch's own way leads through its dispatcher, which looks operators up by name.
+  if (!is_dense(view)) return torch::stable::empty_like(like);
+  return empty(like, raw_dtype(like), view.rank, view.size, view.stride);
 }
 
 void* Place::memory(const char* name, const Tensor& tensor) const {

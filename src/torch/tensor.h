@@ -57,6 +57,8 @@ Tensor empty(const Tensor& like, int32_t dtype, int rank, const int64_t* size,
              const int64_t* stride = nullptr);
 Tensor empty(const Tensor& like, int32_t dtype, std::initializer_list<int64_t> size);
 Tensor empty_contiguous_like(const Tensor& like);
+// As torch.empty_like: strides without holes or overlaps are kept.
+Tensor new_like(const Tensor& like);
 
 // Gives out addresses of arguments of the C API: on that device, contiguous, of that type.
 struct Place {

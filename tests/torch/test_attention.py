@@ -125,6 +125,30 @@ def test_the_operators_with_few_arguments(kind) -> None:
     assert torch.equal(OPS.inference(*few), o)
     for name in ("forward_few", "inference"):
         torch.library.opcheck(getattr(OPS, name).default, tuple(few), test_utils=CHECKS)
+    incoming = (torch.randn_like(o), o, lse)
+    want = OPS.backward(incoming[0], None, o, lse, False, False, *few)
+    for a, b in zip(OPS.backward_few(*incoming, *few), want[:3], strict=True):
+        assert torch.equal(a, b)
+    torch.library.opcheck(OPS.backward_few.default, (*incoming, *few), test_utils=CHECKS)
+
+
+@pytest.mark.parametrize(
+    "t",
+    [
+        torch.randn(2, 4, 6, 8),
+        torch.randn(6, 2, 4, 8).permute(1, 2, 0, 3),
+        torch.randn(2, 6, 12, 8).split(4, dim=2)[1].transpose(1, 2),
+        torch.randn(2, 4, 6, 16)[..., :8],
+        torch.randn(1, 8, 6, 8)[:, ::2],
+        torch.randn(2, 4, 0, 8),
+        torch.randn(2, 1, 6, 8).expand(2, 4, 6, 8),
+    ],
+    ids=["contiguous", "permuted", "packed", "cut", "every second", "empty", "expanded"],
+)
+def test_gradients_lie_as_those_of_empty_like(t: torch.Tensor) -> None:
+    o, lse = OPS.forward_few(t, t, t)
+    for gradient in OPS.backward_few(o, o, lse, t, t, t):
+        assert gradient.stride() == torch.empty_like(t).stride()
 
 
 def test_gradcheck_in_double() -> None:

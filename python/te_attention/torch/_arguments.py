@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-FEW = 7  # that many arguments take the operators forward_few and inference
+FEW = 7  # that many arguments take the operators with "few" in their names, and inference
+OPTIONS = 3  # q, k and v come before them
 NONE = 0.0  # of softcap and dropout: one object, so that trimmed() knows it
 
 

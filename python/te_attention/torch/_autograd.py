@@ -6,29 +6,31 @@ from torch import Tensor
 # torch.autograd.Function without functorch's transforms, whose support costs microseconds.
 from torch.autograd.function import _SingleLevelFunction
 
-from te_attention.torch._arguments import BIAS, FEW, SINK, TENSORS, TRAINING, trimmed
+from te_attention.torch._arguments import BIAS, FEW, OPTIONS, SINK, TENSORS, TRAINING, trimmed
 from te_attention.torch._library import LIBRARY, OPS
 
 # What each overload calls: one call less.
-_forward, _forward_few = OPS.forward.default._op, OPS.forward_few.default._op
-_inference, _backward = OPS.inference.default._op, OPS.backward.default._op
+_forward, _backward = OPS.forward.default._op, OPS.backward.default._op
+_forward_few, _backward_few = OPS.forward_few.default._op, OPS.backward_few.default._op
+_inference = OPS.inference.default._op
 
 
 def keep(ctx, arguments: tuple, o: Tensor, lse: Tensor) -> None:
     """Keeps what backward needs. Every tensor goes where hooks and checkpoints see it."""
-    if len(arguments) <= FEW:  # q, k and v are all the tensors
-        ctx.save_for_backward(o, lse, *arguments[:3])
-        ctx.places, ctx.options = (0, 1, 2), (None, None, None, *arguments[3:])
-        return
     places = [i for i in TENSORS if i < len(arguments) and arguments[i] is not None]
     ctx.save_for_backward(o, lse, *[arguments[i] for i in places])
     ctx.places, ctx.options = places, [None if i in places else x for i, x in enumerate(arguments)]
 
 
-def kept(ctx, dout: Tensor | None) -> tuple[Tensor, Tensor, Tensor, list]:
-    """The gradient of O, then O, LSE and the arguments as they were."""
+def refuse_second() -> None:
+    """Raises where the gradient is to have a gradient."""
     if torch.is_grad_enabled():
         raise RuntimeError("create_graph is True; needs False: attention has no second derivative")
+
+
+def kept(ctx, dout: Tensor | None) -> tuple[Tensor, Tensor, Tensor, list]:
+    """The gradient of O, then O, LSE and the arguments as they were."""
+    refuse_second()
     o, lse, *tensors = ctx.saved_tensors
     arguments = list(ctx.options)
     for i, tensor in zip(ctx.places, tensors, strict=True):
@@ -36,33 +38,42 @@ def kept(ctx, dout: Tensor | None) -> tuple[Tensor, Tensor, Tensor, list]:
     return torch.zeros_like(o) if dout is None else dout, o, lse, arguments
 
 
+class _Few(_SingleLevelFunction):
+    """Of O alone, where q, k and v are all the tensors."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, options):
+        o, lse = _forward_few(q, k, v, *options)
+        ctx.save_for_backward(o, lse, q, k, v)
+        ctx.options = options
+        return o
+
+    @staticmethod
+    def backward(ctx, dout):
+        refuse_second()
+        return *_backward_few(dout, *ctx.saved_tensors, *ctx.options), None
+
+
 class _Attention(_SingleLevelFunction):
     """Takes the tensors with a gradient, then all arguments as one: each one passed costs time."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, sink, arguments, more):  # noqa: ARG004
-        if len(arguments) <= FEW:
-            o, lse = _forward_few(*arguments)
-            keep(ctx, arguments, o, lse)
-            if not more:
-                return o
-            max_logit = lse.new_empty(0)
-        else:
-            o, lse, max_logit = _forward(*arguments)
-            keep(ctx, arguments, o, lse)
+    def forward(ctx, q, k, v, bias, sink, arguments):  # noqa: ARG004
+        o, lse, max_logit = _forward(*arguments)
+        keep(ctx, arguments, o, lse)
         ctx.mark_non_differentiable(max_logit)
         ctx.set_materialize_grads(False)
         return o, lse, max_logit
 
     @staticmethod
-    def backward(ctx, dout, dlse=None, _dmax=None):
+    def backward(ctx, dout, dlse, _dmax):
         if dout is None and dlse is None:
-            return (None,) * 7
+            return (None,) * 6
         wants = ctx.needs_input_grad[3:5]
         dout, o, lse, arguments = kept(ctx, dout)
         dq, dk, dv, *small = _backward(dout, dlse, o, lse, *wants, *arguments)
         dbias, dsink = (g if wanted else None for g, wanted in zip(small, wants, strict=True))
-        return dq, dk, dv, dbias, dsink, None, None
+        return dq, dk, dv, dbias, dsink, None
 
 
 # The same for torch.compile and export. In eager mode this way through Python's dispatcher costs
@@ -98,11 +109,12 @@ def run(arguments: tuple, more: bool) -> Tensor | tuple[Tensor, ...]:
         output = OPS.attention.default(*arguments)
         return output if more else output[0]
     passed = trimmed(arguments)
+    if len(passed) <= FEW and not more:
+        if not arguments[TRAINING]:
+            return _inference(*passed)
+        return _Few.apply(*passed[:OPTIONS], passed[OPTIONS:])
     if arguments[TRAINING]:
-        bias, sink = arguments[BIAS], arguments[SINK]
-        output = _Attention.apply(*arguments[:3], bias, sink, passed, more)
-        return output if more or type(output) is Tensor else output[0]
-    if len(passed) > FEW or more:
+        output = _Attention.apply(*passed[:OPTIONS], arguments[BIAS], arguments[SINK], passed)
+    else:
         output = _forward(*passed)
-        return output if more else output[0]
-    return _inference(*passed)
+    return output if more else output[0]

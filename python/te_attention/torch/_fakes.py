@@ -68,6 +68,11 @@ def _backward(dout, dlse, o, lse, wants_dbias, wants_dsink, *arguments):  # noqa
 
 
 @_fake
+def _backward_few(dout, o, lse, q, k, v, *_options):  # noqa: ARG001
+    return tuple(torch.empty_like(t) for t in (q, k, v))
+
+
+@_fake
 def _backward_out(dq, dk, dv, dout, dlse, o, lse, dbias, dsink, *arguments):  # noqa: ARG001
     return _small_gradients(dbias, dsink, Arguments(*arguments))
 

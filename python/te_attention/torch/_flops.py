@@ -51,14 +51,24 @@ def forward_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
     return 2 * _pairs(a) * (a.q.shape[-1] + a.v.shape[-1])
 
 
+def _backward_flops(arguments: tuple) -> int:
+    a = Arguments(*arguments)
+    return 2 * _pairs(a) * (3 * a.q.shape[-1] + 2 * a.v.shape[-1])
+
+
 @register_flop_formula(OPS.backward, get_raw=True)
 def backward_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
     """The five products of the backward pass: the scores are computed again."""
-    a = Arguments(*arguments[INCOMING:])
-    return 2 * _pairs(a) * (3 * a.q.shape[-1] + 2 * a.v.shape[-1])
+    return _backward_flops(arguments[INCOMING:])
+
+
+@register_flop_formula(OPS.backward_few, get_raw=True)
+def backward_few_flops(dout, o, lse, *arguments, out_val=None, **_) -> int:  # noqa: ARG001
+    """As backward."""
+    return _backward_flops(arguments)
 
 
 @register_flop_formula(OPS.backward_out, get_raw=True)
 def backward_out_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
     """As backward."""
-    return backward_flops(*arguments[OUTGOING:])
+    return _backward_flops(arguments[OUTGOING + INCOMING :])
