@@ -1,7 +1,8 @@
 """Which backend runs a call: TransformerEngine's rules, as a table, each with its reason.
 
-Where a rule is there because of flash-attn or cuDNN it holds here all the same: programs ask for
-the backends, and skip or choose by the answer.
+Where a rule is there because of flash-attn it holds here all the same: programs ask for the
+backends, and skip or choose by the answer, and an installed flash-attn may run. What is there
+because of cuDNN is left out: Fused is our engines, and takes what tex.get_fused_attn_backend takes.
 """
 
 import logging
@@ -31,7 +32,7 @@ from transformer_engine.pytorch.cpp_extensions.fused_attn import (
     QKVLayout,
     SoftmaxType,
 )
-from transformer_engine.pytorch.utils import get_cudnn_version, get_device_compute_capability
+from transformer_engine.pytorch.utils import get_device_compute_capability
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -103,7 +104,6 @@ class _Case:
         self.q_format, _ = formats_of(params.qkv_layout)
         major, minor = get_device_compute_capability()
         self.sm = major * 10 + minor if major else None  # None: the host, which has no such rule
-        self.cudnn = get_cudnn_version()
         self.flash2 = FlashAttentionUtils.version
         self.cross = params.max_seqlen_q != params.max_seqlen_kv
         self.windowed = is_window(self.window)
@@ -111,8 +111,6 @@ class _Case:
         self.top_left = not params.bottom_right_diagonal
         alibi = params.core_attention_bias_type == "alibi"
         self.alibi, self.own_slopes = alibi, alibi and params.alibi_slopes_shape is not None
-        post_scale = params.core_attention_bias_type == "post_scale_bias"
-        self.wants_dbias = post_scale and params.core_attention_bias_requires_grad
         self.fused: tex.NVTE_Fused_Attn_Backend | None = None
 
     def __getattr__(self, name: str) -> object:
@@ -196,7 +194,7 @@ RULES = (
     _Rule((F3,), lambda c: c.sm != 90, "the device is sm_{sm}; needs sm_90"),
     _Rule((F2,), lambda c: c.qkv_dtype not in HALF, "qkv_dtype is {qkv_dtype}; needs 16 bits"),
     _Rule(
-        (F3, FU),
+        (F3,),
         lambda c: c.qkv_dtype not in (*HALF, torch.float8_e4m3fn),
         "qkv_dtype is {qkv_dtype}; needs float16, bfloat16 or float8_e4m3fn",
     ),
@@ -231,33 +229,17 @@ RULES = (
     ),
     _Rule(
         (FU,),
-        lambda c: c.head_dim_qk != c.head_dim_v and (c.paged or _grouped(c.qkv_layout)),
+        lambda c: c.head_dim_qk != c.head_dim_v and _grouped(c.qkv_layout),
         "head dims differ with layout {qkv_layout}; needs three separate tensors",
-    ),
-    _Rule(
-        (FU,),
-        lambda c: (
-            c.head_dim_qk != c.head_dim_v
-            and c.is_training
-            and c.sm == 120
-            and (c.head_dim_qk > 128 or c.head_dim_qk % 8)
-        ),
-        "head_dim_qk is {head_dim_qk} in training on sm_120; needs 128 or less",
     ),
     _Rule((F2,), _fa2_dims, "head_dim_qk is {head_dim_qk}; needs a multiple of 8 up to 256"),
     _Rule((F3,), _fa3_dims, "head dims are {head_dim_qk} and {head_dim_v}, which FA3 has not"),
     _Rule(FL, lambda c: c.q_format == "thd" and c.pad_between_seqs, "pad_between_seqs is True"),
-    _Rule((FU,), lambda c: c.q_format == "thd" and c.sm == 120, "thd on sm_120"),
     _Rule(
         (F3,), lambda c: c.attention_dropout, "attention_dropout is {attention_dropout}; needs 0"
     ),
     _Rule(
         FL, lambda c: c.softmax_type != "vanilla", "softmax_type is {softmax_type}; needs vanilla"
-    ),
-    _Rule(
-        (FU,),
-        lambda c: c.softmax_type != "vanilla" and c.q_format == "thd" and c.cudnn < (9, 18, 0),
-        "softmax_type is {softmax_type} with thd; needs cuDNN 9.18",
     ),
     _Rule(
         ALL,
@@ -269,16 +251,6 @@ RULES = (
         FL,
         lambda c: c.attn_mask_type in ("causal", "padding_causal") and c.cross,
         "mask {attn_mask_type} with lengths {max_seqlen_q} and {max_seqlen_kv}; needs equal ones",
-    ),
-    _Rule(
-        (FU,),
-        lambda c: c.windowed and c.attention_dropout,
-        "a window with dropout {attention_dropout}; needs 0",
-    ),
-    _Rule(
-        (FU,),
-        lambda c: c.windowed and c.max_seqlen_q > c.max_seqlen_kv,
-        "a window with max_seqlen_q {max_seqlen_q}; needs at most max_seqlen_kv, {max_seqlen_kv}",
     ),
     _Rule((F2,), lambda c: c.windowed and c.flash2 < Version("2.3"), "a window; needs 2.3"),
     _Rule(
@@ -300,11 +272,6 @@ RULES = (
     ),
     _Rule(
         (FU,),
-        lambda c: c.wants_dbias and c.core_attention_bias_shape != "1hss",
-        "the gradient of a bias of shape {core_attention_bias_shape}; needs 1hss",
-    ),
-    _Rule(
-        (FU,),
         lambda c: c.fused_backend() == FusedAttnBackend["No_Backend"],
         "tex.get_fused_attn_backend has none",
     ),
@@ -312,16 +279,6 @@ RULES = (
         (F2,),
         lambda c: c.deterministic and c.flash2 < Version("2.4.1"),
         "deterministic needs flash-attn 2.4.1",
-    ),
-    _Rule(
-        (FU,),
-        lambda c: c.deterministic and c.softmax_type != "vanilla",
-        "deterministic with softmax_type {softmax_type}; needs vanilla",
-    ),
-    _Rule(
-        (FU,),
-        lambda c: c.deterministic and c.is_training and ((c.sm and c.sm < 90) or c.wants_dbias),
-        "a deterministic gradient of a bias, or before sm_90",
     ),
 )
 

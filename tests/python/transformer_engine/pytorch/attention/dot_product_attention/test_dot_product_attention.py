@@ -85,17 +85,21 @@ def dropped(backend: str, tracker: CudaRNGStatesTracker | None, **options) -> li
 
 @pytest.mark.parametrize("forked", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_all_backends_drop_the_same(forked: bool, recompute: bool) -> None:
+@pytest.mark.parametrize("window", [None, (5, 0)])
+def test_all_backends_drop_the_same(
+    forked: bool, recompute: bool, window: tuple[int, int] | None
+) -> None:
     found = []
     for backend in BACKENDS:
         tracker = CudaRNGStatesTracker()
         tracker.add("model-parallel-rng", 5)
         tracker = tracker if forked else None
-        found.append(dropped(backend, tracker, checkpoint_core_attention=recompute))
+        options = {"checkpoint_core_attention": recompute, "window_size": window}
+        found.append(dropped(backend, tracker, **options))
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             torch.testing.assert_close(a, b, atol=6e-2, rtol=3e-2)
-    undropped = module()(*inputs(2, 16, 4, 32))
+    undropped = module(window_size=window)(*inputs(2, 16, 4, 32))
     assert (found[0][0] - undropped).abs().max() > 0.5
 
 

@@ -161,7 +161,7 @@ def test_the_choice() -> None:
     [
         (
             {"qkv_dtype": torch.float32},
-            {"FlashAttention 2": "16 bits", "FusedAttention": "float16"},
+            {"FlashAttention 2": "16 bits"},
         ),
         ({"qkv_type": torch.nn.Parameter}, {"FusedAttention": "needs torch.Tensor"}),
         ({"num_splits": 2}, {"FusedAttention": "num_splits is 2; needs 1"}),
@@ -174,15 +174,6 @@ def test_the_choice() -> None:
             {"attn_mask_type": "causal", "max_seqlen_kv": 256},
             {"FlashAttention 2": "mask causal with lengths 128 and 256; needs equal ones"},
         ),
-        (
-            {"attn_mask_type": "causal", "window_size": (8, 0), "attention_dropout": 0.1},
-            {"FusedAttention": "a window with dropout 0.1; needs 0"},
-        ),
-        (
-            {"core_attention_bias_type": "post_scale_bias", "core_attention_bias_shape": "11ss"},
-            {"FusedAttention": "the gradient of a bias of shape 11ss; needs 1hss"},
-        ),
-        ({"deterministic": True, "softmax_type": "learnable"}, {"FusedAttention": "deterministic"}),
         ({"context_parallel": True}, {"UnfusedDotProductAttention": "context_parallel is True"}),
         ({"fp8": True}, {"UnfusedDotProductAttention": "fp8 is True; needs False"}),
         ({"qkv_dtype": torch.float8_e4m3fn}, {"FusedAttention": "tex.get_fused_attn_backend"}),
@@ -193,6 +184,28 @@ def test_a_refusal_has_its_reason(params: dict, refused: dict[str, str]) -> None
         reasons, _ = _selection.refusals(AttentionParams(**params))
     for backend, text in refused.items():
         assert text in reasons[backend]
+
+
+SEPARATE = {"qkv_layout": "bshd_bshd_bshd"}
+WINDOW = {"attn_mask_type": "causal", "window_size": (8, 0)}
+BIAS = {"core_attention_bias_type": "post_scale_bias"}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"qkv_dtype": torch.float32},
+        {**WINDOW, "attention_dropout": 0.1},
+        {**WINDOW, **SEPARATE, "max_seqlen_q": 256},
+        {**BIAS, "core_attention_bias_shape": "11ss"},
+        {**BIAS, "core_attention_bias_shape": "bhss", "deterministic": True},
+        {"deterministic": True, "softmax_type": "learnable"},
+    ],
+)
+def test_fused_takes_what_our_engines_take(params: dict) -> None:
+    with only(*BACKENDS):
+        reasons, _ = _selection.refusals(AttentionParams(**params))
+    assert "FusedAttention" not in reasons
 
 
 def test_slopes_of_ones_own_go_to_flash() -> None:
