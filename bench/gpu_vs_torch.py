@@ -15,6 +15,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,6 +30,11 @@ BLOCKS, LAUNCHES = 3, 8
 SUSTAINED_SECONDS = 0.3
 TOLERANCE = 2e-2  # of the norm of the difference
 Task = Callable[[], object]
+
+
+def label(engine: str) -> str:
+    """How an engine of ours is called beside the peers, one of which may have its name."""
+    return f"our-{engine}" if engine in PEERS else engine
 
 
 def block_ms(task: Task, launches: int = LAUNCHES) -> float:
@@ -149,11 +155,14 @@ class Bench:
     def contenders(self, cell: Cell) -> dict[str, dict[str, Task]]:
         """By name their passes; those who refuse the cell are reported and left out."""
         found = {}
-        for name in (*self.arguments.engines, *self.arguments.peers):
+        makers = {
+            label(engine): partial(cell.ours, self.library, engine)
+            for engine in self.arguments.engines
+        }
+        makers |= {peer: partial(cell.theirs, PEERS[peer]) for peer in self.arguments.peers}
+        for name, make in makers.items():
             try:
-                found[name] = (
-                    cell.theirs(PEERS[name]) if name in PEERS else cell.ours(self.library, name)
-                )
+                found[name] = make()
             except RuntimeError as error:
                 print(f"{cell.what:<28} {name}: {error}", flush=True)
         return found
@@ -232,7 +241,8 @@ class Bench:
                 for part, task in new.items():
                     loads[part]()
                     first, *later = (wall_ms(task) for _ in range(11))
-                    record = {"case": "first", "what": f"first {part} d={dim}", "contender": name}
+                    record = {"case": "first", "what": f"first {part} d={dim}"}
+                    record["contender"] = label(name)
                     yield record | {"first_ms": first, "later_ms": statistics.median(later)}
 
     def host(self) -> Iterator[dict]:

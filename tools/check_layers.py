@@ -52,8 +52,9 @@ def check_source(path: Path, root: Path) -> list[str]:
     problems = []
     for line, target, quoted in includes(path):
         where = f"src/{inside}:{line}: {layer} includes {target}"
-        if ours(target, quoted) and target.split("/")[0] not in may:
-            problems.append(f"{where}; it may include {', '.join(may)}")
+        if ours(target, quoted):
+            if target.split("/")[0] not in may:
+                problems.append(f"{where}; it may include {', '.join(may)}")
         elif layer in HOST_ONLY and DEVICE_OR_FRAMEWORK.match(target):
             problems.append(f"{where}; it knows no device code and no framework")
     return problems

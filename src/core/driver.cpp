@@ -32,6 +32,7 @@ constexpr unsigned kDeviceMemory = 2;
   ENTRY(push, "cuCtxPushCurrent_v2", Context)                                          \
   ENTRY(pop, "cuCtxPopCurrent_v2", Context*)                                           \
   ENTRY(pointer_attributes, "cuPointerGetAttributes", unsigned, int*, void**, Address) \
+  ENTRY(is_capturing, "cuStreamIsCapturing", void*, int*)                              \
   ENTRY(memset8, "cuMemsetD8Async", Address, unsigned char, size_t, void*)             \
   ENTRY(memcpy, "cuMemcpyAsync", Address, Address, size_t, void*)
 
@@ -151,6 +152,12 @@ void copy(void* to, const void* from, size_t bytes, void* stream) {
   require(entries().memcpy(reinterpret_cast<uintptr_t>(to), reinterpret_cast<uintptr_t>(from),
                            bytes, stream),
           "cuMemcpyAsync");
+}
+
+bool is_capturing(void* stream) {
+  int state = 0;
+  require(entries().is_capturing(stream, &state), "cuStreamIsCapturing");
+  return state != 0;
 }
 
 OnDevice::OnDevice(int device) {

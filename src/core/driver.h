@@ -30,6 +30,9 @@ int device_of(const void* pointer);
 void fill(void* pointer, unsigned char value, size_t bytes, void* stream);
 void copy(void* to, const void* from, size_t bytes, void* stream);
 
+// Whether a CUDA graph is being captured on `stream`.
+bool is_capturing(void* stream);
+
 // Within its scope the CUDA context of this thread is one of `device`: the current one if it is
 // that already, else the device's primary context, the one that CUDA's runtime and the frameworks
 // use.

@@ -4,6 +4,9 @@
 #include "cpu/flash.h"
 #include "cpu/reference.h"
 #if defined(TE_ATTENTION_CUDA)
+#if defined(TE_ATTENTION_CUDNN)
+#include "cudnn/engine.h"
+#endif
 #include "hopper/engine.h"
 #include "portable/engine.h"
 #endif
@@ -45,6 +48,9 @@ constexpr Engine kHopper{"hopper", hopper::kKnows, plan_hopper, hopper_workspace
 constexpr Engine kEngines[] = {
 #if defined(TE_ATTENTION_CUDA)
     kHopper,         portable::kPortable,
+#if defined(TE_ATTENTION_CUDNN)
+    cudnn::kCudnn,
+#endif
 #endif
 
     cpu::kFlash,     cpu::kFlashAmx,      cpu::kFlashAvx512,

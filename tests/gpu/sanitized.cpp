@@ -76,6 +76,7 @@ TEST(Sanitized, EveryKernelRuns) {
   lines.insert(lines.end(), std::begin(kForms), std::end(kForms));
   expect_agreement(lines, "portable", 99 << 10);
   for (const std::string& engine : engines_of(kGpu)) {
+    if (engine == "cudnn") continue;  // its kernels are not ours to sanitize
     expect_agreement(lines, engine);
     if (engine == "hopper") expect_agreement(kernels_of_hopper(), engine);
   }
@@ -88,7 +89,8 @@ TEST(Races, OneOfEachScheme) {
   Words lines = kernels({"dtype=bf16", "dtype=fp32", "dtype=e4m3 o_dtype=bf16 dqkv_dtype=bf16"},
                         {"dim_qk=64", "dim_qk=192 dim_v=128", "dim_qk=512"}, kScores);
   lines.insert(lines.end(), std::begin(kForms), std::end(kForms));
-  for (const std::string& engine : engines_of(kGpu)) expect_agreement(lines, engine);
+  for (const std::string& engine : engines_of(kGpu))
+    if (engine != "cudnn") expect_agreement(lines, engine);
 }
 
 }  // namespace

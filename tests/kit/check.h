@@ -26,7 +26,7 @@ struct Report {
   std::vector<Closeness> tensors;
   std::vector<std::string> failures;  // a line each: tensor, element, got, want, bound
   int device = kHost;
-  bool refused = false;  // no plan, and that is the only failure
+  bool refused = false;  // no plan, or sizes and origins of the run refused; the only failure
   bool lost = false;     // the GPU does not answer any more: nothing else can run in this process
   bool ok() const { return failures.empty(); }
   std::string text() const;
@@ -34,6 +34,10 @@ struct Report {
 
 // What the engine is known to round. The reference computes in double and keeps P and dS.
 oracle::Precision precision_of(std::string_view engine, const Problem& problem);
+
+// Whether an engine multiplies what lies in padding, gaps and unused pages by zero, so that it must
+// be finite there (docs/kernels/cudnn.md). Others get NaN to see.
+bool needs_finite_padding(std::string_view engine);
 
 // The engines that run on the host, by name. Each accepts every valid problem, so that a test runs
 // every case on every one of them.

@@ -9,7 +9,13 @@ namespace tea::kit {
 namespace {
 
 // Integers that no engine may follow: page -1, or a page far outside every pool.
-int32_t poison_integer(Poison poison) { return poison == Poison::kNan ? -1 : INT32_MAX; }
+int32_t poison_integer(Poison poison) {
+  return poison == Poison::kNan || poison == Poison::kThree ? -1 : INT32_MAX;
+}
+
+double poison_value(Poison poison) {
+  return poison == Poison::kThree ? 3 : poison == Poison::kMinusTwo ? -2 : 1e30;
+}
 
 int element_bytes(const Place& place) {
   if (place.kind == Kind::kInteger) return place.id == TEA_RNG_STATE ? 8 : 4;
@@ -25,9 +31,10 @@ void poison_storage(Storage& storage, const Place& place, Poison poison) {
     std::memset(storage.data(), 0xFF, storage.size());
   } else {
     const auto width = static_cast<size_t>(element_bytes(place));
-    const uint64_t large = encode(place.dtype, std::min(1e30, largest_of(place.dtype)));
+    const double value = std::min(poison_value(poison), largest_of(place.dtype));
+    const uint64_t bits = encode(place.dtype, value);
     for (size_t i = 0; i + width <= storage.size(); i += width)
-      std::memcpy(storage.data() + i, &large, width);
+      std::memcpy(storage.data() + i, &bits, width);
   }
 }
 
@@ -245,7 +252,8 @@ void Inputs::read_back() {
 }
 
 uint32_t Inputs::poison_word() const {
-  return poison_ == Poison::kNan ? ~uint32_t{0} : static_cast<uint32_t>(encode(TEA_FP32, 1e30));
+  const bool nan = poison_ == Poison::kNan || poison_ == Poison::kThree;
+  return nan ? ~uint32_t{0} : static_cast<uint32_t>(encode(TEA_FP32, 1e30));
 }
 
 const tea_run& Inputs::run(uint64_t workspace) {

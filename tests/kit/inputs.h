@@ -12,8 +12,10 @@
 
 namespace tea::kit {
 
-// NaN (all bits set), or 1e30 (or the largest value of a smaller type).
-enum class Poison { kNan, kLarge };
+// What is in memory that must not be used and in outputs: NaN (all bits set), or 1e30 (or the
+// largest value of a smaller type); and ordinary numbers, for an engine that must find such there.
+// Workspaces are garbage of the first two kinds in any case.
+enum class Poison { kNan, kLarge, kThree, kMinusTwo };
 
 class Inputs {
  public:

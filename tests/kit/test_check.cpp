@@ -40,6 +40,18 @@ TEST(Check, PassesWhatIsRight) {
   }
 }
 
+TEST(Check, PoisonsWithOrdinaryNumbersOnlyForTheEngineThatNeedsThem) {
+  EXPECT_TRUE(needs_finite_padding("cudnn"));
+  for (const char* engine : {"reference", "cpu", "portable", "hopper"})
+    EXPECT_FALSE(needs_finite_padding(engine));
+  Inputs inputs(Case::parse(kCase));
+  for (const auto& [poison, value] : {std::pair{Poison::kThree, 3.0}, {Poison::kMinusTwo, -2.0}}) {
+    inputs.fill(poison);
+    EXPECT_EQ(inputs.value(TEA_O, {0, 0, 0, 0}), value);
+    EXPECT_EQ(inputs.value(TEA_LSE, {0, 0, 0, 0}), value);
+  }
+}
+
 TEST(Check, NoticesEveryOutputThatIsOff) {
   constexpr tea_tensor kForward[] = {TEA_O, TEA_LSE, TEA_MAX, TEA_SUM_EXP};
   constexpr tea_tensor kBackward[] = {TEA_DQ, TEA_DK, TEA_DV, TEA_DSINK, TEA_DBIAS};

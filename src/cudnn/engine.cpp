@@ -1,0 +1,212 @@
+// From Problem and Run to a graph and its pointers, and what cuDNN must not be asked.
+#include "cudnn/engine.h"
+
+#include <algorithm>
+#include <list>
+#include <mutex>
+
+#include "core/driver.h"
+#include "core/error.h"
+#include "cudnn/errata.h"
+#include "cudnn/library.h"
+#include "cudnn/work.h"
+
+namespace tea::cudnn {
+namespace {
+
+constexpr size_t kLeastVersion = 90800;
+constexpr int kLeastSm = 80;
+constexpr int64_t kMostRows = int64_t{1} << 30;  // cuDNN's bounds are ints
+
+// Rows count from the shard's own corner in cuDNN; a mask or ALiBi would have to know another one.
+void check_origin(const Problem& p, const Run& run) {
+  if (!p.causal && !p.window_left && !p.window_right) return;
+  if (!run.origin_device && run.origin[2] == run.origin[3]) return;
+  throw Error(TEA_UNSUPPORTED, run.origin_device
+                                   ? "run.origin_device is a pointer; cudnn needs NULL with a mask"
+                                   : "run.origin has row " + shown(run.origin[2]) + " and column " +
+                                         shown(run.origin[3]) +
+                                         "; cudnn needs them equal with a mask");
+}
+
+// Graphs by their sizes, most recently used first.
+class Graphs {
+ public:
+  static constexpr size_t kMost = 64;
+  std::shared_ptr<const Graph> find(const GraphKey& key) {
+    const std::lock_guard lock(mutex_);
+    for (auto it = recent_.begin(); it != recent_.end(); ++it)
+      if (it->first == key) {
+        recent_.splice(recent_.begin(), recent_, it);
+        return it->second;
+      }
+    return nullptr;
+  }
+  void insert(const GraphKey& key, std::shared_ptr<const Graph> graph) {
+    const std::lock_guard lock(mutex_);
+    recent_.emplace_front(key, std::move(graph));
+    if (recent_.size() > kMost) recent_.pop_back();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::list<std::pair<GraphKey, std::shared_ptr<const Graph>>> recent_;
+};
+
+struct Cudnn final : Executable {
+  Problem problem;
+  Device device;
+  mutable Graphs graphs;
+
+  Cudnn(const Problem& p, const Device& d) : problem(p), device(d) {}
+
+  void forward(const Run& run) const override { go(run, Direction::kForward); }
+  void backward(const Run& run) const override { go(run, Direction::kBackward); }
+
+  // The graph, or why there is none.
+  std::variant<Refusal, std::shared_ptr<const Graph>> make(const Geometry& size,
+                                                           const GraphKey& key) const {
+    const driver::OnDevice here(device.index);
+    auto made = build(problem, size, key, device);
+    const auto* graph = std::get_if<std::shared_ptr<const Graph>>(&made);
+    if (!graph) return made;
+    const uint64_t bound = library_bound(problem, key.capacity, key.direction);
+    TEA_REFUSE_IF((*graph)->workspace() > bound,
+                  "cuDNN wants a workspace of " + shown((*graph)->workspace()) +
+                      " bytes; needs at most " + shown(bound) + ", linear in the lengths");
+    graphs.insert(key, *graph);
+    return made;
+  }
+
+ private:
+  std::shared_ptr<const Graph> graph_of(const Run& run, const GraphKey& key) const {
+    if (auto known = graphs.find(key)) return known;
+    if (driver::is_capturing(run.stream))
+      throw Error(
+          TEA_UNSUPPORTED,
+          "cudnn has no graph for these sizes yet and cannot build one while a CUDA graph is "
+          "being captured; run the plan once before");
+    auto made = make(run.size, key);
+    if (const auto* refusal = std::get_if<Refusal>(&made))
+      throw Error(TEA_UNSUPPORTED, "cudnn: " + refusal->why);
+    return std::get<1>(made);
+  }
+
+  void go(const Run& run, Direction d) const {
+    check_origin(problem, run);
+    const bool back = d == Direction::kBackward, empty = is_empty(problem, run.size);
+    const GraphKey key{capacity_of(problem, run.size), d, back && run.tensor[TEA_DBIAS],
+                       back && run.tensor[TEA_DSINK]};
+    const auto graph = empty ? nullptr : graph_of(run, key);
+    const driver::OnDevice here(device.index);
+    const Layout at = layout(problem, run.size, key.capacity, d);
+    const Pointers slots = pointers(run, at);
+    if (const auto before = preparation(problem, run, key.capacity, slots))
+      prepare(*before, run.stream);
+    if (graph && back && leaves_rows(problem))
+      make_finite(run.as<const float>(TEA_LSE), static_cast<float*>(slots[kFiniteLse]),
+                  lse_span(problem, run.size), run.stream);
+    if (graph) graph->run(slots, static_cast<char*>(run.workspace) + at.library, run.stream);
+    if (empty && key.dsink)
+      driver::fill(run.tensor[TEA_DSINK], 0, sizeof(float) * static_cast<size_t>(problem.heads_q),
+                   run.stream);
+    if (!empty && !leaves_rows(problem)) return;
+    clear(clearing(problem, run, slots, d), run.stream);
+    if (back) clear(clearing_of_keys(problem, run), run.stream);
+  }
+};
+
+// ----------------------------------------------------------------------------------------- plan
+
+// The first stride that cuDNN's copies cannot take, as text; empty: all are fine.
+std::string bad_stride(const Problem& p) {
+  const Geometry size = default_geometry(p);
+  struct Row {
+    const char* name;
+    const tea_strides& s;
+  };
+  const Row forward[] = {{"q", size.q}, {"k", size.k}, {"v", size.v}, {"o", size.o}};
+  const Row backward[] = {{"dout", size.dout}, {"dq", size.dq}, {"dk", size.dk}, {"dv", size.dv}};
+  const auto bad = [](std::span<const Row> rows) -> std::string {
+    for (const Row& row : rows)
+      for (const int64_t stride : {row.s.batch, row.s.seq, row.s.head})
+        if (stride % 8)
+          return "a stride of " + std::string(row.name) + " is " + shown(stride) +
+                 "; needs a multiple of 8";
+    return "";
+  };
+  const std::string first = bad(forward);
+  return first.empty() && p.training ? bad(backward) : first;
+}
+
+// Sizes that the problem itself gives leave nothing to do.
+bool fixed_and_empty(const Problem& p) {
+  return (!p.varies() && !p.batch) || (!p.varies_q() && !p.seqlen_q) ||
+         (!p.varies_kv() && !p.seqlen_kv);
+}
+
+// What cuDNN accepts and gets wrong, or writes beyond the tensor for.
+std::string bias_limit(const Problem& p) {
+  if (!p.bias) return "";
+  if (fixed_and_empty(p)) return "a size is 0; needs at least 1 with a bias";
+  if (p.bias_broadcast & (TEA_BROADCAST_ROW | TEA_BROADCAST_COL))
+    return "bias_broadcast has a row or column; needs batch and head only";
+  if (p.training && p.bias_broadcast)
+    return "bias_broadcast is not 0; training needs 0: cuDNN rounds each term of the sum";
+  if (p.training && (p.q_form || p.kv_form))
+    return "a form is not dense; a gradient of the bias needs both dense";
+  return "";
+}
+
+std::string why_not(const Problem& p, const Device& device) {
+  if (device.is_host()) return "device is the host; it runs on a GPU";
+  if (device.sm < kLeastSm)
+    return "device is sm_" + shown(device.sm) + "; needs sm_" + shown(kLeastSm) + " or later";
+  if (p.drops())
+    return "dropout is " + shown(p.dropout) + "; needs 0: the bits of cuDNN's are not ours";
+  if (p.alignment && p.alignment < 16)
+    return "alignment is " + shown(p.alignment) + "; needs 16 or more";
+  if (p.scale_value() <= 0) return "scale is " + shown(p.scale) + "; needs more than 0";
+  const std::string bias = bias_limit(p);
+  if (!bias.empty()) return bias;
+  if (p.window_left > kMostRows || p.window_right > kMostRows)
+    return "a window is " + shown(std::max(p.window_left, p.window_right) - 1) +
+           "; needs less than " + shown(kMostRows);
+  if (p.softmax && p.outputs & ~TEA_OUTPUT_LSE)
+    return "outputs are max or sum_exp with a sink; cuDNN counts the sink among the logits";
+  return bad_stride(p);
+}
+
+}  // namespace
+
+Attempt plan(const Problem& p, const Device& device) { return plan_with(library(), p, device); }
+
+Attempt plan_with(const Library& found, const Problem& p, const Device& device) {
+  const std::string why = why_not(p, device);
+  TEA_REFUSE_IF(!why.empty(), why);
+  TEA_REFUSE_IF(!found.symbols, "cuDNN was not found: " + found.why_none);
+  TEA_REFUSE_IF(found.version < kLeastVersion, "cuDNN is " + shown(found.version) + "; needs " +
+                                                   shown(kLeastVersion) + " or later");
+  const Erratum* known = erratum(p, found.version, device.sm);
+  TEA_REFUSE_IF(known,
+                std::string("a known error of cuDNN: ") + known->what + " (" + known->link + ")");
+
+  auto ready = std::make_unique<Cudnn>(p, device);
+  const Geometry size = default_geometry(p);
+  if (fixed_and_empty(p)) return ready;
+  for (const Direction d : {Direction::kForward, Direction::kBackward}) {
+    const bool back = d == Direction::kBackward;
+    if (back && !p.training) break;
+    const auto made = ready->make(size, {example_of(p), d, back && p.bias, back && p.softmax});
+    if (const auto* refusal = std::get_if<Refusal>(&made))
+      return Refusal{std::string(back ? "backward: " : "forward: ") + refusal->why};
+  }
+  return ready;
+}
+
+uint64_t workspace(const Problem& p, const Geometry& size, Direction d) {
+  const Capacity n = capacity_of(p, size);
+  return layout(p, size, n, d).library + library_bound(p, n, d);
+}
+
+}  // namespace tea::cudnn

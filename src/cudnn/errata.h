@@ -1,0 +1,56 @@
+// Known wrong results of cuDNN: where a row applies, the engine refuses.
+#pragma once
+#include <cstddef>
+#include <span>
+
+#include "core/problem.h"
+
+namespace tea::cudnn {
+
+struct Erratum {
+  size_t first, last;     // versions, both included
+  int least_sm, most_sm;  // GPUs, both included
+  bool (*applies)(const Problem&);
+  const char* what;
+  const char* link;
+};
+
+inline constexpr size_t kAnyVersion = ~size_t{0};
+
+inline constexpr Erratum kErrata[] = {
+    {91000, 91001, 0, 999, [](const Problem&) { return true; },
+     "attention is wrong in 9.10.0 and 9.10.1",
+     "https://github.com/NVIDIA/cudnn-frontend, validation of SDPA"},
+    {91400, 91400, 0, 999,
+     [](const Problem& p) {
+       return p.window_left && !p.causal && (p.varies_kv() || p.seqlen_kv > 1024);
+     },
+     "windows that are not causal are wrong beyond 1024 keys in 9.14.0",
+     "https://github.com/NVIDIA/cudnn-frontend, validation of SDPA"},
+    {0, kAnyVersion, 90, 90,
+     [](const Problem& p) {
+       return p.training && p.bias && (p.seqlen_q % 128 == 64 || p.seqlen_kv % 128 == 64);
+     },
+     "NaN in dQ with a bias and half a tile of rows",
+     "https://github.com/pytorch/pytorch/issues/196678"},
+    {92500, 92699, 90, 90, [](const Problem& p) { return p.training && p.seqlen_q == 1; },
+     "NaN in dK and dV with one query", "https://github.com/NVIDIA/cudnn-frontend/issues/1072"},
+    {0, kAnyVersion, 90, 90,
+     [](const Problem& p) {
+       return p.training && p.dim_qk > 128 && (p.window_left || (p.window_right && !p.causal));
+     },
+     "NaN in gradients with a window and a head dimension of 256",
+     "https://github.com/NVIDIA-NeMo/Automodel/issues/3232"},
+};
+
+// The first row that applies, or NULL.
+inline const Erratum* erratum(const Problem& problem, size_t version, int sm,
+                              std::span<const Erratum> rows = kErrata) {
+  for (const Erratum& row : rows)
+    if (version >= row.first && version <= row.last && sm >= row.least_sm && sm <= row.most_sm &&
+        row.applies(problem))
+      return &row;
+  return nullptr;
+}
+
+}  // namespace tea::cudnn

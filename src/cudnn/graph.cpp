@@ -1,0 +1,352 @@
+// Translates a problem for cuDNN's frontend, whose headers only this file reads: a function for
+// each feature, used by both directions.
+#include "cudnn/graph.h"
+
+#define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
+#define NV_CUDNN_FRONTEND_DISABLE_LOGGING
+#define CUDNN_FRONTEND_SKIP_JSON_LIB
+#include <cuda_runtime.h>
+#include <cudnn_frontend.h>
+
+#include <mutex>
+#include <vector>
+
+#include "core/error.h"
+#include "cudnn/library.h"
+
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;  // where the frontend looks its functions up
+}
+
+namespace tea::cudnn {
+namespace {
+
+namespace fe = cudnn_frontend;
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+using Dims = std::vector<int64_t>;
+
+fe::DataType_t type_of(int32_t dtype) {
+  switch (dtype) {
+    case TEA_FP16:
+      return fe::DataType_t::HALF;
+    case TEA_BF16:
+      return fe::DataType_t::BFLOAT16;
+    default:
+      return fe::DataType_t::FLOAT;
+  }
+}
+
+// ------------------------------------------------------------------------------------------ run
+
+// A handle works for one call at a time; each device has one.
+struct Handle {
+  std::mutex mutex;
+  cudnnHandle_t handle = nullptr;
+};
+
+Handle& handle_of(int device) {
+  static std::mutex mutex;
+  static std::map<int, Handle> handles;
+  const std::lock_guard lock(mutex);
+  return handles[device];
+}
+
+void require(fe::error_t status, const char* what) {
+  if (status.is_bad())
+    throw Error(TEA_FAILED, std::string("cudnn: ") + what + ": " + status.get_message());
+}
+void require(cudnnStatus_t status, const char* what) {
+  if (status != CUDNN_STATUS_SUCCESS)
+    throw Error(TEA_FAILED,
+                std::string("cudnn: ") + what + ": " + fe::detail::get_error_string(status));
+}
+
+class Built final : public Graph {
+ public:
+  Built(std::shared_ptr<fe::graph::Graph> graph, std::vector<int> slots, int device)
+      : graph_(std::move(graph)), slots_(std::move(slots)), device_(device) {
+    int64_t bytes = 0;
+    require(graph_->get_workspace_size(bytes), "workspace");
+    workspace_ = static_cast<uint64_t>(bytes);
+  }
+
+  uint64_t workspace() const override { return workspace_; }
+
+  void run(const Pointers& pointers, void* workspace, void* stream) const override {
+    void* sorted[kSlots];
+    int count = 0;
+    for (const int slot : slots_) sorted[count++] = pointers[static_cast<size_t>(slot)];
+    Handle& here = handle_of(device_);
+    const std::lock_guard lock(here.mutex);
+    if (!here.handle) require(fe::detail::create_handle(&here.handle), "cudnnCreate");
+    require(fe::detail::set_stream(here.handle, static_cast<cudaStream_t>(stream)),
+            "cudnnSetStream");
+    require(graph_->execute(here.handle, sorted, count, workspace), "execution");
+  }
+
+ private:
+  std::shared_ptr<fe::graph::Graph> graph_;
+  std::vector<int> slots_;  // in ascending order, as execute() wants the pointers
+  int device_;
+  uint64_t workspace_;
+};
+
+// ---------------------------------------------------------------------------------------- build
+
+class Builder {
+ public:
+  Builder(const Problem& p, const Geometry& size, const GraphKey& key)
+      : p_(p),
+        size_(size),
+        key_(key),
+        n_(key.capacity),
+        graph_(std::make_shared<fe::graph::Graph>()) {
+    graph_->set_io_data_type(type_of(p.dtype))
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+  }
+
+  void describe() { key_.direction == Direction::kForward ? forward() : backward(); }
+
+  std::shared_ptr<fe::graph::Graph> graph() const { return graph_; }
+  std::vector<int> slots() const {
+    std::vector<int> out;
+    for (int slot = 0; slot < kSlots; ++slot)
+      if (tensors_[static_cast<size_t>(slot)]) out.push_back(slot);
+    return out;
+  }
+
+ private:
+  // The one tensor of a slot.
+  Tensor tensor(int slot, const char* name, const Dims& dim, const Dims& stride,
+                fe::DataType_t type) {
+    Tensor& known = tensors_[static_cast<size_t>(slot)];
+    if (known) return known;
+    return known = graph_->tensor(fe::graph::Tensor_attributes()
+                                      .set_uid(slot)
+                                      .set_name(name)
+                                      .set_dim(dim)
+                                      .set_stride(stride)
+                                      .set_data_type(type));
+  }
+  Tensor flat(int slot, const char* name, int64_t n, fe::DataType_t type) {
+    return tensor(slot, name, {n, 1, 1, 1}, {1, 1, 1, 1}, type);
+  }
+
+  // A tensor that the graph writes, shaped as rows of heads.
+  struct Rows {
+    Dims dim, stride;
+    Tensor starts;  // of ragged sides
+  };
+  Rows rows(bool query, int64_t heads, int64_t dim, const tea_strides& s, int starts) {
+    const bool ragged = query ? p_.varies_q() : p_.kv_form == TEA_RAGGED;
+    const int64_t count = query ? n_.max_q : n_.max_kv;
+    Rows out{{n_.batch, heads, count, dim}, {s.batch, s.head, s.seq, 1}, nullptr};
+    if (!ragged) return out;
+    out.stride[0] = s.seq * count;  // not used: sequences lie where `starts` says
+    out.starts = flat(starts, "starts", n_.batch + 1, fe::DataType_t::INT64);
+    return out;
+  }
+  Tensor input(int slot, const char* name, const Rows& r, fe::DataType_t type) {
+    Tensor t = tensor(slot, name, r.dim, r.stride, type);
+    if (r.starts) t->set_ragged_offset(r.starts);
+    return t;
+  }
+  void output(const Tensor& t, int slot, const char* name, const Rows& r, fe::DataType_t type) {
+    tensors_[static_cast<size_t>(slot)] = t;
+    t->set_output(true)
+        .set_uid(slot)
+        .set_name(name)
+        .set_dim(r.dim)
+        .set_stride(r.stride)
+        .set_data_type(type);
+    if (r.starts) t->set_ragged_offset(r.starts);
+  }
+
+  fe::DataType_t io() const { return type_of(p_.dtype); }
+  Tensor query() {
+    return input(TEA_Q, "q", rows(true, p_.heads_q, p_.dim_qk, size_.q, kStartsQ), io());
+  }
+  Tensor keys(int slot, const char* name, int64_t dim, const tea_strides& s, int64_t pages,
+              int starts) {
+    if (p_.kv_form != TEA_PAGED)
+      return input(slot, name, rows(false, p_.heads_kv, dim, s, starts), io());
+    return tensor(slot, name, {pages, p_.heads_kv, p_.page_size, dim}, {s.batch, s.head, s.seq, 1},
+                  io());
+  }
+  Tensor key() { return keys(TEA_K, "k", p_.dim_qk, size_.k, n_.pages_k, kStartsK); }
+  Tensor value() { return keys(TEA_V, "v", p_.v_dim(), size_.v, n_.pages_v, kStartsV); }
+  Rows lse_rows() { return rows(true, p_.heads_q, 1, size_.lse, kStartsLse); }
+
+  // What follows sets one feature of the attributes of either direction.
+
+  template <class Attributes>
+  void add_scale(Attributes& a) {
+    a.set_attn_scale(static_cast<float>(p_.scale_value()));
+  }
+
+  // cuDNN's left bound counts the diagonal, its right bound does not; so do the fields of a
+  // Problem, which hold the bound plus one.
+  template <class Attributes>
+  void add_mask(Attributes& a) {
+    using Align = fe::DiagonalAlignment_t;
+    a.set_diagonal_alignment(p_.bottom_right ? Align::BOTTOM_RIGHT : Align::TOP_LEFT);
+    if (p_.causal)
+      a.set_diagonal_band_right_bound(0);
+    else if (p_.window_right)
+      a.set_diagonal_band_right_bound(static_cast<int>(p_.window_right - 1));
+    if (p_.window_left) a.set_diagonal_band_left_bound(static_cast<int>(p_.window_left));
+  }
+
+  template <class Attributes>
+  void add_lengths(Attributes& a) {
+    if (p_.q_form == TEA_DENSE && p_.kv_form == TEA_DENSE) return;
+    a.set_padding_mask(true)
+        .set_seq_len_q(flat(kLengthsQ, "lengths_q", n_.batch, fe::DataType_t::INT32))
+        .set_seq_len_kv(flat(kLengthsKv, "lengths_kv", n_.batch, fe::DataType_t::INT32));
+    if (key_.direction == Direction::kForward) return;
+    if (n_.tokens_q) a.set_max_total_seq_len_q(n_.tokens_q);
+    if (n_.tokens_kv) a.set_max_total_seq_len_kv(n_.tokens_kv);
+  }
+
+  Dims bias_dims() const {
+    const auto size = [this](int bit, int64_t n) { return p_.bias_broadcast & bit ? 1 : n; };
+    return {size(TEA_BROADCAST_BATCH, n_.batch), size(TEA_BROADCAST_HEAD, p_.heads_q),
+            size(TEA_BROADCAST_ROW, n_.max_q), size(TEA_BROADCAST_COL, n_.max_kv)};
+  }
+  // A dimension that is not there still needs a stride that is no nonsense.
+  static Dims bias_strides(const tea_bias_strides& s, const Dims& dim) {
+    Dims out{s.batch, s.head, s.row, s.col};
+    for (size_t i = 4; i-- > 0;)
+      if (!out[i]) out[i] = i == 3 ? 1 : dim[i + 1] * out[i + 1];
+    return out;
+  }
+  template <class Attributes>
+  void add_bias(Attributes& a) {
+    if (!p_.bias) return;
+    const Dims dim = bias_dims();
+    a.set_bias(
+        tensor(TEA_BIAS, "bias", dim, bias_strides(size_.bias, dim), type_of(p_.bias_type())));
+  }
+  void add_dbias(fe::graph::SDPA_backward_attributes& a) {
+    if (!key_.dbias) return;
+    const Dims dim = bias_dims();
+    a.set_dbias(
+        tensor(TEA_DBIAS, "dbias", dim, bias_strides(size_.dbias, dim), type_of(p_.bias_type())));
+  }
+
+  template <class Attributes>
+  void add_alibi(Attributes& a) {
+    if (p_.alibi) a.set_alibi_mask(true);
+  }
+
+  Tensor per_head(int slot, const char* name) {
+    return tensor(slot, name, {1, p_.heads_q, 1, 1}, {p_.heads_q, 1, 1, 1}, fe::DataType_t::FLOAT);
+  }
+  bool learns() const { return p_.softmax == TEA_SOFTMAX_LEARNABLE; }
+  // Backward finds the sink in LSE and reads it for its gradient only.
+  template <class Attributes>
+  void add_sink(Attributes& a) {
+    if (p_.softmax && (key_.direction == Direction::kForward || key_.dsink))
+      a.set_sink_token(per_head(learns() ? +TEA_SINK : +kZeroSink, "sink"));
+  }
+  void add_sink_gradient(fe::graph::SDPA_backward_attributes& a) {
+    if (key_.dsink) a.set_dsink_token(per_head(TEA_DSINK, "dsink"));
+  }
+
+  void add_pages(fe::graph::SDPA_attributes& a) {
+    if (p_.kv_form != TEA_PAGED) return;
+    const auto table = [this](int slot, const char* name) {
+      return tensor(slot, name, {n_.batch, 1, n_.table_pages, 1},
+                    {n_.table_pages, n_.table_pages, 1, 1}, fe::DataType_t::INT32);
+    };
+    a.set_paged_attention_k_table(table(kPagesK, "pages_k"))
+        .set_paged_attention_v_table(table(kPagesV, "pages_v"))
+        .set_paged_attention_max_seq_len_kv(static_cast<int>(n_.max_kv));
+  }
+
+  // What forward writes of each row besides O.
+  void add_row_outputs(fe::graph::SDPA_attributes& a) {
+    const auto written = [this](tea_tensor t, const char* name) {
+      Tensor out = input(t, name, lse_rows(), fe::DataType_t::FLOAT);
+      out->set_output(true);
+      return out;
+    };
+    a.set_generate_stats(p_.writes_lse());
+    if (p_.outputs & TEA_OUTPUT_MAX) a.set_logit_max(written(TEA_MAX, "max"));
+    if (p_.outputs & TEA_OUTPUT_SUM_EXP) a.set_score_sum_exp(written(TEA_SUM_EXP, "sum_exp"));
+  }
+
+  template <class Attributes>
+  void add_shared(Attributes& a) {
+    add_scale(a), add_mask(a), add_lengths(a), add_bias(a), add_alibi(a), add_sink(a);
+  }
+
+  void forward() {
+    auto a = fe::graph::SDPA_attributes().set_name("forward");
+    add_shared(a), add_pages(a), add_row_outputs(a);
+    const auto [o, stats] = graph_->sdpa(query(), key(), value(), a);
+    output(o, TEA_O, "o", rows(true, p_.heads_q, p_.v_dim(), size_.o, kStartsO), io());
+    if (p_.writes_lse()) output(stats, TEA_LSE, "lse", lse_rows(), fe::DataType_t::FLOAT);
+  }
+
+  void backward() {
+    auto a = fe::graph::SDPA_backward_attributes().set_name("backward");
+    add_shared(a), add_dbias(a), add_sink_gradient(a);
+    a.set_deterministic_algorithm(p_.deterministic != 0);
+    const int64_t hq = p_.heads_q, hkv = p_.heads_kv, d = p_.dim_qk, dv = p_.v_dim();
+    const Tensor o = input(TEA_O, "o", rows(true, hq, dv, size_.o, kStartsO), io());
+    const Tensor dout = input(TEA_DOUT, "dout", rows(true, hq, dv, size_.dout, kStartsDout), io());
+    const int slot = leaves_rows(p_) ? +kFiniteLse : +TEA_LSE;
+    const Tensor lse = input(slot, "lse", lse_rows(), fe::DataType_t::FLOAT);
+    const auto [dq, dk, dvalue] = graph_->sdpa_backward(query(), key(), value(), o, dout, lse, a);
+    output(dq, TEA_DQ, "dq", rows(true, hq, d, size_.dq, kStartsDq), io());
+    output(dk, TEA_DK, "dk", rows(false, hkv, d, size_.dk, kStartsDk), io());
+    output(dvalue, TEA_DV, "dv", rows(false, hkv, dv, size_.dv, kStartsDv), io());
+  }
+
+  const Problem& p_;
+  const Geometry& size_;
+  const GraphKey& key_;
+  const Capacity& n_;
+  std::shared_ptr<fe::graph::Graph> graph_;
+  std::array<Tensor, kSlots> tensors_;
+};
+
+std::shared_ptr<const fe::DeviceProperties> properties_of(const Device& device, std::string* why) {
+  auto out = std::make_shared<fe::DeviceProperties>();
+  fe::error_t status = out->set_device_id(device.index).build();
+  if (status.is_bad()) *why = status.get_message();
+  return out;
+}
+
+// The steps of the frontend, up to the first that fails.
+fe::error_t compile(fe::graph::Graph& graph) {
+  fe::error_t status = graph.validate();
+  if (status.is_good()) status = graph.build_operation_graph();
+  if (status.is_good()) status = graph.create_execution_plans({fe::HeurMode_t::A});
+  if (status.is_good()) status = graph.check_support();
+  if (status.is_good()) status = graph.build_plans();
+  return status;
+}
+
+}  // namespace
+
+std::variant<Refusal, std::shared_ptr<const Graph>> build(const Problem& problem,
+                                                          const Geometry& size, const GraphKey& key,
+                                                          const Device& device) {
+  if (!library().symbols) return Refusal{"cuDNN was not found: " + library().why_none};
+  static const bool known = (fe::cudnn_dlhandle = library().symbols, true);
+  static_cast<void>(known);
+  std::string why;
+  const auto properties = properties_of(device, &why);
+  if (!why.empty()) return Refusal{"cuDNN says: " + why};
+  Builder builder(problem, size, key);
+  builder.graph()->set_sm_version(device.sm).set_device_properties(properties);
+  builder.describe();
+  fe::error_t status = compile(*builder.graph());
+  if (status.is_bad()) return Refusal{"cuDNN says: " + status.get_message()};
+  return std::make_shared<Built>(builder.graph(), builder.slots(), device.index);
+}
+
+}  // namespace tea::cudnn

@@ -1,0 +1,26 @@
+// Finds cuDNN and asks for its version.
+#include "cudnn/library.h"
+
+#include <dlfcn.h>
+
+namespace tea::cudnn {
+
+Library load(const std::string& name) {
+  Library out;
+  out.symbols = dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (!out.symbols) {
+    const char* const error = dlerror();
+    out.why_none = error ? error : name;
+    return out;
+  }
+  const auto version = reinterpret_cast<size_t (*)()>(dlsym(out.symbols, "cudnnGetVersion"));
+  if (version) out.version = version();
+  return out;
+}
+
+const Library& library() {
+  static const Library found = load("libcudnn.so.9");
+  return found;
+}
+
+}  // namespace tea::cudnn

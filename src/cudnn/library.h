@@ -1,0 +1,21 @@
+// cuDNN, loaded at run time where it is installed: nothing of it is linked, and without it every
+// other engine runs.
+#pragma once
+#include <cstddef>
+#include <string>
+
+namespace tea::cudnn {
+
+struct Library {
+  void* symbols = nullptr;  // of dlopen(); NULL: not found
+  std::string why_none;
+  size_t version = 0;  // 91900 is 9.19.0
+};
+
+// What the process has loaded by this name already (PyTorch does), else what the loader finds.
+Library load(const std::string& name);
+
+// libcudnn.so.9, looked for once per process.
+const Library& library();
+
+}  // namespace tea::cudnn

@@ -1,0 +1,74 @@
+// What cuDNN wants to read from device memory and callers give in another form: lengths, starts of
+// ragged sequences in elements, page tables without nonsense. And what it leaves unwritten.
+#pragma once
+#include <cstdint>
+
+#include "math/mask.h"
+
+namespace tea::cudnn {
+
+// One side of the problem.
+struct Side {
+  const int32_t *cu_seqlens, *offsets;  // NULL where the form has none
+  int64_t capacity, tokens;             // rows of a sequence, of a ragged buffer
+  int32_t form;
+};
+
+// The starts of a ragged tensor: those of its side's sequences, times its stride of a token.
+struct Starts {
+  int64_t* out;  // [graph_batch + 1]; NULL: not wanted
+  int64_t stride;
+};
+inline constexpr int kMostStarts = 5;  // tensors of a side
+
+struct PrepareSide {
+  Side side;
+  int32_t* lengths;  // [graph_batch]; NULL: not wanted
+  Starts starts[kMostStarts];
+};
+
+struct PrepareTable {
+  const int32_t* in;  // NULL: not paged
+  int32_t* out;       // [graph_batch, columns]
+  int64_t stride, pages;
+};
+
+struct Prepare {
+  PrepareSide q, kv;
+  PrepareTable k_table, v_table;
+  int64_t given_columns, columns;  // of a sequence: in the caller's tables, in the graph's
+  int32_t page_size;
+  float* zero_sink;  // [heads]; NULL: none
+  int32_t heads;
+  int64_t batch, graph_batch;  // the sequences between are empty
+  int32_t* status;
+};
+// One block.
+void prepare(const Prepare& work, void* stream);
+
+// Copies `count` numbers, zero for minus infinity: exp(x - LSE) of a masked x is then zero, not
+// NaN.
+void make_finite(const float* in, float* out, int64_t count, void* stream);
+
+// A tensor of rows of heads.
+struct Cleared {
+  void* data;                 // NULL: none
+  int64_t batch, seq, head;   // strides in elements
+  int32_t heads, dim, bytes;  // of an element: 2 or 4
+  float value;                // written; of 2 bytes: 0
+  const float* sink;          // [heads], written to rows that only see the sink; NULL: `value` is
+};
+inline constexpr int kMostCleared = 4;
+
+struct Clear {
+  Side side, other;  // of the rows, and of what they attend to or are attended by
+  bool keys;         // the rows are keys
+  Cleared tensor[kMostCleared];
+  MaskRule mask;
+  int64_t batch;
+};
+// Rows behind the end of their sequence, tokens of no sequence, rows that nothing attends to or
+// that attend to nothing.
+void clear(const Clear& work, void* stream);
+
+}  // namespace tea::cudnn

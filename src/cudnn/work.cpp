@@ -1,0 +1,169 @@
+// Fills the parameters of the kernels from Problem and Run.
+#include "cudnn/work.h"
+
+#include <algorithm>
+
+namespace tea::cudnn {
+namespace {
+
+constexpr uint64_t kPiece = 256;  // alignment of what lies in the workspace
+constexpr float kNothing = -__builtin_huge_valf();
+
+bool is_dense(const Problem& p) { return p.q_form == TEA_DENSE && p.kv_form == TEA_DENSE; }
+
+Side queries(const Problem& p, const Run& run) {
+  const bool gaps = p.gaps && p.q_form == TEA_RAGGED;
+  return {run.as<const int32_t>(TEA_CU_SEQLENS_Q),
+          gaps ? run.as<const int32_t>(TEA_OFFSETS_Q) : nullptr, run.size.max_q, run.size.tokens_q,
+          p.q_form};
+}
+Side keys(const Problem& p, const Run& run) {
+  const bool gaps = p.gaps && p.kv_form == TEA_RAGGED;
+  return {run.as<const int32_t>(TEA_CU_SEQLENS_KV),
+          gaps ? run.as<const int32_t>(TEA_OFFSETS_KV) : nullptr, run.size.max_kv,
+          run.size.tokens_kv, p.kv_form};
+}
+
+template <class T>
+T* at(const Pointers& slots, int slot) {
+  return static_cast<T*>(slots[static_cast<size_t>(slot)]);
+}
+
+Starts starts(const Pointers& slots, bool ragged, int slot, int64_t stride) {
+  return ragged ? Starts{at<int64_t>(slots, slot), stride} : Starts{};
+}
+
+PrepareSide prepare_queries(const Problem& p, const Run& run, const Pointers& slots) {
+  const Geometry& g = run.size;
+  const bool ragged = p.q_form == TEA_RAGGED;
+  return {
+      queries(p, run),
+      is_dense(p) ? nullptr : at<int32_t>(slots, kLengthsQ),
+      {starts(slots, ragged, kStartsQ, g.q.seq), starts(slots, ragged, kStartsO, g.o.seq),
+       starts(slots, ragged, kStartsLse, g.lse.seq), starts(slots, ragged, kStartsDout, g.dout.seq),
+       starts(slots, ragged, kStartsDq, g.dq.seq)}};
+}
+
+PrepareSide prepare_keys(const Problem& p, const Run& run, const Pointers& slots) {
+  const Geometry& g = run.size;
+  const bool ragged = p.kv_form == TEA_RAGGED;
+  return {keys(p, run),
+          is_dense(p) ? nullptr : at<int32_t>(slots, kLengthsKv),
+          {starts(slots, ragged, kStartsK, g.k.seq), starts(slots, ragged, kStartsV, g.v.seq),
+           starts(slots, ragged, kStartsDk, g.dk.seq), starts(slots, ragged, kStartsDv, g.dv.seq)}};
+}
+
+void add_tables(Prepare& out, const Problem& p, const Run& run, const Capacity& capacity,
+                const Pointers& slots) {
+  if (p.kv_form != TEA_PAGED) return;
+  const Geometry& g = run.size;
+  const bool own = run.tensor[TEA_TABLE_V] != nullptr;
+  out.k_table = {run.as<const int32_t>(TEA_TABLE_K), at<int32_t>(slots, kPagesK), g.table_k,
+                 g.pages_k};
+  out.v_table = {run.as<const int32_t>(own ? TEA_TABLE_V : TEA_TABLE_K),
+                 at<int32_t>(slots, kPagesV), own ? g.table_v : g.table_k, g.pages_v};
+  out.given_columns = g.table_pages, out.columns = capacity.table_pages;
+  out.page_size = p.page_size;
+}
+
+Cleared rows_of(const Run& run, tea_tensor t, const tea_strides& s, int32_t heads, int32_t dim) {
+  return {run.tensor[t], s.batch, s.seq, s.head, heads, dim, 2, 0, nullptr};
+}
+
+Cleared per_row(const Problem& p, const Run& run, tea_tensor t, bool written, float value) {
+  const tea_strides& s = run.size.lse;
+  return {
+      written ? run.tensor[t] : nullptr, s.batch, s.seq, s.head, p.heads_q, 1, 4, value, nullptr};
+}
+
+}  // namespace
+
+int64_t lse_span(const Problem& p, const Geometry& size) {
+  return tensor_info(TEA_LSE).shape(p, size).span();
+}
+
+Layout layout(const Problem& p, const Geometry& size, const Capacity& n, Direction d) {
+  Layout out;
+  const auto place = [&out](int slot, int64_t bytes) {
+    out.offset[slot] = out.library;
+    out.library += (static_cast<uint64_t>(bytes) + kPiece - 1) / kPiece * kPiece;
+  };
+  if (p.softmax == TEA_SOFTMAX_OFF_BY_ONE) place(kZeroSink, 4 * p.heads_q);
+  if (d == Direction::kBackward && leaves_rows(p)) place(kFiniteLse, 4 * lse_span(p, size));
+  if (is_dense(p)) return out;
+  place(kLengthsQ, 4 * n.batch), place(kLengthsKv, 4 * n.batch);
+  for (int slot = kStartsQ; slot <= kStartsDv; ++slot) place(slot, 8 * (n.batch + 1));
+  place(kPagesK, 4 * n.batch * n.table_pages), place(kPagesV, 4 * n.batch * n.table_pages);
+  return out;
+}
+
+// What cuDNN may have: sums in fp32 of the gradients that many blocks add to, and two numbers of a
+// row. Linear in the sequence lengths: what needs more is refused.
+uint64_t library_bound(const Problem& p, const Capacity& n, Direction d) {
+  const auto rows = [](int64_t batch, int64_t tokens, int64_t each) {
+    return static_cast<uint64_t>(tokens ? tokens : batch * rounded_up(each, 128));
+  };
+  const auto heads = static_cast<uint64_t>(p.heads_q);
+  const auto dim = static_cast<uint64_t>(p.dim_qk), dim_v = static_cast<uint64_t>(p.v_dim());
+  const uint64_t q = rows(n.batch, n.tokens_q, n.max_q) * heads;
+  const uint64_t kv = rows(n.batch, n.tokens_kv, n.max_kv) * heads;
+  constexpr uint64_t kSlack = 1 << 20;
+  if (d == Direction::kForward) return kSlack;
+  const uint64_t shared = p.heads_q == p.heads_kv ? 0 : kv * 4 * (dim + dim_v);
+  return q * 4 * (dim + 4) + shared + kSlack;
+}
+
+Pointers pointers(const Run& run, const Layout& layout) {
+  Pointers out;
+  for (int slot = 0; slot < kSlots; ++slot)
+    out[static_cast<size_t>(slot)] = slot < TEA_TENSOR_COUNT
+                                         ? run.tensor[slot]
+                                         : static_cast<char*>(run.workspace) + layout.offset[slot];
+  return out;
+}
+
+bool is_empty(const Problem& p, const Geometry& g) {
+  const bool no_q = g.batch == 0 || g.max_q == 0 || (p.varies_q() && g.tokens_q == 0);
+  return no_q || g.max_kv == 0 || (p.kv_form == TEA_RAGGED && g.tokens_kv == 0);
+}
+
+std::optional<Prepare> preparation(const Problem& p, const Run& run, const Capacity& capacity,
+                                   const Pointers& slots) {
+  const bool zeros = p.softmax == TEA_SOFTMAX_OFF_BY_ONE;
+  if (is_dense(p) && !zeros) return std::nullopt;
+  Prepare out = {};
+  out.q = prepare_queries(p, run, slots), out.kv = prepare_keys(p, run, slots);
+  add_tables(out, p, run, capacity, slots);
+  if (zeros) out.zero_sink = at<float>(slots, kZeroSink);
+  out.heads = p.heads_q;
+  out.batch = run.size.batch, out.graph_batch = capacity.batch;
+  out.status = run.status;
+  return out;
+}
+
+Clear clearing(const Problem& p, const Run& run, const Pointers& slots, Direction direction) {
+  const Geometry& g = run.size;
+  Clear out{queries(p, run), keys(p, run), false, {}, p.mask(), g.batch};
+  if (direction == Direction::kBackward) {
+    out.tensor[0] = rows_of(run, TEA_DQ, g.dq, p.heads_q, p.dim_qk);
+    return out;
+  }
+  Cleared lse = per_row(p, run, TEA_LSE, p.writes_lse(), kNothing);
+  if (p.softmax == TEA_SOFTMAX_LEARNABLE) lse.sink = run.as<const float>(TEA_SINK);
+  if (p.softmax == TEA_SOFTMAX_OFF_BY_ONE) lse.sink = at<const float>(slots, kZeroSink);
+  out.tensor[0] = rows_of(run, TEA_O, g.o, p.heads_q, p.v_dim());
+  out.tensor[1] = lse;
+  out.tensor[2] = per_row(p, run, TEA_MAX, p.outputs & TEA_OUTPUT_MAX, kNothing);
+  out.tensor[3] = per_row(p, run, TEA_SUM_EXP, p.outputs & TEA_OUTPUT_SUM_EXP, 0);
+  return out;
+}
+
+Clear clearing_of_keys(const Problem& p, const Run& run) {
+  const Geometry& g = run.size;
+  Clear out{keys(p, run), queries(p, run), true, {}, p.mask(), g.batch};
+  out.tensor[0] = rows_of(run, TEA_DK, g.dk, p.heads_kv, p.dim_qk);
+  out.tensor[1] = rows_of(run, TEA_DV, g.dv, p.heads_kv, p.v_dim());
+  return out;
+}
+
+}  // namespace tea::cudnn

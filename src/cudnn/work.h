@@ -1,0 +1,37 @@
+// What one execution needs around cuDNN's graph: a place in the workspace for what is made before
+// it, the kernels' parameters, and how much cuDNN may have for itself.
+#pragma once
+#include <optional>
+
+#include "cudnn/graph.h"
+#include "cudnn/prepare.h"
+
+namespace tea::cudnn {
+
+// Where the engine's own slots lie in the workspace; what is left is cuDNN's.
+struct Layout {
+  uint64_t offset[kSlots] = {}, library = 0;
+};
+Layout layout(const Problem& problem, const Geometry& size, const Capacity& capacity,
+              Direction direction);
+
+// The most bytes that cuDNN may ask for: linear in the sequence lengths.
+uint64_t library_bound(const Problem& problem, const Capacity& capacity, Direction direction);
+
+Pointers pointers(const Run& run, const Layout& layout);
+
+// No query or no key: nothing for cuDNN to do, yet outputs to write.
+bool is_empty(const Problem& problem, const Geometry& size);
+
+// Before the graph, if anything must be made.
+std::optional<Prepare> preparation(const Problem& problem, const Run& run, const Capacity& capacity,
+                                   const Pointers& slots);
+
+// The numbers of LSE, holes of its strides among them.
+int64_t lse_span(const Problem& problem, const Geometry& size);
+
+// After the graph: what clears rows without a result, on either side.
+Clear clearing(const Problem& problem, const Run& run, const Pointers& slots, Direction direction);
+Clear clearing_of_keys(const Problem& problem, const Run& run);  // backward
+
+}  // namespace tea::cudnn

@@ -1,0 +1,139 @@
+// The engine of cuDNN: what it refuses before it asks cuDNN, its capacities and its errata, none of
+// which need a GPU. What it computes is tested by tests/gpu.
+#include <gtest/gtest.h>
+
+#include "cudnn/bucket.h"
+#include "cudnn/engine.h"
+#include "cudnn/errata.h"
+
+namespace tea::cudnn {
+namespace {
+
+constexpr Device kH200{0, 90, 132, 227 * 1024};
+constexpr const char* kSizes = " batch=2 heads_q=4 heads_kv=2 seqlen_q=64 seqlen_kv=64 ";
+
+// The reason for a refusal, or "accepts".
+std::string answer(const std::string& more, const Device& device = kH200,
+                   const std::string& what = "dtype=bf16 dim_qk=128") {
+  const Problem p = Problem::parse(what + kSizes + more);
+  p.check();
+  const Attempt attempt = kCudnn.attempt(p.normalised(), device);
+  const auto* refusal = std::get_if<Refusal>(&attempt);
+  return refusal ? refusal->why : "accepts";
+}
+
+bool starts_with(const std::string& text, const std::string& with) {
+  return text.rfind(with, 0) == 0;
+}
+
+TEST(CudnnEngine, RunsOnlyWhereItIsNamed) { EXPECT_TRUE(kCudnn.only_by_name); }
+
+TEST(CudnnEngine, RefusesDevicesItHasNoKernelsFor) {
+  EXPECT_EQ(answer("", {}), "device is the host; it runs on a GPU");
+  EXPECT_EQ(answer("", {0, 75, 40, 64 * 1024}), "device is sm_75; needs sm_80 or later");
+}
+
+TEST(CudnnEngine, RefusesByNameWhatItDoesNotKnow) {
+  EXPECT_EQ(answer("", kH200, "dtype=fp32 dim_qk=64"), "dtype is fp32; needs fp16, bf16");
+  EXPECT_EQ(answer("softcap=20"), "softcap is 20; it does not know this field");
+  EXPECT_EQ(answer("bias=pre_scale"), "bias is pre_scale; needs none, post_scale");
+  EXPECT_EQ(answer("alibi=slopes causal=1"), "alibi is slopes; needs none, standard");
+  EXPECT_EQ(answer("training=1 lse_gradient=1"), "lse_gradient is 1; it does not know this field");
+}
+
+TEST(CudnnEngine, RefusesWhatWouldBreakTheContract) {
+  EXPECT_TRUE(starts_with(answer("training=1 dropout=0.1"), "dropout is 0.1"));
+  EXPECT_EQ(answer("alignment=8"), "alignment is 8; needs 16 or more");
+  EXPECT_EQ(answer("q=33024,516,129"), "a stride of q is 516; needs a multiple of 8");
+  EXPECT_EQ(answer("training=1 dk=16640,260,128"), "a stride of dk is 260; needs a multiple of 8");
+  EXPECT_TRUE(starts_with(answer("softmax=learnable outputs=max"), "outputs are max"));
+  EXPECT_TRUE(starts_with(answer("scale=-0.5 has_scale=1"), "scale is -0.5"));
+  EXPECT_TRUE(starts_with(answer("scale=0 has_scale=1"), "scale is 0"));
+  EXPECT_TRUE(starts_with(answer("window_left=2000000000"), "a window is 1999999999"));
+}
+
+TEST(CudnnEngine, RefusesTheBiasesThatCudnnGetsWrong) {
+  EXPECT_EQ(answer("bias=post_scale bias_broadcast=row"),
+            "bias_broadcast has a row or column; needs batch and head only");
+  EXPECT_TRUE(starts_with(answer("training=1 bias=post_scale bias_broadcast=batch"),
+                          "bias_broadcast is not 0; training needs 0"));
+  EXPECT_EQ(answer("training=1 bias=post_scale q_form=padded kv_form=padded"),
+            "a form is not dense; a gradient of the bias needs both dense");
+}
+
+// Whatever is installed here.
+TEST(CudnnEngine, RefusesWithoutALibraryOrWithAnOldOne) {
+  const Problem p = Problem::parse(std::string("dtype=bf16 dim_qk=128") + kSizes).normalised();
+  const auto why = [&](const Library& found) {
+    return std::get<Refusal>(plan_with(found, p, kH200)).why;
+  };
+  EXPECT_EQ(why({nullptr, "no such file", 0}), "cuDNN was not found: no such file");
+  int symbols = 0;
+  EXPECT_EQ(why({&symbols, "", 90300}), "cuDNN is 90300; needs 90800 or later");
+  EXPECT_TRUE(starts_with(why({&symbols, "", 91000}), "a known error of cuDNN: "));
+}
+
+TEST(CudnnCapacity, KeepsWhatTheProblemGives) {
+  const Problem p =
+      Problem::parse("dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 batch=3 seqlen_q=77 seqlen_kv=99");
+  EXPECT_EQ(capacity_of(p, default_geometry(p)), (Capacity{3, 77, 99, 0, 0, 0, 0, 0}));
+}
+
+TEST(CudnnCapacity, RoundsUpWhatRunsGiveByAnEighthAtMost) {
+  for (int64_t n = 1; n < 70000; n = n * 5 / 4 + 1) {
+    const int64_t up = rounded_up(n, kRowStep);
+    EXPECT_GE(up, n);
+    EXPECT_EQ(up % kRowStep, 0);
+    EXPECT_EQ(rounded_up(up, kRowStep), up) << n;
+    EXPECT_LE(up - n, std::max(kRowStep - 1, n / 8)) << n;
+  }
+}
+
+TEST(CudnnCapacity, GrowsTheBatchOnlyWhereNoRowOfAnEmptySequenceIsWritten) {
+  Geometry size{};
+  size.batch = 17, size.max_q = size.max_kv = 100, size.tokens_q = size.tokens_kv = 1000;
+  const auto batch = [&](const char* forms) {
+    return capacity_of(
+               Problem::parse(std::string("dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 ") + forms),
+               size)
+        .batch;
+  };
+  EXPECT_EQ(batch("q_form=ragged kv_form=ragged"), 18);
+  EXPECT_EQ(batch("q_form=ragged kv_form=padded seqlen_kv=100"), 17);
+  EXPECT_EQ(batch("q_form=padded kv_form=ragged seqlen_q=100"), 17);
+}
+
+TEST(CudnnErrata, ApplyToTheirVersionsAndGpusOnly) {
+  constexpr Erratum rows[] = {
+      {90100, 90200, 90, 90, [](const Problem& p) { return p.bias != 0; }, "", ""}};
+  Problem p = Problem::parse("dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 bias=post_scale");
+  EXPECT_TRUE(erratum(p, 90100, 90, rows));
+  EXPECT_TRUE(erratum(p, 90200, 90, rows));
+  EXPECT_FALSE(erratum(p, 90099, 90, rows));
+  EXPECT_FALSE(erratum(p, 90201, 90, rows));
+  EXPECT_FALSE(erratum(p, 90100, 80, rows));
+  p.bias = 0;
+  EXPECT_FALSE(erratum(p, 90100, 90, rows));
+}
+
+TEST(CudnnErrata, HoldThePublicReports) {
+  const auto applies = [](const std::string& more, size_t version, int sm = 90) {
+    return erratum(Problem::parse("dtype=bf16 heads_q=2 heads_kv=2 batch=1 " + more), version,
+                   sm) != nullptr;
+  };
+  // pytorch#196678
+  EXPECT_TRUE(applies("dim_qk=64 training=1 bias=post_scale seqlen_q=192 seqlen_kv=192", 91900));
+  EXPECT_FALSE(applies("dim_qk=64 training=1 seqlen_q=192 seqlen_kv=192", 91900));
+  EXPECT_FALSE(
+      applies("dim_qk=64 training=1 bias=post_scale seqlen_q=192 seqlen_kv=192", 91900, 100));
+  // cudnn-frontend#1072
+  EXPECT_TRUE(applies("dim_qk=64 training=1 seqlen_q=1 seqlen_kv=64", 92501));
+  EXPECT_FALSE(applies("dim_qk=64 training=1 seqlen_q=1 seqlen_kv=64", 91900));
+  // Automodel#3232
+  EXPECT_TRUE(
+      applies("dim_qk=256 training=1 causal=1 window_left=9 seqlen_q=64 seqlen_kv=64", 91900));
+  EXPECT_FALSE(applies("dim_qk=256 causal=1 window_left=9 seqlen_q=64 seqlen_kv=64", 91900));
+}
+
+}  // namespace
+}  // namespace tea::cudnn

@@ -1,0 +1,123 @@
+// Where things lie in the workspace, and what the two kernels around cuDNN's are told.
+#include <gtest/gtest.h>
+
+#include "cudnn/work.h"
+
+namespace tea::cudnn {
+namespace {
+
+Problem problem(const std::string& more) {
+  return Problem::parse("dtype=bf16 heads_q=4 heads_kv=2 dim_qk=64 " + more).normalised();
+}
+
+// A run whose tensors lie at addresses that say which they are.
+Run run_of(const Problem& p) {
+  tea_run sizes{};
+  sizes.struct_size = sizeof sizes;
+  if (p.varies()) sizes.batch = 3;
+  if (p.varies_q()) sizes.max_q = 70, sizes.tokens_q = 200;
+  if (p.varies_kv()) sizes.max_kv = 90;
+  if (p.kv_form == TEA_RAGGED) sizes.tokens_kv = 250;
+  if (p.kv_form == TEA_PAGED) sizes.pages_k = sizes.pages_v = 20;
+  Run run{};
+  run.size = geometry(p, p.varies() ? &sizes : nullptr);
+  for (int t = 0; t < TEA_TENSOR_COUNT; ++t)
+    run.tensor[t] = reinterpret_cast<void*>(0x1000L * (t + 1));
+  run.workspace = reinterpret_cast<void*>(0x1000000L);
+  return run;
+}
+
+TEST(CudnnLayout, KeepsItsPiecesApartAndAligned) {
+  const Problem p = problem("training=1 q_form=ragged kv_form=ragged softmax=off_by_one");
+  const Geometry size = run_of(p).size;
+  const Capacity n = capacity_of(p, size);
+  const Layout at = layout(p, size, n, Direction::kBackward);
+  for (int slot = kLengthsQ; slot < kSlots; ++slot) EXPECT_EQ(at.offset[slot] % 256, 0u);
+  EXPECT_GE(at.offset[kLengthsKv], at.offset[kLengthsQ] + 4 * static_cast<uint64_t>(n.batch));
+  EXPECT_GE(at.offset[kStartsK], at.offset[kStartsQ] + 8 * static_cast<uint64_t>(n.batch + 1));
+  EXPECT_GE(at.offset[kLengthsQ],
+            at.offset[kFiniteLse] + 4 * static_cast<uint64_t>(lse_span(p, size)));
+  EXPECT_GT(at.library, at.offset[kStartsDv]);
+}
+
+TEST(CudnnLayout, IsEmptyWhereEverythingIsDense) {
+  const Problem p = problem("batch=2 seqlen_q=8 seqlen_kv=8");
+  EXPECT_EQ(layout(p, default_geometry(p), capacity_of(p, default_geometry(p)), Direction::kForward)
+                .library,
+            0u);
+  const auto run = run_of(p);
+  const Pointers slots = pointers(run, Layout{});
+  EXPECT_FALSE(preparation(p, run, capacity_of(p, run.size), slots));
+  EXPECT_EQ(slots[TEA_K], run.tensor[TEA_K]);
+}
+
+TEST(CudnnPreparation, MakesStartsForRaggedSidesOnly) {
+  const Problem p = problem("q_form=ragged kv_form=padded seqlen_kv=90 gaps=1");
+  const auto run = run_of(p);
+  const Capacity n = capacity_of(p, run.size);
+  const auto made =
+      preparation(p, run, n, pointers(run, layout(p, run.size, n, Direction::kForward)));
+  ASSERT_TRUE(made);
+  EXPECT_TRUE(made->q.starts[0].out);
+  EXPECT_EQ(made->q.starts[0].stride, 4 * 64);
+  EXPECT_TRUE(made->q.side.offsets);
+  EXPECT_FALSE(made->kv.starts[0].out);
+  EXPECT_FALSE(made->kv.side.offsets);
+  EXPECT_TRUE(made->kv.lengths);
+  EXPECT_EQ(made->batch, 3);
+}
+
+TEST(CudnnPreparation, ClampsTablesOfTheGraphsOwnWidth) {
+  const Problem p = problem("q_form=padded kv_form=paged page_size=16 seqlen_q=4");
+  auto run = run_of(p);
+  run.tensor[TEA_TABLE_V] = nullptr;
+  const Capacity n = capacity_of(p, run.size);
+  const auto made =
+      preparation(p, run, n, pointers(run, layout(p, run.size, n, Direction::kForward)));
+  ASSERT_TRUE(made);
+  EXPECT_EQ(made->given_columns, 6);  // of 90 keys
+  EXPECT_EQ(made->columns, 8);        // of 128
+  EXPECT_EQ(made->v_table.in, made->k_table.in);
+  EXPECT_NE(made->v_table.out, made->k_table.out);
+}
+
+TEST(CudnnClearing, WritesWhatTheSinkAloneGives) {
+  const Problem p = problem("q_form=ragged kv_form=ragged softmax=learnable outputs=lse");
+  const auto run = run_of(p);
+  const Pointers slots = pointers(run, Layout{});
+  const Clear rows = clearing(p, run, slots, Direction::kForward);
+  EXPECT_EQ(rows.tensor[1].data, run.tensor[TEA_LSE]);
+  EXPECT_EQ(rows.tensor[1].sink, run.tensor[TEA_SINK]);
+  EXPECT_FALSE(rows.tensor[2].data);
+}
+
+TEST(CudnnClearing, CoversEveryGradientOfKeys) {
+  const Problem p =
+      problem("training=1 q_form=padded kv_form=padded batch=2 seqlen_q=8 seqlen_kv=8");
+  const auto run = run_of(p);
+  const Clear keys = clearing_of_keys(p, run);
+  EXPECT_TRUE(keys.keys);
+  EXPECT_EQ(keys.tensor[0].data, run.tensor[TEA_DK]);
+  EXPECT_EQ(keys.tensor[1].data, run.tensor[TEA_DV]);
+  EXPECT_EQ(keys.tensor[1].heads, 2);
+}
+
+TEST(CudnnClearing, IsLeftOutWhereEveryRowHasAResult) {
+  EXPECT_FALSE(leaves_rows(problem("batch=1 seqlen_q=8 seqlen_kv=8 causal=1")));
+  EXPECT_TRUE(leaves_rows(problem("batch=1 seqlen_q=8 seqlen_kv=4 causal=1 bottom_right=1")));
+  EXPECT_TRUE(leaves_rows(problem("batch=1 seqlen_q=8 seqlen_kv=4 window_left=2")));
+  EXPECT_TRUE(
+      is_empty(problem("batch=1 seqlen_q=8"), default_geometry(problem("batch=1 seqlen_q=8"))));
+}
+
+TEST(CudnnWorkspace, IsLinearInTheLengths) {
+  const auto bytes = [](int64_t rows) {
+    const Problem p = problem("training=1 batch=1 seqlen_q=" + std::to_string(rows) +
+                              " seqlen_kv=" + std::to_string(rows));
+    return library_bound(p, capacity_of(p, default_geometry(p)), Direction::kBackward);
+  };
+  EXPECT_LE(bytes(65536), 2 * bytes(32768));
+}
+
+}  // namespace
+}  // namespace tea::cudnn
