@@ -48,5 +48,7 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         """What differs from the defaults."""
-        given = {k: v for k, v in self.options.items() if v not in (None, 0.0)}
+        sinks = 0 if self.sink is None else self.sink.numel()
+        every = {**self.options, "dropout": self.dropout, "sink_heads": sinks}
+        given = {k: v for k, v in every.items() if v not in (None, 0)}
         return ", ".join(f"{k}={v!r}" for k, v in given.items())

@@ -15,7 +15,8 @@ def test_it_is_the_function_with_its_options() -> None:
     want = tea.attention(q, k, v, mask="causal", window=(3, None), softcap=5.0)
     assert torch.equal(module(q, k, v), want)
     assert torch.equal(module(q, k, v, mask=None, window=None, softcap=0.0), tea.attention(q, k, v))
-    assert "mask='causal'" in repr(module)
+    assert repr(module) == "Attention(mask='causal', window=(3, None), softcap=5.0, format='bhsd')"
+    assert "dropout=0.5, sink_heads=4" in repr(tea.Attention(dropout=0.5, sink_heads=4))
 
 
 def test_dropout_is_for_training_only() -> None:

@@ -210,8 +210,9 @@ class FusedAttention(torch.nn.Module):
         if fp8 or fp8_output or cp_group is not None:
             refuse_later(fp8 or fp8_output, cp_group)
         require(qkv_layout in _LAYOUTS, "qkv_layout", qkv_layout, "one of QKVLayouts")
-        require(cu_seqlens_q is not None, "cu_seqlens_q", None, "int32 [batch + 1]")
-        require(cu_seqlens_kv is not None, "cu_seqlens_kv", None, "int32 [batch + 1]")
+        if cu_seqlens_q is None or cu_seqlens_kv is None:
+            missing = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_kv"
+            refuse(missing, None, "int32 [batch + 1]")
         check_small(
             core_attention_bias_type, core_attention_bias, self.softmax_type, softmax_offset
         )
@@ -219,8 +220,8 @@ class FusedAttention(torch.nn.Module):
         del fp8_meta, quantizers
         q_format, kv_format = formats_of(qkv_layout)
         alibi = core_attention_bias_type == "alibi"
-        require(alibi or alibi_slopes is None, "alibi_slopes", "a tensor",
-                f"None with {core_attention_bias_type}")  # fmt: skip
+        if alibi_slopes is not None and not alibi:
+            refuse("alibi_slopes", "a tensor", f"None with {core_attention_bias_type}")
         call = EngineCall(
             q_format,
             kv_format,
