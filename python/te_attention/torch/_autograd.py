@@ -58,22 +58,24 @@ class _Attention(_SingleLevelFunction):
     """Takes the tensors with a gradient, then all arguments as one: each one passed costs time."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, sink, arguments):  # noqa: ARG004
+    def forward(ctx, q, k, v, bias, sink, arguments, more):  # noqa: ARG004
         o, lse, max_logit = _forward(*arguments)
         keep(ctx, arguments, o, lse)
-        ctx.mark_non_differentiable(max_logit)
         ctx.set_materialize_grads(False)
+        if not more:  # each output costs a microsecond
+            return o
+        ctx.mark_non_differentiable(max_logit)
         return o, lse, max_logit
 
     @staticmethod
-    def backward(ctx, dout, dlse, _dmax):
+    def backward(ctx, dout, dlse=None, _dmax=None):
         if dout is None and dlse is None:
-            return (None,) * 6
+            return (None,) * 7
         wants = ctx.needs_input_grad[3:5]
         dout, o, lse, arguments = kept(ctx, dout)
         dq, dk, dv, *small = _backward(dout, dlse, o, lse, *wants, *arguments)
         dbias, dsink = (g if wanted else None for g, wanted in zip(small, wants, strict=True))
-        return dq, dk, dv, dbias, dsink, None
+        return dq, dk, dv, dbias, dsink, None, None
 
 
 # The same for torch.compile and export. In eager mode this way through Python's dispatcher costs
@@ -114,7 +116,6 @@ def run(arguments: tuple, more: bool) -> Tensor | tuple[Tensor, ...]:
             return _inference(*passed)
         return _Few.apply(*passed[:OPTIONS], passed[OPTIONS:])
     if arguments[TRAINING]:
-        output = _Attention.apply(*passed[:OPTIONS], arguments[BIAS], arguments[SINK], passed)
-    else:
-        output = _forward(*passed)
+        return _Attention.apply(*passed[:OPTIONS], arguments[BIAS], arguments[SINK], passed, more)
+    output = _forward(*passed)
     return output if more else output[0]

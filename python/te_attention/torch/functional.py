@@ -239,7 +239,10 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **options) -> str:
 
 
 def describe(q: Tensor, k: Tensor, v: Tensor, **options) -> Arguments:
-    """The options of attention() as the operators take them."""
+    """The options of attention() as the operators take them.
+
+    attention() itself takes them apart: to pass thirty keywords on would cost every call of it.
+    """
     return attention(q, k, v, **options, _finish=lambda arguments, *_: Arguments(*arguments))
 
 
