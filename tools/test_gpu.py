@@ -121,13 +121,18 @@ class Suite:
     def perturbed(self) -> str:
         """Whether every Hopper kernel computes the same bits where its roles sleep at random."""
         self.run(["cmake", "--build", self.build, "--target", "hopper_check_perturbed"], 500)
+        runs = []
         for program in ("hopper_check_forward", *["hopper_check_perturbed"] * PERTURBED):
             text = self.run([self.program(f"tests/hopper/{program}"), 1, "digests"], 100)
-        digests = set(re.findall(r"^digest (.*) (\w{16})$", text, re.MULTILINE))
-        kernels = {kernel for kernel, _ in digests}
-        if not kernels or len(kernels) != len(digests):
-            raise RowError(f"{len(digests)} digests of {len(kernels)} cases")
-        return f"{len(kernels)} cases, the same bits in {PERTURBED} perturbed runs"
+            runs.append(sorted(re.findall(r"^digest (.*) (\w{16})$", text, re.MULTILINE)))
+        plain = runs[0]
+        if not plain or len(dict(plain)) != len(plain):
+            raise RowError(f"{len(plain)} digests of {len(dict(plain))} cases")
+        for number, digests in enumerate(runs[1:], 1):
+            if digests != plain:
+                other = sorted(set(digests) ^ set(plain))[0][0]
+                raise RowError(f"perturbed run {number} differs, first in: {other}")
+        return f"{len(plain)} cases, the same bits in {PERTURBED} perturbed runs"
 
     def sanitize(self, tool: str) -> str:
         """The fixed matrix of tests/gpu/sanitized.cpp, or a part, under a tool of the sanitizer."""
@@ -289,6 +294,8 @@ def main() -> None:
     if not gpu:
         sys.exit("test-gpu: FAILED: this machine has no GPU (nvidia-smi shows none)")
     log = (options.log or options.build / "test-gpu").resolve()
+    if log.exists() and any(log.iterdir()) and not (log / "summary.jsonl").exists():
+        parser.error(f"--log {log}: holds files of others; needs a new folder or an earlier log")
     shutil.rmtree(log, ignore_errors=True)
     suites = [
         Suite(options.build.resolve(), log, options.draws, row) for row in options.rows or ROWS

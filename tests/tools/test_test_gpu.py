@@ -147,6 +147,26 @@ class Rows(unittest.TestCase):
         self.gpu_tests(said(0)), self.profiler('"_8portable_a"\n"_8portable_b"')
         self.fails("all tests did not run", self.suite.coverage)
 
+    def test_perturbed_compares_every_run_with_the_plain_build(self):
+        self.program("cmake", "")
+        self.program("tests/hopper/hopper_check_forward", "print('digest d64 ' + '1' * 16)")
+        count = self.folder / "count"
+        count.write_text("")
+        for bad, said_ in ((0, "1 cases, the same bits"), (3, "perturbed run 3 differs.*d64")):
+            self.program(
+                "tests/hopper/hopper_check_perturbed",
+                f"runs = open({str(count)!r}, 'a'); runs.write('x'); runs.close()\n"
+                f"last = len(open({str(count)!r}).read()) == {bad}\n"
+                "print('digest d64 ' + '12'[last] * 16)",
+            )
+            count.write_text("")
+            if bad:
+                self.fails(said_, self.suite.perturbed)
+            else:
+                self.assertRegex(self.suite.perturbed(), said_)
+        self.program("tests/hopper/hopper_check_forward", "")
+        self.fails("0 digests", self.suite.perturbed)
+
     # A te-attn whose engines are `engines`, and of whose cases `refused` are refused.
     def te_attn(self, engines: str, refused: int):
         self.program(
