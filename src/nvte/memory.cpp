@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "core/driver.h"
-#include "core/error.h"
+#include "nvte/boundary.h"
 #include "nvte/tensor.h"
 
 namespace tea::nvte {
@@ -30,9 +30,10 @@ void fill(void* pointer, unsigned char value, size_t bytes, cudaStream_t stream)
 }
 
 void copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
-  const int device = device_of(to);
-  TEA_REQUIRE(device_of(from) == device, "the device of the source", device_of(from),
-              "that of the target, " + shown(device));
+  OneSide side;
+  side.add("the target", to);
+  side.add("the source", from);
+  const int device = side.device();
   if (device == kHost) {
     std::memcpy(to, from, bytes);
     return;
@@ -45,15 +46,19 @@ void copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
 
 void nvte_zero_tensor(const NVTETensor tensor, cudaStream_t stream) {
   if (tensor == nullptr) return;
-  const tea::nvte::Tensor& target = tea::nvte::tensor(tensor);
-  for (const NVTEBasicTensor* part : {&target.data, &target.amax}) {
-    const size_t bytes = tea::nvte::numel(part->shape) * tea::nvte::bits_of(part->dtype) / 8;
-    if (part->data_ptr != nullptr && bytes > 0) tea::nvte::fill(part->data_ptr, 0, bytes, stream);
-  }
+  TEA_NVTE_EXPORTED({
+    const tea::nvte::Tensor& target = tea::nvte::tensor(tensor);
+    for (const NVTEBasicTensor* part : {&target.data, &target.amax}) {
+      const size_t bytes = tea::nvte::numel(part->shape) * tea::nvte::bits_of(part->dtype) / 8;
+      if (part->data_ptr != nullptr && bytes > 0) tea::nvte::fill(part->data_ptr, 0, bytes, stream);
+    }
+  });
 }
 
 void nvte_memset(void* ptr, int value, size_t size_in_bytes, cudaStream_t stream) {
   TEA_NVTE_CHECK(ptr != nullptr, "ptr is NULL; needs memory of ", size_in_bytes, " bytes.");
-  if (size_in_bytes > 0)
-    tea::nvte::fill(ptr, static_cast<unsigned char>(value), size_in_bytes, stream);
+  TEA_NVTE_EXPORTED({
+    if (size_in_bytes > 0)
+      tea::nvte::fill(ptr, static_cast<unsigned char>(value), size_in_bytes, stream);
+  });
 }
