@@ -104,7 +104,7 @@ NVTE_Fused_Attn_Backend nvte_get_fused_attn_backend(
                .tokens_kv = rows_kv,
                .k = pages,
                .v = pages};
-    w.types = {q_dtype, kv_dtype, q_dtype, q_dtype, q_dtype, kNVTEFloat32};
+    w.types = {q_dtype, q_dtype, q_dtype, q_dtype, kNVTEFloat32};
     return backend_of(w);
   });
 }

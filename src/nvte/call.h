@@ -33,7 +33,7 @@ struct Sizes {
 };
 
 struct Types {
-  NVTEDType q, kv, o, dout, dqkv, bias;
+  NVTEDType q, o, dout, dqkv, bias;  // K and V have the type of Q
 };
 
 // All that decides how a call is computed: no tensor, no pointer.

@@ -37,12 +37,14 @@ int64_t batch_of(const Tensor& cu_seqlens) {
   return signed_size(shape.data[0]) - 1;
 }
 
-Pages pages_of(NVTE_QKV_Format format, const Tensor& pool, const Tensor& table, const char* name) {
+Pages pages_of(NVTE_QKV_Format format, const Tensor& pool, const Tensor& table, int64_t batch,
+               const char* name) {
   const NVTEShape &shape = pool.data.shape, &columns = table.data.shape;
   TEA_REQUIRE(shape.ndim == 4, std::string("shape of ") + name, text(shape),
               "4 dimensions: pages, slots, heads, head dim (for SBHD slots first)");
-  TEA_REQUIRE(columns.ndim == 2, std::string("shape of the page table of ") + name, text(columns),
-              "[batch, pages of a sequence]");
+  TEA_REQUIRE(columns.ndim == 2 && signed_size(columns.data[0]) >= batch,
+              std::string("shape of the page table of ") + name, text(columns),
+              "[batch = " + shown(batch) + " or more, pages of a sequence]");
   const bool slots_first = format == NVTE_SBHD;
   return {signed_size(shape.data[slots_first ? 1 : 0]),
           signed_size(shape.data[slots_first ? 0 : 1]), signed_size(columns.data[1])};
@@ -63,8 +65,8 @@ Sizes sizes_of(const Call& call, const Tensor* table_k, const Tensor* table_v) {
   if (layout.ragged_kv()) s.tokens_kv = rows_of(*call.k);
   if (!layout.paged()) return s;
   TEA_REQUIRE(table_k && table_v, "qkv_layout", "paged", "a layout without pages in backward");
-  s.k = pages_of(layout.kv, *call.k, *table_k, "K");
-  s.v = pages_of(layout.kv, *call.v, *table_v, "V");
+  s.k = pages_of(layout.kv, *call.k, *table_k, s.batch, "K");
+  s.v = pages_of(layout.kv, *call.v, *table_v, s.batch, "V");
   return s;
 }
 
@@ -115,7 +117,7 @@ Work common_work(const Call& call, const Sizes& sizes) {
   w.options = call.options;
   w.sizes = sizes;
   const NVTEDType q = call.q->dtype();
-  w.types = {q, q, q, q, q, q};
+  w.types = {q, q, q, q, q};
   // Where the sequences of a ragged side start; packed Q, K and V share the starts of Q.
   w.gaps = call.cu_seqlens_q_padded->has_data() || call.cu_seqlens_kv_padded->has_data();
   if (call.workspace->data.data_ptr)

@@ -206,7 +206,7 @@ TEST(Backend, TheExecutorThrowsWhatTheSelectorReports) {
   work.sizes = {
       .batch = 1, .heads_q = 2, .heads_kv = 2, .max_q = 4, .max_kv = 4, .dim_qk = 8, .dim_v = 8};
   const NVTEDType h = kNVTEFloat16;
-  work.types = {h, h, h, h, h, h};
+  work.types = {h, h, h, h, h};
   EXPECT_EQ(nvte::backend_of(work), NVTE_F16_arbitrary_seqlen);
   EXPECT_EQ(nvte::accepted_backend(work), NVTE_F16_arbitrary_seqlen);
   work.sizes.dim_qk = 7;

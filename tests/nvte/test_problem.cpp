@@ -23,7 +23,7 @@ Work work(NVTE_QKV_Layout layout = NVTE_BSHD_BSHD_BSHD, NVTE_Mask_Type mask = NV
              .k = {5, 3, 2},
              .v = {7, 3, 2}};
   const NVTEDType h = kNVTEFloat16;
-  w.types = {h, h, h, h, h, h};
+  w.types = {h, h, h, h, h};
   return w;
 }
 
@@ -108,7 +108,7 @@ TEST(NvteProblem, OnlyFp8TakesTheTypeOfTheBiasFromItsLabel) {
   w.options.bias = NVTE_POST_SCALE_BIAS;
   w.types.bias = kNVTEFloat32;
   EXPECT_EQ(problem_of(w).bias_type(), TEA_FP16);
-  w.types.q = w.types.kv = kNVTEFloat8E4M3;
+  w.types.q = kNVTEFloat8E4M3;
   w.types.bias = kNVTEBFloat16;
   EXPECT_EQ(problem_of(w).bias_type(), TEA_BF16);
 }

@@ -66,6 +66,18 @@ TEST(NvteWork, PagesFollowTheFormat) {
   EXPECT_EQ(s.k.size, 11);
 }
 
+TEST(NvteWork, APageTableHasARowForEverySequence) {
+  Fixture f;
+  f.call.options.mask = NVTE_PADDING_MASK;
+  f.k = tensor_of(kNVTEBFloat16, {11, 4, 2, 8}), f.v = tensor_of(kNVTEBFloat16, {11, 4, 2, 16});
+  const Tensor two = tensor_of(kNVTEInt32, {2, 3}), one = tensor_of(kNVTEInt32, {1, 3});
+  f.call.options.layout = NVTE_Paged_KV_BSHD_BSHD_BSHD;
+  f.call.table_k = &one, f.call.table_v = &two;
+  EXPECT_NE(f.error().find("page table of K is [1, 3]; needs [batch = 2"), std::string::npos);
+  f.call.table_k = &two, f.call.table_v = &one;
+  EXPECT_NE(f.error().find("page table of V is [1, 3]; needs [batch = 2"), std::string::npos);
+}
+
 TEST(NvteWork, WhatDoesNotFitIsRefused) {
   const struct {
     const char* why;
