@@ -2,6 +2,7 @@
 #include "ops/args.h"
 
 #include "core/problem.h"
+#include "core/tensors.h"
 
 namespace tea {
 
@@ -22,8 +23,11 @@ int64_t require_sizes(std::initializer_list<NamedSize> sizes) {
 }
 
 void require_pointers(std::initializer_list<NamedPointer> pointers) {
-  for (const NamedPointer& pointer : pointers)
-    TEA_REQUIRE(pointer.value, pointer.name, pointer.value, "memory");
+  for (const NamedPointer& p : pointers) {
+    TEA_REQUIRE(p.value, p.name, p.value, "memory");
+    TEA_REQUIRE(is_aligned(p.value, p.bytes), p.name, "not aligned",
+                "an address that is a multiple of " + shown(p.bytes));
+  }
 }
 
 void require_flag(const char* name, int32_t value) {

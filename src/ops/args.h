@@ -32,9 +32,16 @@ struct NamedSize {
 // Each is at least 0. Returns the product, which must be far from overflow even in bytes.
 int64_t require_sizes(std::initializer_list<NamedSize> sizes);
 
+// Memory of elements, which lie at multiples of their size.
 struct NamedPointer {
+  template <class T>
+  NamedPointer(const char* n, const T* p) : name(n), value(p), bytes(sizeof(T)) {}
+  NamedPointer(const char* n, const void* p, int element_bytes)
+      : name(n), value(p), bytes(static_cast<size_t>(element_bytes)) {}
+
   const char* name;
   const void* value;
+  size_t bytes;
 };
 void require_pointers(std::initializer_list<NamedPointer> pointers);
 void require_flag(const char* name, int32_t value);      // 0 or 1

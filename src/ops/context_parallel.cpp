@@ -1,6 +1,8 @@
 // Context parallelism: the checks of halves of sequences and of the corrections of partial results.
 #include "ops/context_parallel.h"
 
+#include "core/problem.h"
+
 namespace tea {
 namespace {
 
@@ -37,8 +39,10 @@ void check_out(const tea_cp_out& a) {
   require_flag("packed", a.packed);
   check_sequences(a.batch, a.cu_seqlens);
   if (require_sizes({{"tokens", a.tokens}, {"heads", a.heads}, {"dim", a.dim}}) && a.batch)
-    require_pointers(
-        {{"out", a.out}, {"step_out", a.step_out}, {"lse", a.lse}, {"step_lse", a.step_lse}});
+    require_pointers({{"out", a.out, dtype_bytes(a.dtype)},
+                      {"step_out", a.step_out, dtype_bytes(a.dtype)},
+                      {"lse", a.lse},
+                      {"step_lse", a.step_lse}});
   const NamedSize lines = {"batch", a.packed ? 1 : a.batch};
   require_sizes({lines, {"heads", a.heads}, {"lse_len", a.lse_len}});
   require_sizes({lines, {"heads", a.heads}, {"step_lse_len", a.step_lse_len}});
@@ -55,7 +59,8 @@ void check_grad(const tea_cp_grad& a) {
   if (require_sizes(
           {{"slabs", slabs_of(a.slabs)}, {"tokens", a.tokens}, {"row_elements", a.row_elements}}) &&
       a.batch)
-    require_pointers({{"grad", a.grad}, {"step_grad", a.step_grad}});
+    require_pointers(
+        {{"grad", a.grad, dtype_bytes(a.dtype)}, {"step_grad", a.step_grad, dtype_bytes(a.dtype)}});
 }
 
 }  // namespace
@@ -66,7 +71,7 @@ void cp_read_half(const tea_cp_half& args, const Place& place) {
   const int64_t slabs = slabs_of(args.slabs);
   if (require_sizes({{"slabs", slabs}, {"tokens", args.tokens}, {"row_bytes", args.row_bytes}}) &&
       args.batch)
-    require_pointers({{"tensor", args.tensor}, {"half", args.half}});
+    require_pointers({{"tensor", args.tensor, 1}, {"half", args.half, 1}});
   ReadHalfMoves m{};
   m.a = args;
   m.moves = args.batch ? slabs * (args.tokens / 2) : 0, m.bytes = args.row_bytes;

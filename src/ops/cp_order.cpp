@@ -1,6 +1,7 @@
 // Context parallelism: the checks of what says which tokens a rank owns, and in which order.
 #include <limits>
 
+#include "core/problem.h"
 #include "ops/context_parallel.h"
 
 namespace tea {
@@ -19,7 +20,7 @@ void check_world(const Args& a) {
 
 void check_rows(const void* input, const void* output, int64_t tokens, int64_t row_bytes) {
   if (require_sizes({{"tokens", tokens}, {"row_bytes", row_bytes}}))
-    require_pointers({{"input", input}, {"output", output}});
+    require_pointers({{"input", input, 1}, {"output", output, 1}});
 }
 
 void set_rows(Moves& m, const void* input, const void* output, int64_t tokens, int64_t row_bytes) {

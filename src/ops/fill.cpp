@@ -23,7 +23,7 @@ void fill(void* data, const Pattern& pattern, int64_t bytes, const Place& place)
 void fill_bytes(void* data, int value, uint64_t bytes, const Place& place) {
   const bool host = is_host(place);
   if (!bytes) return;
-  require_pointers({{"data", data}});
+  require_pointers({{"data", data, 1}});
   require_sizes({{"bytes", static_cast<int64_t>(bytes)}});
   if (host)
     std::memset(data, value, bytes);
@@ -33,7 +33,8 @@ void fill_bytes(void* data, int value, uint64_t bytes, const Place& place) {
 
 void fill_elements(const Elements& to, double value, const Place& place) {
   require_dtype("dtype", to.dtype, kAnyDtype);
-  if (require_sizes({{"count", to.count}})) require_pointers({{"data", to.data}});
+  if (require_sizes({{"count", to.count}}))
+    require_pointers({{"data", to.data, dtype_bytes(to.dtype)}});
   Pattern element{{}, dtype_bytes(to.dtype)};
   store_real(element.byte, to.dtype, 0, value);
   fill(to.data, element, to.count * element.size, place);

@@ -17,11 +17,13 @@ FlashPrepareMoves checked(const tea_flash_prepare& a, bool forward) {
     TEA_REQUIRE(!forward || !a.input[i], "input[" + shown(i) + "]", a.input[i], "NULL in forward");
   FlashPrepareMoves m{};
   if (!elements) return m;
-  require_pointers({{"input[0]", a.input[0]}, {"output", a.output}});
-  if (!forward) require_pointers({{"input[1]", a.input[1]}, {"input[2]", a.input[2]}});
+  const int bytes = dtype_bytes(a.dtype);
+  require_pointers({{"input[0]", a.input[0], bytes}, {"output", a.output, bytes}});
+  if (!forward)
+    require_pointers({{"input[1]", a.input[1], bytes}, {"input[2]", a.input[2], bytes}});
   m.a = a;
   m.forward = forward;
-  m.bytes = a.dim * dtype_bytes(a.dtype);
+  m.bytes = a.dim * bytes;
   m.moves = elements / a.dim;
   m.align(m.bytes);
   for (const void* address :

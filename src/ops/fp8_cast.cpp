@@ -1,6 +1,7 @@
 // Casts to and from fp8. Products with a scale are taken in fp32, as device code takes them.
 #include "ops/fp8_cast.h"
 
+#include "core/problem.h"
 #include "math/load_store.h"
 #include "ops/fill.h"
 
@@ -10,7 +11,8 @@ namespace {
 void check_common(const tea_fp8_cast& a) {
   require_reserved("reserved", a.reserved);
   if (require_sizes({{"count", a.count}}))
-    require_pointers({{"input", a.input}, {"output", a.output}});
+    require_pointers({{"input", a.input, dtype_bytes(a.input_dtype)},
+                      {"output", a.output, dtype_bytes(a.output_dtype)}});
 }
 
 void check_to_fp8(const tea_fp8_cast& a) {
@@ -96,7 +98,8 @@ void fp8_dequantize(const tea_fp8_cast& args, const Place& place) {
 
 void update_amax(const ConstElements& of, float* amax, const Place& place) {
   require_dtype("dtype", of.dtype, kAnyDtype);
-  if (require_sizes({{"count", of.count}})) require_pointers({{"data", of.data}});
+  if (require_sizes({{"count", of.count}}))
+    require_pointers({{"data", of.data, dtype_bytes(of.dtype)}});
   require_pointers({{"amax", amax}});
   if (is_host(place))
     *amax = largest_magnitude(of, *amax);

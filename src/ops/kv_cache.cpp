@@ -35,11 +35,12 @@ bool check(const tea_kv_append& a) {
   TEA_REQUIRE(!own_page || a.pages >= a.batch, "pages", a.pages,
               "batch = " + shown(a.batch) + " or more with reindex or without page_table");
   TEA_REQUIRE(!a.reindex || a.page_table, "page_table", a.page_table, "memory with reindex");
+  const int bytes = dtype_bytes(a.dtype);
   require_pointers({{"cu_new", a.cu_new}, {"cu_cached", a.cu_cached}});
-  if (a.dim_k) require_pointers({{"k_cache", a.k_cache}});
-  if (a.dim_v) require_pointers({{"v_cache", a.v_cache}});
-  if (rows && a.dim_k) require_pointers({{"new_k", a.new_k}});
-  if (rows && a.dim_v) require_pointers({{"new_v", a.new_v}});
+  if (a.dim_k) require_pointers({{"k_cache", a.k_cache, bytes}});
+  if (a.dim_v) require_pointers({{"v_cache", a.v_cache, bytes}});
+  if (rows && a.dim_k) require_pointers({{"new_k", a.new_k, bytes}});
+  if (rows && a.dim_v) require_pointers({{"new_v", a.new_v, bytes}});
   return true;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/problem.h"
 #include "ops/rows.h"
 
 namespace tea {
@@ -18,11 +19,12 @@ bool check(const tea_merge& a) {
   require_sizes({{"batch", a.batch}, {"rows", a.rows}, {"heads", a.heads}, {"dim", a.dim}});
   if (!require_sizes({{"batch", a.batch}, {"rows", a.rows}, {"heads", a.heads}})) return false;
   require_pointers({{"part_o", a.part_o}, {"part_lse", a.part_lse}});
-  if (a.dim) require_pointers({{"o", a.o}});
+  const int part_bytes = dtype_bytes(a.part_dtype);
+  if (a.dim) require_pointers({{"o", a.o, a.o_dtype ? dtype_bytes(a.o_dtype) : part_bytes}});
   for (int32_t i = 0; i < a.parts; ++i) {
-    const std::string index = "[" + shown(i) + "]";
-    if (a.dim) TEA_REQUIRE(a.part_o[i], "part_o" + index, a.part_o[i], "memory");
-    TEA_REQUIRE(a.part_lse[i], "part_lse" + index, a.part_lse[i], "memory");
+    const std::string index = "[" + shown(i) + "]", part_o = "part_o" + index;
+    if (a.dim) require_pointers({{part_o.c_str(), a.part_o[i], part_bytes}});
+    require_pointers({{("part_lse" + index).c_str(), a.part_lse[i]}});
   }
   return true;
 }

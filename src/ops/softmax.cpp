@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/problem.h"
 #include "ops/rows.h"
 
 namespace tea {
@@ -24,9 +25,10 @@ bool check(const tea_scaled_softmax& a, bool forward) {
   TEA_REQUIRE(!forward || !a.dout, "dout", a.dout, "NULL in forward");
   if (!require_sizes({{"batch", a.batch}, {"heads", a.heads}, {"rows", a.rows}, {"cols", a.cols}}))
     return false;
-  require_pointers({{"input", a.input}, {"output", a.output}});
+  const int bytes = dtype_bytes(a.dtype);
+  require_pointers({{"input", a.input, bytes}, {"output", a.output, bytes}});
   if (masked) require_pointers({{"mask", a.mask}});
-  if (!forward) require_pointers({{"dout", a.dout}});
+  if (!forward) require_pointers({{"dout", a.dout, bytes}});
   return true;
 }
 

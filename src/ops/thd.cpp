@@ -16,13 +16,13 @@ ThdMoves checked(const tea_thd_convert& a, bool to_bshd) {
       {{"batch", a.batch}, {"seqlen", a.seqlen}, {"heads", a.heads}, {"dim", a.dim}});
   const bool no_thd = !require_sizes({{"tokens", a.tokens}, {"heads", a.heads}, {"dim", a.dim}});
   if (a.batch) require_pointers({{"cu_seqlens", a.cu_seqlens}});
-  if (!(to_bshd ? no_thd : no_bshd)) require_pointers({{"input", a.input}});
-  if (!(to_bshd ? no_bshd : no_thd)) require_pointers({{"output", a.output}});
+  const int bytes = dtype_bytes(a.dtype);
+  if (!(to_bshd ? no_thd : no_bshd)) require_pointers({{"input", a.input, bytes}});
+  if (!(to_bshd ? no_bshd : no_thd)) require_pointers({{"output", a.output, bytes}});
   const tea_strides bshd =
       strides_or_contiguous("bshd_stride", a.bshd_stride, a.seqlen, a.heads, a.dim);
   const tea_strides thd =
       strides_or_contiguous("thd_stride", a.thd_stride, a.tokens, a.heads, a.dim);
-  const int bytes = dtype_bytes(a.dtype);
   ThdMoves m{};
   m.a = a;
   m.to_bshd = to_bshd;

@@ -35,7 +35,22 @@ TEST(Args, DtypesFlagsAndReserved) {
             "dtype is -1; needs one of e4m3, e5m2");
   EXPECT_EQ(error_of([] { require_flag("packed", -1); }), "packed is -1; needs 0 or 1");
   EXPECT_EQ(error_of([] { require_reserved("reserved", 5); }), "reserved is 5; needs 0");
-  EXPECT_EQ(error_of([] { require_pointers({{"x", nullptr}}); }), "x is NULL; needs memory");
+}
+
+TEST(Args, PointersAreThereAndAlignedToTheirElements) {
+  alignas(8) const char memory[8] = {};
+  const auto* odd = reinterpret_cast<const float*>(memory + 2);
+  const float* none = nullptr;
+  EXPECT_EQ(error_of([=] { require_pointers({{"x", none}}); }), "x is NULL; needs memory");
+  EXPECT_EQ(error_of([=] {
+              require_pointers({{"lse", odd}});
+            }),
+            "lse is not aligned; needs an address that is a multiple of 4");
+  require_pointers({{"half", odd, 2}});
+  EXPECT_EQ(error_of([=] {
+              require_pointers({{"o", odd, 8}});
+            }),
+            "o is not aligned; needs an address that is a multiple of 8");
 }
 
 TEST(Args, StridesDefaultToContiguous) {
