@@ -221,7 +221,7 @@ typedef struct tea_run {
   /* Where this shard lies in the global problem: batch, head, row, column. Rows and columns shift
      masks and ALiBi; all four shift dropout. From 0 to 2^40. */
   int64_t origin[4];
-  const int64_t* origin_device; /* int64[4] beside the tensors, used instead of `origin`; or NULL */
+  const int64_t* origin_device; /* int64[4] beside the tensors, for `origin`, 0 then; or NULL */
   int32_t* status;              /* one word, bits are OR-ed in; or NULL */
   /* Host plans only: runs the engine's work on the caller's threads, with the same results; NULL:
      on the library's own. `parallel_context` is handed to it. */

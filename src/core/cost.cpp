@@ -87,7 +87,7 @@ uint64_t bytes(const Problem& p, const Geometry& g, const Totals& t, Direction d
 
 tea_cost cost(const Problem& p, const tea_run* run) {
   const Geometry g = geometry(p, run);
-  if (run) check_origin(*run);
+  if (run) require_origin("run.", run->origin, run->origin_device);
   const Totals t = count(p, g, run);
   const auto qk = static_cast<uint64_t>(p.dim_qk), v = static_cast<uint64_t>(p.v_dim());
   tea_cost out{};

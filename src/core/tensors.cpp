@@ -38,13 +38,12 @@ Use table_v(P p) { return may(p.kv_form == TEA_PAGED); }
 Use rng(P p) { return need(p.drops()); }
 Use dlse(P p) { return need(p.lse_gradient); }
 
-bool fp8_type(int32_t t) { return t == TEA_E4M3 || t == TEA_E5M2; }
 Use fp8(P p) { return may(p.is_fp8()); }
 Use fp8_training(P p) { return may(p.is_fp8() && p.training); }
-Use fp8_o(P p) { return may(fp8_type(p.o_type())); }
-Use fp8_o_training(P p) { return may(fp8_type(p.o_type()) && p.training); }
-Use fp8_dout(P p) { return may(fp8_type(p.dout_type()) && p.training); }
-Use fp8_dqkv(P p) { return may(fp8_type(p.dqkv_type()) && p.training); }
+Use fp8_o(P p) { return may(is_fp8(p.o_type())); }
+Use fp8_o_training(P p) { return may(is_fp8(p.o_type()) && p.training); }
+Use fp8_dout(P p) { return may(is_fp8(p.dout_type()) && p.training); }
+Use fp8_dqkv(P p) { return may(is_fp8(p.dqkv_type()) && p.training); }
 
 struct Rows {
   int32_t form;
@@ -165,10 +164,6 @@ constexpr bool in_order() {
 static_assert(in_order(), "kTensors must list every index of tea_tensor, in order");
 static_assert(sizeof(tea_run) == 160, "the layout of tea_run is frozen; it may only grow");
 
-bool is_aligned(const void* p, uint64_t bytes) {
-  return reinterpret_cast<uintptr_t>(p) % bytes == 0;
-}
-
 // What the address of a tensor must be a multiple of; the alignment that the problem promises is of
 // the tensors that have its types.
 uint64_t alignment(const Problem& p, const TensorInfo& info) {
@@ -283,12 +278,19 @@ tea_run as_known(const tea_run* caller) {
                   {"run", "tea_run", "a tea_run", "run.struct_size", offsetof(tea_run, workspace)});
 }
 
-void check_origin(const tea_run& run) {
-  constexpr const char* kOrigin[] = {"run.origin[0]", "run.origin[1]", "run.origin[2]",
-                                     "run.origin[3]"};
-  for (int i = 0; i < 4; ++i)
-    TEA_REQUIRE(run.origin[i] >= 0 && run.origin[i] <= kMaxOrigin, kOrigin[i], run.origin[i],
+bool is_aligned(const void* p, uint64_t bytes) {
+  return reinterpret_cast<uintptr_t>(p) % bytes == 0;
+}
+
+void require_origin(const char* of, const int64_t (&origin)[4], const int64_t* origin_device) {
+  const auto name = [&](int i) { return of + ("origin[" + shown(i) + "]"); };
+  for (int i = 0; i < 4; ++i) {
+    TEA_REQUIRE(origin[i] >= 0 && origin[i] <= kMaxOrigin, name(i), origin[i],
                 "0 or more, at most 2^40");
+    TEA_REQUIRE(!origin_device || !origin[i], name(i), origin[i], "0 with origin_device");
+  }
+  TEA_REQUIRE(is_aligned(origin_device, sizeof *origin_device), std::string(of) + "origin_device",
+              "not aligned", "an address that is a multiple of 8");
 }
 
 const TensorInfo& tensor_info(tea_tensor index) { return kTensors[index]; }
@@ -333,7 +335,7 @@ Run import_run(const Problem& p, const Checks& checks, const tea_run* caller, Di
               "at least " + shown(needed));
   TEA_REQUIRE(!needed || (from.workspace && is_aligned(from.workspace, 256)), "run.workspace",
               from.workspace, "memory aligned to 256 bytes");
-  check_origin(from);
+  require_origin("run.", from.origin, from.origin_device);
   TEA_REQUIRE(is_aligned(from.status, sizeof *from.status), "run.status", "not aligned",
               "an address that is a multiple of 4");
   TEA_REQUIRE(from.parallel_for || !from.parallel_context, "run.parallel_context",

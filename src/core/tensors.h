@@ -62,8 +62,11 @@ struct Run {
   }
 };
 
-// Refuses origins that are negative or so large that sums of them could overflow.
-void check_origin(const tea_run& run);
+bool is_aligned(const void* address, uint64_t bytes);
+
+// Refuses origins that are negative or so large that sums of them could overflow, and numbers on
+// the host beside numbers in memory. `of`: what their names start with.
+void require_origin(const char* of, const int64_t (&origin)[4], const int64_t* origin_device);
 
 // The caller's struct under the growth rules of te_attention.h.
 tea_run as_known(const tea_run* caller);

@@ -198,8 +198,9 @@ int64_t count_positive_on_gpu(const int32_t* values, int64_t count, int32_t* scr
   cudaError_t error =
       cudaMemcpyAsync(&result, scratch, sizeof result, cudaMemcpyDeviceToHost, stream);
   if (!error) error = cudaStreamSynchronize(stream);
-  if (error) throw Error(TEA_FAILED, std::string("copy to the host: ") + cudaGetErrorString(error));
-  return result;
+  if (!error) return result;
+  cudaGetLastError();  // or the next launch in this thread, whose ever it is, reports it again
+  throw Error(TEA_FAILED, std::string("copy to the host: ") + cudaGetErrorString(error));
 }
 
 }  // namespace tea

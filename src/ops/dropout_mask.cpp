@@ -1,6 +1,7 @@
 // The keep decisions of dropout as bytes: math/dropout.h, one element at a time.
 #include "ops/dropout_mask.h"
 
+#include "core/tensors.h"
 #include "math/dropout.h"
 
 namespace tea {
@@ -8,11 +9,7 @@ namespace {
 
 void check(const tea_dropout_mask& a) {
   TEA_REQUIRE(a.dropout >= 0 && a.dropout < 1, "dropout", a.dropout, "at least 0 and below 1");
-  const char* const kNames[4] = {"origin[0]", "origin[1]", "origin[2]", "origin[3]"};
-  for (int i = 0; i < 4; ++i) {
-    TEA_REQUIRE(a.origin[i] >= 0 && a.origin[i] <= kMaxOrigin, kNames[i], a.origin[i], "0 .. 2^40");
-    TEA_REQUIRE(!a.origin_device || !a.origin[i], kNames[i], a.origin[i], "0 with origin_device");
-  }
+  require_origin("", a.origin, a.origin_device);
   if (require_sizes({{"batch", a.batch}, {"heads", a.heads}, {"rows", a.rows}, {"cols", a.cols}}))
     require_pointers({{"keep", a.keep}, {"rng_state", a.rng_state}});
 }

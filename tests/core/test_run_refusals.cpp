@@ -112,6 +112,19 @@ INSTANTIATE_TEST_SUITE_P(
         Row{kRagged, [](Call& c) { c.run.origin[3] = -9; }, "run.origin[3] is -9", "0 or more"},
         Row{kDense, [](Call& c) { c.run.origin[2] = (int64_t{1} << 40) + 1; },
             "run.origin[2] is 1099511627777", "0 or more, at most 2^40"},
+        Row{kDense,
+            [](Call& c) {
+              static const int64_t zero[4] = {};
+              c.run.origin[0] = 3, c.run.origin_device = zero;
+            },
+            "run.origin[0] is 3", "0 with origin_device"},
+        Row{kDense,
+            [](Call& c) {
+              static const int32_t zero[9] = {};
+              const bool even = reinterpret_cast<uintptr_t>(zero) % 8 == 0;
+              c.run.origin_device = reinterpret_cast<const int64_t*>(zero + even);
+            },
+            "run.origin_device is not aligned", "an address that is a multiple of 8"},
         Row{kDense, [](Call& c) { c.run.origin[3] = INT64_MAX; }, "run.origin[3] is 92233720",
             "0 or more, at most 2^40"}));
 

@@ -125,9 +125,10 @@ TEST(DropoutMask, NamesWhatIsWrong) {
   EXPECT_EQ(error([](auto& a) { a.dropout = 1; }),
             "dropout is 1.000000; needs at least 0 and below 1");
   EXPECT_NE(error([](auto& a) { a.dropout = NAN; }), "");
-  EXPECT_EQ(error([](auto& a) { a.origin[2] = -1; }), "origin[2] is -1; needs 0 .. 2^40");
+  EXPECT_EQ(error([](auto& a) { a.origin[2] = -1; }),
+            "origin[2] is -1; needs 0 or more, at most 2^40");
   EXPECT_EQ(error([](auto& a) { a.origin[1] = kMaxOrigin + 1; }),
-            "origin[1] is 1099511627777; needs 0 .. 2^40");
+            "origin[1] is 1099511627777; needs 0 or more, at most 2^40");
   EXPECT_EQ(error([&](auto& a) { a.origin[3] = 4, a.origin_device = origin; }),
             "origin[3] is 4; needs 0 with origin_device");
   EXPECT_EQ(error([](auto& a) { a.cols = -1; }), "cols is -1; needs 0 or more");
