@@ -1,6 +1,6 @@
 // The engine for any GPU from sm_80 on: tiled attention on tensor cores that trains with every
 // option, in memory linear in the sequence lengths. It accepts every valid problem but double
-// precision.
+// precision and what limits.h names.
 #pragma once
 #include "core/engine.h"
 

@@ -38,8 +38,7 @@ void spoil(Side& s, std::vector<int32_t>& numbers) {
 
 int64_t head_dim(Side& s) { return s.one_of<int64_t>({0, 1, 3, 8, 16, 64, 72, 128}); }
 
-// ---- KV cache
-// ------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------- KV cache
 
 void set_new_tokens(Side& s, tea_kv_append& a, std::vector<int32_t>& cu_new) {
   a.new_form = s.one_of<int32_t>({TEA_DENSE, TEA_RAGGED});
