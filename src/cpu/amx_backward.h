@@ -11,6 +11,7 @@ class WalkBack {
       : p_(view.p),
         block_(block),
         g_(g),
+        scale_(static_cast<float>(p_.scale_value())),
         t_(view, block, block.all, scratch),
         packed_(p_, block.group, Pass::kBackward, block.group.packed) {
     s_ = scratch + scratch_reals<float>(p_);
@@ -95,12 +96,11 @@ class WalkBack {
     }
   }
 
-  Pair<float> element(int64_t j, int lane) const {
-    const auto scale = static_cast<float>(p_.scale_value());
-    const float factor = t_.is_plain() ? scale : 1;  // logits may be in place already
+  TEA_INLINE Pair<float> element(int64_t j, int lane) const {
+    const float factor = t_.is_plain() ? scale_ : 1;  // logits may be in place already
     const VF x = load(t_.s + j * kRows + lane) * factor - load(t_.lse + lane);
     Pair<float> out = gradient_of_logit(p_, t_, power_of_two(x * kLog2e), lane, j);
-    out.dx = before_scale(p_, t_, out.dx, scale, lane, j);
+    out.dx = before_scale(p_, t_, out.dx, scale_, lane, j);
     return out;
   }
 
@@ -109,10 +109,13 @@ class WalkBack {
     const int64_t whole = tiles_of(t_.cols, kDepth) * kDepth;
     for (int lane = 0; lane < deep() * kDepth; lane += kDepth)
       for (int64_t j = 0; j < whole; j += 2) {
-        Pair<float> at[2][2]{};
+        Pair<float> at[2][2];
+#pragma GCC unroll 2
         for (int key = 0; key < 2; ++key)
+#pragma GCC unroll 2
           for (int half = 0; half < 2; ++half)
-            if (j + key < t_.cols) at[key][half] = element(j + key, lane + half * kSide);
+            at[key][half] =
+                j + key < t_.cols ? element(j + key, lane + half * kSide) : Pair<float>{VF{}, VF{}};
         for (int key = 0; key < 2; ++key) {
           const int64_t to = ((first + j + key) * kRows + lane) * 2;
           _mm512_store_si512(probs_ + to, joined(at[key][0].p, at[key][1].p));
@@ -127,6 +130,7 @@ class WalkBack {
   const Problem& p_;
   const RowBlock& block_;
   Gradients<float>& g_;
+  const float scale_;
   Tile<float> t_;
   const Packed packed_;
   float *s_, *dp_;                                 // [key][row] of the step

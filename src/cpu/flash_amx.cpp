@@ -4,19 +4,10 @@
 #include "cpu/flash_common.h"
 
 #if defined(__x86_64__)
-// GCC 12 misfires on the undefined operands of its own intrinsics: https://gcc.gnu.org/PR105593
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
-#pragma GCC target("amx-tile,amx-bf16,prefer-vector-width=512")
-#define TEA_MULTIPLY_EVEN(a, b) ((VQ)_mm512_maskz_mul_epu32(0xFF, (__m512i)(a), (__m512i)(b)))
-#define TEA_WIDEN_FP16(from, to) \
-  _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from))))
+#include "cpu/amx_target.h"
 
 namespace tea::cpu {
 namespace {

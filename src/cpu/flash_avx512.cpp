@@ -12,6 +12,8 @@
 #define TEA_HALVES_TO_FLOATS(x) ((VF)_mm512_maskz_cvtph_ps(0xFFFF, (__m256i)(x)))
 #define TEA_U16_TO_U32(x) ((VU)_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)(x)))
 #define TEA_I8_TO_I16(x) ((VH)_mm256_cvtepi8_epi16((__m128i)(x)))
+#define TEA_ROUND(x) ((VF)_mm512_maskz_roundscale_ps(0xFFFF, (__m512)(x), 8))
+#define TEA_TIMES_POWER(x, n) ((VF)_mm512_maskz_scalef_ps(0xFFFF, (__m512)(x), (__m512)(n)))
 
 namespace tea::cpu {
 namespace {

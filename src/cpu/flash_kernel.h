@@ -137,8 +137,9 @@ class Tile {
       const int64_t h = block_.head[lane];
       row_[lane] = block_.row[lane] + view_.origin[2];
       aligned_[lane] = block_.row[lane] + delta_row - view_.origin[3];
-      stream_[lane] = dropout_stream(block_.group.b + view_.origin[0], h + view_.origin[1]);
-      slope_[lane] = static_cast<Real>(view_.slope(block_.group.b, h));
+      stream_[lane] =
+          p_.drops() ? dropout_stream(block_.group.b + view_.origin[0], h + view_.origin[1]) : 0;
+      slope_[lane] = p_.alibi ? static_cast<Real>(view_.slope(block_.group.b, h)) : Real{0};
     }
   }
 
@@ -421,6 +422,18 @@ double finish(const View& view, const RowBlock& block, Partial<Real> all) {
 
 // ------------------------------------------------------------------------------------ backward
 
+// a . b in double, in sums of their own for every lane: one sum would wait for each addition. n is
+// a multiple of kPad.
+template <class Real>
+double dot(const Real* a, const Real* b, int64_t n) {
+  double sum[kPad] = {}, all = 0;
+  for (int64_t i = 0; i < n; i += kPad)
+    for (int lane = 0; lane < kPad; ++lane)
+      sum[lane] += static_cast<double>(a[i + lane]) * static_cast<double>(b[i + lane]);
+  for (const double one : sum) all += one;
+  return all;
+}
+
 // delta = dO . O - dLSE by lane, and the sink's part; lanes that see nothing keep LSE = +infinity,
 // so that their P is 0.
 template <class Real>
@@ -434,11 +447,8 @@ void row_sums(const View& view, const RowBlock& block, Tile<Real>& t, double* ds
     const RowAt at = block.at(lane);
     const double lse = double{view.per_row(TEA_LSE, at)};
     if (lse == -std::numeric_limits<double>::infinity()) continue;
-    double delta = 0;
-    if (block.sees(lane))
-      for (int64_t d = 0; d < p.v_dim(); ++d)
-        delta += static_cast<double>(t.dout_rows[lane * stride + d]) *
-                 static_cast<double>(t.o[lane * stride + d]);
+    double delta =
+        block.sees(lane) ? dot(t.dout_rows + lane * stride, t.o + lane * stride, stride) : 0;
     if (p.lse_gradient) delta -= double{view.per_row(TEA_DLSE, at)};
     t.lse[lane] = static_cast<Real>(lse), t.delta[lane] = static_cast<Real>(delta);
     if (view.run.tensor[TEA_DSINK])

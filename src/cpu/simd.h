@@ -64,10 +64,15 @@ TEA_WORD Vec at_most(Vec a, Vec high) {
 // [-ln2/2, ln2/2], and n added to the exponent. Below -87.3 the result is 0, above 88.37, where n
 // would leave the exponent, it stays finite; NaN stays NaN.
 TEA_WORD VF exponential(VF x) {
+#ifdef TEA_TIMES_POWER  // a set that rounds, and scales by powers of two whatever they are
+  const VF clamped = at_most(x, splat(88.37f));
+  const VF n = TEA_ROUND(clamped * 1.44269504f);
+#else
   const VF clamped = at_most(at_least(x, splat(-87.4f)), splat(88.37f));
   const VF magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const VF shifted = clamped * 1.44269504f + magic;
   const VF n = shifted - magic;
+#endif
   const VF r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
   VF p = 1.9875691500e-4f * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
@@ -75,8 +80,12 @@ TEA_WORD VF exponential(VF x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
+#ifdef TEA_TIMES_POWER
+  const VF scaled = TEA_TIMES_POWER(p, n);
+#else
   const VI exponent = ((VI)shifted - (VI)magic + 127) << 23;
   const VF scaled = p * (VF)exponent;
+#endif
   return x < splat(-87.3f) ? VF{} : scaled;
 }
 TEA_WORD VD exponential(VD x) {
