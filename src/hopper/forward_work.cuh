@@ -111,7 +111,7 @@ template <int kRows, bool kMasked>
 struct Tiles {
   const Forward& f;
   const TileOrder& order;
-  SequenceTiles sequences{};
+  GroupTiles groups{};
 
   TEA_DEVICE int row_blocks(int sequence) const {
     return (static_cast<int>(f.queries.at(sequence).length) + kRows - 1) / kRows;
@@ -123,9 +123,12 @@ struct Tiles {
       t = order.at(number);
       return true;
     }
+    if (const int together = order.sequences_at_once(); kMasked && together > 1)
+      return groups.find(
+          number, order, together, [&](int sequence) { return row_blocks(sequence); }, t);
     const auto tiles_of = [&](int sequence) { return row_blocks(sequence) * f.heads; };
     int sequence, rest;
-    if (!sequences.find(number, f.batch, tiles_of, sequence, rest)) return false;
+    if (!groups.search.find(number, f.batch, tiles_of, sequence, rest)) return false;
     const int64_t keys = f.keys.at(sequence).length;
     t = order_of(f, row_blocks(sequence), keys, f.heads, 1, kMasked).at(rest);
     t.batch = sequence;

@@ -90,6 +90,45 @@ void check_sequences(int sequences) {
   }
 }
 
+// The same with several sequences together.
+__global__ void find_in_groups(const int* blocks, TileOrder order, int group, int step,
+                               Tile* found) {
+  GroupTiles tiles;
+  Tile t;
+  int n = 0;
+  for (; tiles.find(
+           n, order, group, [&](int i) { return blocks[i]; }, t);
+       n += step)
+    if (threadIdx.x == 0) found[n] = t;
+  if (threadIdx.x == 0) found[n] = {-1, -1, -1};
+}
+void check_groups(int sequences, int heads, int group) {
+  std::vector<int> blocks;
+  for (int i = 0; i < sequences; ++i) blocks.push_back(random_int(0, 3) * random_int(0, 4));
+  std::vector<Tile> want;
+  for (int first = 0; first < sequences; first += group)
+    for (int level = 12; level > 0; --level)
+      for (int i = first; i < std::min(first + group, sequences); ++i)
+        for (int head = 0; head < heads && blocks[i] >= level; ++head)
+          want.push_back({level - 1, head, i});
+  blocks.push_back(7);  // beyond the last: must not be counted
+  const Buffer<int> device_blocks(blocks);
+  const TileOrder order{12, heads, sequences, heads * group, true};
+  for (const int step : {1, 7, 132}) {
+    const int asked = (static_cast<int>(want.size()) + step - 1) / step;
+    const Buffer<Tile> found(asked * step + 1);
+    find_in_groups<<<1, 32>>>(device_blocks.data, order, group, step, found.data);
+    finish("group tiles");
+    const std::vector<Tile> got = found.read();
+    bool right = got[asked * step].head == -1;
+    for (int n = 0; n < static_cast<int>(want.size()); n += step)
+      right = right && got[n].row_block == want[n].row_block && got[n].head == want[n].head &&
+              got[n].batch == want[n].batch;
+    expect(right, std::to_string(group) + " of " + std::to_string(sequences) +
+                      " sequences together, every " + std::to_string(step));
+  }
+}
+
 void test_order() {
   const TileOrder order{5, 3, 2, 4, true};
   bool falls = true, together = true;
@@ -109,6 +148,8 @@ void test_order() {
 void test_schedules() {
   test_order();
   for (const int sequences : {0, 1, 31, 32, 33, 64, 500}) check_sequences(sequences);
+  for (const int sequences : {1, 31, 33, 100})
+    for (const int group : {2, 8, 32}) check_groups(sequences, 3, group);
   check({7, 3, 2, 1, false});
   check({7, 3, 2, 4, true});
   check({1, 1, 1, 8, true});

@@ -19,6 +19,13 @@ struct TileOrder {
   bool longest_first;
 
   __host__ __device__ int count() const { return row_blocks * heads * batch; }
+  // Where lengths differ, and only the device knows them: sequences whose tiles are visited
+  // together, a power of two.
+  __host__ __device__ int sequences_at_once() const {
+    int n = 1;
+    while (longest_first && n < 32 && 2 * n * heads <= heads_at_once) n *= 2;
+    return n;
+  }
 
   __host__ __device__ Tile at(int number) const {
     const int over = heads * batch % heads_at_once;
@@ -71,6 +78,40 @@ struct SequenceTiles {
     sequence = window + index;
     rest = number - before - (index > 0 ? passed : 0);
     return true;
+  }
+};
+
+// The same with the tiles of `group` neighbours visited together, longest first: else the long
+// tiles of the last sequence would begin when everything else is over. A sequence has blocks_of()
+// row blocks for each head.
+struct GroupTiles {
+  SequenceTiles search{};
+
+  template <class Count>
+  TEA_DEVICE bool find(int number, const TileOrder& order, int group, Count&& blocks_of, Tile& t) {
+    const int heads = order.heads;
+    const auto tiles_of = [&](int sequence) { return blocks_of(sequence) * heads; };
+    int sequence, rest;
+    if (!search.find(number, order.batch, tiles_of, sequence, rest)) return false;
+    const int start = (sequence - search.window) / group * group;  // the group's first lane
+    const int below = __shfl_up_sync(0xffffffff, search.inclusive, 1);
+    const int before = lane() > 0 ? below : 0;  // tiles of the window before this lane's
+    const bool mine = lane() / group == start / group;
+    const int blocks = mine ? (search.inclusive - before) / heads : 0;
+    rest = number - search.before - __shfl_sync(0xffffffff, before, start);
+    int level = __reduce_max_sync(0xffffffff, blocks);
+    for (;; --level) {
+      const uint32_t as_long = __ballot_sync(0xffffffff, blocks >= level);
+      const int tiles = __popc(as_long) * heads;
+      if (rest < tiles) {
+        const int rank = __popc(as_long & ((1u << lane()) - 1));
+        const bool chosen = blocks >= level && rank == rest / heads;
+        const int at = __ffs(static_cast<int>(__ballot_sync(0xffffffff, chosen))) - 1;
+        t = {level - 1, rest % heads, search.window + at};
+        return true;
+      }
+      rest -= tiles;
+    }
   }
 };
 

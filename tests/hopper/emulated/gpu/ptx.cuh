@@ -41,6 +41,7 @@ template <class T>
 T __shfl_xor_sync(uint32_t, T x, int) {
   return x;
 }
+inline int __reduce_max_sync(uint32_t, int x) { return x; }
 inline uint32_t __ballot_sync(uint32_t lanes, bool x) { return x ? lanes : 0; }
 
 namespace tea {
