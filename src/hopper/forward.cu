@@ -6,7 +6,7 @@ namespace {
 
 bool is_general(const Forward& f) {
   const General& g = f.general;
-  return g.bias || g.alibi || g.softcap > 0 || g.dropout > 0 || !(f.scale > 0);
+  return g.alibi || g.softcap > 0 || g.dropout > 0 || !(f.scale > 0);
 }
 
 // Sizes that the kernels' counts cannot hold.
@@ -37,7 +37,8 @@ Outcome forward(const Forward& f, void* stream) {
     return refused("tiles of different lengths without a counter");
   const bool empty = f.queries.form == Form::kDense && (f.queries.rows == 0 || f.batch == 0);
   if (empty || f.heads == 0) return {};
-  const auto launch = is_general(f)     ? launch_general
+  const auto launch = f.general.bias    ? launch_biased
+                      : is_general(f)   ? launch_general
                       : bounded(f.mask) ? launch_masked
                                         : launch_full;
   return launch(row, f, static_cast<cudaStream_t>(stream));

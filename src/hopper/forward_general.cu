@@ -1,4 +1,4 @@
-// The forward kernels with bias, ALiBi, soft cap or dropout, or a scale that is not positive.
+// The forward kernels with ALiBi, soft cap or dropout, or a scale that is not positive.
 #include "hopper/forward_launch.cuh"
 
 namespace tea::hopper {

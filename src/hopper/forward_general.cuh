@@ -7,22 +7,30 @@
 
 namespace tea::hopper {
 
+// What changes scores needs them as natural logarithms, and so does a scale that turns them around;
+// else they stay products.
+__host__ __device__ inline bool bends(const Forward& f) {
+  const General& g = f.general;
+  return g.bias || g.softcap > 0 || g.alibi || !(f.scale > 0);
+}
+
 // By the planner: what is the same for a whole tile.
 TEA_DEVICE void add_general(Work& w, const Forward& f) {
   const General& g = f.general;
   bool sane;
-  w.stream = dropout_stream(w.sequence + origin_of(f, 0, &sane), w.head + origin_of(f, 1, &sane));
   w.slope = !g.alibi   ? 0
             : g.slopes ? g.slopes[w.sequence * g.slopes_batch + w.head]
                        : static_cast<float>(alibi_slope(w.head, f.heads));
-}
-
-// c * tanh(x / c) to a few units of c: near zero by its series, where 1 - 2 / (1 + e^2y) cancels.
-TEA_DEVICE float capped(float x, float cap, float inverse) {
-  const float y = x * inverse, square = y * y;
-  const float far = 1 - 2 * reciprocal_fast(1 + exp2_fast(2 * kLog2E * y));
-  const float near = fmaf(y * square, fmaf(square, 2.0f / 15, -1.0f / 3), y);
-  return cap * (fabsf(y) < 0.1f ? near : far);
+  if (g.bias) {
+    const int64_t at = w.sequence * g.bias_batch + w.head * g.bias_head + w.skipped * g.bias_col;
+    w.bias = static_cast<const char*>(g.bias) + at * (g.bias_is_fp32 ? 4 : 2);
+    w.bias_has_runs = !g.bias_is_fp32 && g.bias_col == 1 && g.bias_row % 8 == 0 &&
+                      reinterpret_cast<uintptr_t>(w.bias) % 16 == 0;
+  }
+  if (g.dropout > 0) {
+    w.rng = {static_cast<uint64_t>(g.rng_state[0]), static_cast<uint64_t>(g.rng_state[1])};
+    w.stream = dropout_stream(w.sequence + origin_of(f, 0, &sane), w.head + origin_of(f, 1, &sane));
+  }
 }
 
 // The thread's elements begin at this row of the sequence and this key of the tile.
@@ -30,82 +38,125 @@ struct Corner {
   int row, key;
 };
 
-// Where the bias of the thread's elements lies, of any type and strides.
-template <Type kType>
-struct BiasReader {
-  const General& g;
-  const char* row[2];  // of the thread's two rows, at the corner
-  bool pairs;
+// c * tanh(s / c) = c - 2c / (1 + e^(2s/c)) to a few units of c, of s in units of which this is
+// 2^s: cap_unit(). Four elements of a row share a division, since exponentials are what there is
+// too few of; up to 2^30 each, where tanh is 1, their product is in range.
+TEA_DEVICE float cap_unit(float cap) { return 2 * kLog2E / cap; }
+template <int kCount>
+TEA_DEVICE void cap_scores(float (&s)[kCount], float cap) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    const int first = i / 8 * 8 + i / 4 % 2 * 2;
+    float x[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) x[k] = 1 + exp2_fast(min_or_nan(s[first + k / 2 * 4 + k % 2], 30));
+    const float low = x[0] * x[1], high = x[2] * x[3], all = reciprocal_fast(low * high);
+    const float over_low = all * high, over_high = all * low;
+    const float over[4] = {over_low * x[1], over_low * x[0], over_high * x[3], over_high * x[2]};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) s[first + k / 2 * 4 + k % 2] = fmaf(-2 * cap, over[k], cap);
+  }
+}
 
-  TEA_DEVICE BiasReader(const Forward& f, const Work& w, Corner at) : g(f.general) {
-    const int size = g.bias_is_fp32 ? 4 : 2;
-    const int64_t base =
-        w.sequence * g.bias_batch + w.head * g.bias_head + (w.skipped + at.key) * g.bias_col;
+// The bias of a thread's two rows in a block, asked for before the products it is added to. Thread
+// q of a quad asks for columns 32 i + 8 q and the seven next of them; then the quad deals out.
+template <int kCols>
+struct BiasRuns {
+  static constexpr int kRuns = (kCols + 31) / 32;
+  uint32_t run[2][kRuns][4];  // then: of columns 32 i + 8 k, for each k, the thread's two
+
+  // Zeros where there is nothing to ask for: registers that keep what they held are not free.
+  TEA_DEVICE void ask(const Forward& f, const Work& w, int row, int block, bool in_runs) {
+    const int column = lane() % 4 * 8, key = block * kCols + column;
+    const int64_t step = f.general.bias_row * 2;
+    const char* const from = w.bias + row * step + key * 2;
+#pragma unroll
     for (int r = 0; r < 2; ++r)
-      row[r] = static_cast<const char*>(g.bias) + (base + (at.row + 8 * r) * g.bias_row) * size;
-    const auto either = reinterpret_cast<uintptr_t>(row[0]) | reinterpret_cast<uintptr_t>(row[1]);
-    pairs = g.bias_col == 1 && either % (2 * size) == 0;
+#pragma unroll
+      for (int i = 0; i < kRuns; ++i)
+        read_run(
+            run[r][i], from + 8 * r * step + 64 * i,
+            in_runs && row + 8 * r < w.rows && key + 32 * i < w.keys && column + 32 * i < kCols);
   }
-  static TEA_DEVICE float widen(uint32_t bits) {
-    if constexpr (kType == Type::kBf16) return __uint_as_float(bits << 16);
-    return float_of_half(static_cast<uint16_t>(bits));
-  }
-  TEA_DEVICE float one(const char* p) const {
-    return g.bias_is_fp32 ? *reinterpret_cast<const float*>(p)
-                          : widen(*reinterpret_cast<const uint16_t*>(p));
-  }
-  // Two neighbours, at once where they are contiguous; bits of `seen`: which of them to read.
-  TEA_DEVICE void read(float (&to)[2], int r, int column, uint32_t seen) const {
-    to[0] = to[1] = 0;
-    if (pairs && seen == 3) {
-      if (g.bias_is_fp32) {
-        const float2 both = *reinterpret_cast<const float2*>(row[r] + column * 4);
-        to[0] = both.x;
-        to[1] = both.y;
-      } else {
-        const uint32_t both = *reinterpret_cast<const uint32_t*>(row[r] + column * 2);
-        to[0] = widen(both & 0xFFFF);
-        to[1] = widen(both >> 16);
-      }
-      return;
-    }
-    const int64_t step = g.bias_col * (g.bias_is_fp32 ? 4 : 2);
-    if (seen & 1) to[0] = one(row[r] + column * step);
-    if (seen & 2) to[1] = one(row[r] + (column + 1) * step);
+  TEA_DEVICE void deal() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int i = 0; i < kRuns; ++i) quad_transpose(run[r][i]);
   }
 };
 
-// s += factor * bias, where `seen` has it.
+template <Type kType>
+TEA_DEVICE float widen(uint32_t bits) {
+  if constexpr (kType == Type::kBf16) return __uint_as_float(bits << 16);
+  return float_of_half(static_cast<uint16_t>(bits));
+}
+
+// s += factor * bias.
 template <Type kType, int kCount>
-TEA_DEVICE void add_bias(float (&s)[kCount], float factor, const BiasReader<kType>& bias,
-                         const uint32_t (&seen)[2]) {
+TEA_DEVICE void add_bias(float (&s)[kCount], float factor, const BiasRuns<2 * kCount>& bias) {
 #pragma unroll
   for (int i = 0; i < kCount; i += 2) {
-    const int r = half_of(i);
-    float b[2];
-    bias.read(b, r, i / 4 * 8, seen[r] >> number_in_row(i) & 3);
-    s[i] = fmaf(b[0], factor, s[i]);
-    s[i + 1] = fmaf(b[1], factor, s[i + 1]);
+    const uint32_t both = bias.run[half_of(i)][i / 16][i / 4 % 4];
+    s[i] = fmaf(widen<kType>(both & 0xFFFF), factor, s[i]);
+    s[i + 1] = fmaf(widen<kType>(both >> 16), factor, s[i + 1]);
+  }
+}
+// The same of any strides, as the float or the 16 bits of kStored, where `seen` has it.
+template <Type kStored, int kCount>
+TEA_DEVICE void add_bias(float (&s)[kCount], float factor, const General& g, const Work& w,
+                         Corner at, const uint32_t (&seen)[2]) {
+  constexpr int kSize = kStored == Type::kFp32 ? 4 : 2;
+  const char* row[2];
+  for (int r = 0; r < 2; ++r)
+    row[r] = w.bias + ((at.row + 8 * r) * g.bias_row + at.key * g.bias_col) * kSize;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (!(seen[half_of(i)] >> number_in_row(i) & 1)) continue;
+    const char* const p = row[half_of(i)] + (i / 4 * 8 + i % 2) * g.bias_col * kSize;
+    float b;
+    if constexpr (kStored == Type::kFp32)
+      b = *reinterpret_cast<const float*>(p);
+    else
+      b = widen<kStored>(*reinterpret_cast<const uint16_t*>(p));
+    s[i] = fmaf(b, factor, s[i]);
   }
 }
 
 // Turns products of queries and keys into natural logarithms of weights. seen: columns_between().
 // Each option has a loop of its own: what a problem lacks costs a branch, not one per element.
-template <Type kType, int kCount>
+// kBias: there is one; in_runs: and it is in `runs`.
+template <Type kType, bool kBias, int kCount>
 TEA_DEVICE void bend(float (&s)[kCount], const Forward& f, const Work& w, Corner at,
-                     const uint32_t (&seen)[2]) {
+                     const uint32_t (&seen)[2], const BiasRuns<2 * kCount>& runs, bool in_runs) {
   const General& g = f.general;
   const auto each = [&](auto&& change) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) s[i] = change(s[i], i);
   };
-  each([&](float x, int) { return x * f.scale; });
-  if (g.bias && g.bias_before_scale) add_bias(s, f.scale, BiasReader<kType>(f, w, at), seen);
-  if (g.softcap > 0) {
-    const float inverse = 1 / g.softcap;
-    each([&](float x, int) { return capped(x, g.softcap, inverse); });
+  const float unit = g.softcap > 0 ? cap_unit(g.softcap) : 1;
+  each([&](float x, int) { return x * (f.scale * unit); });
+  const auto cap = [&] {
+    if (!(g.softcap > 0)) return;
+    if ((seen[0] & seen[1]) != ~0u)
+      each([&](float x, int i) {  // what is not seen may be no number
+        return seen[half_of(i)] >> number_in_row(i) & 1 ? x : 0;
+      });
+    cap_scores(s, g.softcap);
+  };
+  if constexpr (kBias) {
+    if (!g.bias_before_scale) cap();
+    const float factor = g.bias_before_scale ? f.scale * unit : 1;
+    if (in_runs)
+      add_bias<kType>(s, factor, runs);
+    else if (g.bias_is_fp32)
+      add_bias<Type::kFp32>(s, factor, g, w, at, seen);
+    else
+      add_bias<kType>(s, factor, g, w, at, seen);
+    if (g.bias_before_scale) cap();
+  } else {
+    cap();
   }
-  if (g.bias && !g.bias_before_scale) add_bias(s, 1, BiasReader<kType>(f, w, at), seen);
   if (g.alibi) {
     const float distance = static_cast<float>(w.diagonal + at.row - at.key);
     each([&](float x, int i) {
@@ -118,8 +169,7 @@ TEA_DEVICE void bend(float (&s)[kCount], const Forward& f, const Work& w, Corner
 // Probabilities that dropout takes become zero; the others are scaled at the end, with the row.
 template <int kCount>
 TEA_DEVICE void drop(float (&p)[kCount], const Forward& f, const Work& w, Corner at) {
-  const RngState rng = {static_cast<uint64_t>(f.general.rng_state[0]),
-                        static_cast<uint64_t>(f.general.rng_state[1])};
+  const RngState rng = w.rng;
   const uint32_t threshold = dropout_threshold(f.general.dropout);
   const int64_t row = w.global_row + at.row, key = w.global_key + at.key;
   if ((w.global_row | w.global_key) % 16 == 0) {  // the tile's cells are dropout's

@@ -38,8 +38,9 @@ struct Row {
   bool skips = false;  // under a mask, a consumer hands back blocks that none of its own rows sees
 };
 
-// What a kernel does beside the plain product: nothing, a band, or everything.
-enum class Kind { kFull, kMasked, kGeneral };
+// What a kernel does beside the plain product: nothing, a band, everything but a bias, or
+// everything.
+enum class Kind { kFull, kMasked, kGeneral, kBiased };
 
 // What names a kernel.
 struct Config {
@@ -47,14 +48,16 @@ struct Config {
   Type type;
   Kind kind;
   constexpr bool masked() const { return kind != Kind::kFull; }
-  constexpr bool general() const { return kind == Kind::kGeneral; }
+  constexpr bool general() const { return kind == Kind::kGeneral || biased(); }
+  constexpr bool biased() const { return kind == Kind::kBiased; }
 };
 
 struct Parameters {
   TensorMap q, k, v;
   Forward f;
-  TileOrder order;   // of dense queries
-  float scale_log2;  // what is left to multiply scores with, in powers of two
+  TileOrder order;  // of dense queries
+  // What scores are multiplied with when nothing bends them any more; the same for powers of two.
+  float scale, scale_log2;
 };
 
 constexpr int kFirstTurn = 1;  // named barriers, one per consumer
@@ -206,6 +209,16 @@ struct Kernel {
     Position<C.row.q_stages> at_q{};
     Position<2> at_k{}, at_v{}, at_mail{};
 
+    // What a consumer carries from block to block, in registers.
+    struct State {
+      Output o;
+      Scores scores;
+      Weights weights;
+      OnlineSoftmax softmax;
+      float shrink[2];
+      BiasRuns<kCols> bias;
+    };
+
     static TEA_DEVICE void clear(Output& o) {
 #pragma unroll
       for (int i = 0; i < kDimV / 2; ++i) o[i] = 0;
@@ -253,11 +266,20 @@ struct Kernel {
       matrix_commit();
     }
 
+    TEA_DEVICE bool bias_in_runs(const Work& w, int block) {
+      return C.biased() && block >= w.blocks.begin && w.bias_in_runs((block + 1) * kCols);
+    }
+    TEA_DEVICE void ask_for_bias(State& x, const Work& w, int block) {
+      if constexpr (C.biased())
+        x.bias.ask(p.f, w, first_row(w) + row_of(0), block, bias_in_runs(w, block));
+    }
     // From products to scores: what a row does not see becomes -infinity. `all_seen`: blocks that
     // all rows see in full.
-    TEA_DEVICE void shape(Scores& scores, const Work& w, int block, Blocks all_seen) {
+    TEA_DEVICE void shape(State& x, const Work& w, int block, Blocks all_seen) {
+      Scores& scores = x.scores;
       const bool all = block >= all_seen.begin && block < all_seen.end;
-      if (!C.general() && all) return;
+      const bool bent = C.general() && bends(p.f);
+      if (all && !bent) return;
       const int row = first_row(w) + row_of(0), column = block * kCols;
       uint32_t seen[2] = {~0u, ~0u};
       if (!all)
@@ -267,23 +289,29 @@ struct Kernel {
           seen[r] = columns_between<kCols>(static_cast<int>(max(c.begin - column, int64_t{0})),
                                            static_cast<int>(min(c.end - column, int64_t{kCols})));
         }
-      if constexpr (C.general()) {
+      if constexpr (C.general())
+        if (bent) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
-          if (row + 8 * r >= w.rows) seen[r] = 0;  // a bias has no such row
-        bend<C.type>(scores, p.f, w, {row, column + column_of(0)}, seen);
-      }
+          for (int r = 0; r < 2; ++r)
+            if (row + 8 * r >= w.rows) seen[r] = 0;  // a bias has no such row
+          const bool in_runs = bias_in_runs(w, block);
+          if (in_runs) x.bias.deal();
+          bend<C.type, C.biased()>(scores, p.f, w, {row, column + column_of(0)}, seen, x.bias,
+                                   in_runs);
+          ask_for_bias(x, w, block - 1);
+        }
       if (all) return;
 #pragma unroll
       for (int i = 0; i < kCols / 2; ++i)
         if (!(seen[half_of(i)] >> number_in_row(i) & 1)) scores[i] = kMinusInfinity;
     }
-    TEA_DEVICE void weigh(Weights& weights, Scores& scores, const Work& w, int block) {
+    // To probabilities in 16 bits, of which dropout takes some after they were summed.
+    TEA_DEVICE void weigh(State& x, const Work& w, int block) {
       if constexpr (C.general())
         if (p.f.general.dropout > 0)
-          drop(scores, p.f, w, {first_row(w) + row_of(0), block * kCols + column_of(0)});
+          drop(x.scores, p.f, w, {first_row(w) + row_of(0), block * kCols + column_of(0)});
 #pragma unroll
-      for (int c = 0; c < kCols / 16; ++c) columns_as_operand<C.type>(weights[c], scores, c);
+      for (int c = 0; c < kCols / 16; ++c) columns_as_operand<C.type>(x.weights[c], x.scores, c);
     }
 
     // Hands back blocks that none of the consumer's rows sees. Every block of a tile has a turn,
@@ -328,7 +356,7 @@ struct Kernel {
     TEA_DEVICE void finish(const Output& o, const OnlineSoftmax& softmax, const Work& w) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const OnlineSoftmax::End end = softmax.finish(r, C.general() ? 1 : p.f.scale, w.sink);
+        const OnlineSoftmax::End end = softmax.finish(r, p.scale, w.sink);
         const int row = first_row(w) + row_of(2 * r);
         if (lane() % 4 == 0 && row < w.rows) {
           report(p.f.lse, w, row, end.lse);
@@ -341,15 +369,6 @@ struct Kernel {
       __syncwarp();
       release(s.mail.ring, at_mail);
     }
-
-    // What a consumer carries from block to block, in registers.
-    struct State {
-      Output o;
-      Scores scores;
-      Weights weights;
-      OnlineSoftmax softmax;
-      float shrink[2];
-    };
 
     // The values of a tile's last block, with nothing beside them.
     TEA_DEVICE void close(State& x, const Work& w) {
@@ -371,6 +390,7 @@ struct Kernel {
 
     // The first scores of a tile, with nothing beside them.
     TEA_DEVICE void begin(State& x, const Work& w, int block, Blocks all_seen) {
+      ask_for_bias(x, w, block);
       s.ring_k.wait_full(at_k);
       wait_turn();
       multiply_qk(x.scores, at_q);
@@ -378,11 +398,11 @@ struct Kernel {
       matrix_wait<0>();
       pin(x.scores);
       release(s.ring_k, at_k);
-      shape(x.scores, w, block, all_seen);
+      shape(x, w, block, all_seen);
       x.softmax.start();
       x.softmax.update(x.scores, p.scale_log2, x.shrink);
       clear(x.o);
-      weigh(x.weights, x.scores, w, block);
+      weigh(x, w, block);
     }
     // The scores of a block beside the values of the one before. kShapes: some row may not see all.
     template <bool kShapes>
@@ -396,13 +416,13 @@ struct Kernel {
       matrix_wait<1>();
       pin(x.scores);
       release(s.ring_k, at_k);
-      if constexpr (kShapes) shape(x.scores, w, block, all_seen);
+      if constexpr (kShapes) shape(x, w, block, all_seen);
       x.softmax.update(x.scores, p.scale_log2, x.shrink);
       matrix_wait<0>();
       pin(x.o);
       release(s.ring_v, at_v);
       if constexpr (!C.row.rescale_early) scale_rows(x.o, x.shrink);
-      weigh(x.weights, x.scores, w, block);
+      weigh(x, w, block);
     }
 
     // The blocks of a tile that the consumer works on.

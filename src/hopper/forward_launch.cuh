@@ -29,6 +29,7 @@ constexpr Row roomy(Row row) {
 Outcome launch_full(int row, const Forward& f, cudaStream_t stream);
 Outcome launch_masked(int row, const Forward& f, cudaStream_t stream);
 Outcome launch_general(int row, const Forward& f, cudaStream_t stream);
+Outcome launch_biased(int row, const Forward& f, cudaStream_t stream);
 
 inline bool bounded(const MaskRule& m) { return m.causal || m.window_left || m.window_right; }
 // The driver's codes are those of the runtime.
@@ -49,7 +50,7 @@ struct Table {
 template <class Rows>
 constexpr Config config(int number) {
   const Row row = Rows::rows[number / Rows::types];
-  return {Rows::kind == Kind::kGeneral ? roomy(row) : row,
+  return {Rows::kind >= Kind::kGeneral ? roomy(row) : row,
           number % Rows::types ? Type::kFp16 : Type::kBf16, Rows::kind};
 }
 
@@ -88,7 +89,8 @@ Outcome fill(Parameters* p, const Forward& f) {
   p->f = f;
   if (!needs_counter(f)) p->f.counter = nullptr;
   p->order = order_of(f, row_blocks, f.keys.rows, f.heads, f.batch, C.masked());
-  p->scale_log2 = C.general() ? kLog2E : f.scale * kLog2E;
+  p->scale = C.general() && bends(f) ? 1 : f.scale;
+  p->scale_log2 = p->scale * kLog2E;
   const struct {
     const char* what;
     TensorMap* to;

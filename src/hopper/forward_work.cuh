@@ -5,6 +5,7 @@
 #include "hopper/device/scheduler.cuh"
 #include "hopper/device/softmax.cuh"
 #include "hopper/forward.h"
+#include "math/dropout.h"
 #include "te_attention.h"
 
 namespace tea::hopper {
@@ -25,11 +26,19 @@ struct Work {
   Blocks blocks;
   float sink;  // -infinity: none
   // For the general kernels. Where row 0 and key 0 lie in the global problem, how far ALiBi's
-  // diagonal lies from theirs, its slope, and the third word of dropout's counter.
+  // diagonal lies from theirs, and its slope; dropout's seed and the third word of its counter; the
+  // bias of row 0 and key 0, and whether it may be read 16 bytes at a time.
   int64_t global_row, global_key, diagonal;
+  RngState rng;
+  const char* bias;
+  bool bias_has_runs;
   float slope;
   uint32_t stream;
 
+  // Of the block that ends before this key: what is read at once may end 7 keys later than it.
+  TEA_DEVICE bool bias_in_runs(int end) const {
+    return bias_has_runs && (end <= keys || keys % 8 == 0);
+  }
   TEA_DEVICE Columns seen(int row) const { return visible_columns({lo, hi}, row, keys); }
   // Those that some of `count` rows from `row` on attend to, in blocks of kCols.
   template <int kCols>

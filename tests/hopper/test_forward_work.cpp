@@ -54,6 +54,7 @@ struct Problem {
   Forward f = {};
   std::vector<char> bias;
   std::vector<float> slopes, sinks;
+  int blocks_in_runs = 0;  // that a thread took its bias from
   int64_t rng[2];
 
   Problem(uint32_t seed, Type t)
@@ -89,13 +90,15 @@ struct Problem {
     General& g = f.general;
     g.bias_is_fp32 = d.sometimes(), g.bias_before_scale = d.sometimes();
     int64_t size = 1;
+    const bool aligned = d.sometimes();  // rows begin at multiples of 16 bytes, or anywhere
     const auto stride = [&](int n, int64_t smallest) {
       if (d.between(0, 3) == 0) return int64_t{0};  // broadcast
       const int64_t s = std::max(size, smallest);
-      size = s * n + d.between(0, 1);  // rows that begin anywhere
+      size = aligned ? (s * n + 7) / 8 * 8 : s * n + d.between(0, 1);
       return s;
     };
-    g.bias_col = stride(most_kv, d.between(1, 2)), g.bias_row = stride(most_q, 1);
+    g.bias_col = aligned ? stride(most_kv, 1) : stride(most_kv, d.between(1, 2));
+    g.bias_row = stride(most_q, 1);
     g.bias_head = stride(kHeads, 1), g.bias_batch = stride(batch, 1);
     bias.resize(static_cast<size_t>(size + 1) * 4);
     for (int64_t i = 0; i <= size; ++i) {
@@ -166,6 +169,22 @@ void check_columns(const Problem& p, const Work& w) {
   EXPECT_EQ(w.start_kv, p.f.keys.at(w.sequence).start + first);
 }
 
+// The bias of a thread as its quad deals it out.
+template <int kCols>
+BiasRuns<kCols> bias_runs(const Problem& p, const Work& w, int row, int block, bool in_runs) {
+  const unsigned me = threadIdx.x;
+  BiasRuns<kCols> asked[4], dealt;
+  for (unsigned k = 0; k < 4; ++k) {
+    threadIdx.x = me / 4 * 4 + k;
+    asked[k].ask(p.f, w, row, block, in_runs);
+  }
+  threadIdx.x = me;
+  for (int r = 0; r < 2; ++r)
+    for (int i = 0; i < BiasRuns<kCols>::kRuns; ++i)
+      for (int k = 0; k < 4; ++k) dealt.run[r][i][k] = asked[k].run[r][i][me % 4];
+  return dealt;
+}
+
 // A thread's elements of a block, as the kernel treats them.
 template <Type kType, int kCols>
 void check_thread(Problem& p, const Work& w, int block) {
@@ -180,7 +199,14 @@ void check_thread(Problem& p, const Work& w, int block) {
   }
   float raw[kCols / 2], bent[kCols / 2], kept[kCols / 2];
   for (int i = 0; i < kCols / 2; ++i) raw[i] = bent[i] = 4 * p.d.normal(), kept[i] = 1;
-  bend<kType>(bent, p.f, w, corner, seen);
+  if (p.f.general.bias) {
+    const bool in_runs = w.bias_in_runs((block + 1) * kCols);
+    p.blocks_in_runs += in_runs;
+    const auto runs = bias_runs<kCols>(p, w, row, block, in_runs);
+    bend<kType, true>(bent, p.f, w, corner, seen, runs, in_runs);
+  } else {
+    bend<kType, false>(bent, p.f, w, corner, seen, BiasRuns<kCols>(), false);
+  }
   if (p.f.general.dropout > 0) drop(kept, p.f, w, corner);
   for (int i = 0; i < kCols / 2; ++i) {
     const int64_t at = w.first + row_of(i), key = column + column_of(i), j = key + w.skipped;
@@ -197,8 +223,9 @@ void check_thread(Problem& p, const Work& w, int block) {
   }
 }
 
+// Counts how many times a bias came in runs.
 template <Type kType, int kCols>
-void check_tile(uint32_t seed) {
+void check_tile(uint32_t seed, int* in_runs) {
   Problem p(seed, kType);
   const int b = p.d.between(0, p.batch - 1), h = p.d.between(0, kHeads - 1);
   const Sequence q = p.f.queries.at(b);
@@ -222,15 +249,18 @@ void check_tile(uint32_t seed) {
       if (testing::Test::HasFatalFailure()) return;
     }
   }
+  *in_runs += p.blocks_in_runs;
 }
 
 TEST(HopperWork, ScoresOfRandomTilesAgreeWithTheDefinition) {
+  int in_runs = 0;
   for (uint32_t seed = 0; seed < 400 && !HasFatalFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    check_tile<Type::kBf16, 128>(seed);
-    check_tile<Type::kFp16, 80>(seed);
-    check_tile<Type::kBf16, 112>(seed);
+    check_tile<Type::kBf16, 128>(seed, &in_runs);
+    check_tile<Type::kFp16, 80>(seed, &in_runs);
+    check_tile<Type::kBf16, 112>(seed, &in_runs);
   }
+  EXPECT_GT(in_runs, 1000);
 }
 
 // Of 132 blocks that claim causal tiles as they become free: the mean share of work over the
