@@ -82,9 +82,9 @@ struct Outcome {
   const char *what, *text;
 };
 
-// Launches on a CUstream_st* of the current device, and allocates nothing. Fails without a launch
-// if no row serves it, or if the copy engine cannot address a tensor: pointers and strides are
-// multiples of 16 bytes, strides below 2^40.
+// Launches on a CUstream_st* of the device whose context is current, and allocates nothing. Fails
+// without a launch if no row serves it, or if the copy engine cannot address a tensor: pointers and
+// strides are multiples of 16 bytes, strides below 2^40.
 Outcome forward(const Forward& f, void* stream);
 
 }  // namespace tea::hopper

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <utility>
 
+#include "gpu/once.h"
 #include "hopper/forward_kernel.cuh"
 #include "hopper/tensor_map.h"
 
@@ -117,18 +118,23 @@ Outcome launch(const Forward& f, cudaStream_t stream) {
   constexpr Config C = config<Rows>(kNumber);
   constexpr int kThreads = Kernel<C>::kThreads, kShared = sizeof(typename Kernel<C>::Smem);
   constexpr auto kLimit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  static OncePerDevice allowed;
   const auto kernel = entry<Rows, kNumber>;
   int device = 0, processors = 0;
   TEA_TRY(cudaGetDevice(&device), "cudaGetDevice");
   TEA_TRY(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
           "cudaDeviceGetAttribute");
-  // Before the driver encodes maps, which it refuses to a thread without a context.
-  TEA_TRY(cudaFuncSetAttribute(kernel, kLimit, kShared), "cudaFuncSetAttribute");
+  if (!allowed.done(device)) {
+    TEA_TRY(cudaFuncSetAttribute(kernel, kLimit, kShared), "cudaFuncSetAttribute");
+    allowed.mark(device);
+  }
   Parameters p = {};
   if (const Outcome filled = fill<C>(&p, f); filled.code) return filled;
-  if (p.f.counter) TEA_TRY(cudaMemsetAsync(p.f.counter, 0, sizeof(int), stream), "cudaMemsetAsync");
   // Of sequences whose lengths only the device knows, there may be fewer tiles than this.
-  kernel<<<std::clamp(p.order.count(), 1, processors), kThreads, kShared, stream>>>(p);
+  const int tiles = p.order.count(), blocks = std::clamp(tiles, 1, processors);
+  if (tiles <= blocks) p.f.counter = nullptr;  // a tile each; to clear it takes the host long
+  if (p.f.counter) TEA_TRY(cudaMemsetAsync(p.f.counter, 0, sizeof(int), stream), "cudaMemsetAsync");
+  kernel<<<blocks, kThreads, kShared, stream>>>(p);
   TEA_TRY(cudaGetLastError(), "the launch");
   return {};
 }

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "portable/once.h"
+#include "gpu/once.h"
 
 namespace tea::portable {
 

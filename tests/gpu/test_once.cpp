@@ -3,9 +3,9 @@
 
 #include <stdexcept>
 
-#include "portable/once.h"
+#include "gpu/once.h"
 
-namespace tea::portable {
+namespace tea {
 namespace {
 
 int runs(OncePerDevice& once, int device) {
@@ -34,4 +34,4 @@ TEST(OncePerDevice, ForgetsWhatFailed) {
 }
 
 }  // namespace
-}  // namespace tea::portable
+}  // namespace tea
