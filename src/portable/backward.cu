@@ -9,18 +9,13 @@
 // Before it run prepare_rows (LSE, delta) and after it finish_dq. dQ that must not be added in any
 // order is in backward_queries.cu; dBias, and what does not fit here (fp32, head dimensions beyond
 // the table, GPUs with little shared memory), in backward_wide.cu.
-#include <algorithm>
-#include <array>
 #include <cstddef>
-#include <iterator>
-#include <utility>
 
 #include "core/error.h"
 #include "portable/backward.h"
-#include "portable/backward_passes.h"
+#include "portable/backward_launch.cuh"
 #include "portable/device/gradient.cuh"
 #include "portable/gaps.h"
-#include "portable/launch.h"
 #include "portable/limits.h"
 
 namespace tea::portable {
@@ -436,54 +431,23 @@ struct Kernel {
   }
 };
 
-// Named by a number: see hopper/forward_launch.cuh.
-template <int kNumber>
-__global__ void __launch_bounds__(Kernel<config(kNumber)>::kThreads)
-    entry(const __grid_constant__ Parameters p) {
-  Kernel<config(kNumber)>::body(p);
-}
-
-template <int kNumber>
-void launch_tiles(const BackwardWork& work, cudaStream_t stream) {
-  static OncePerDevice allowed;
-  using K = Kernel<config(kNumber)>;
-  const Work& w = work.w;
-  const int64_t tiles = (w.keys.capacity + K::kCols - 1) / K::kCols;
-  const int64_t blocks = tiles * w.heads_kv * w.batch;
-  if (blocks == 0) return;
-  const Launch how{"backward", static_cast<unsigned>(blocks), K::kThreads,
-                   sizeof(typename K::Smem)};
-  allow_shared(how, entry<kNumber>, allowed);
-  launch(how, entry<kNumber>, {work, static_cast<int>(tiles), w.scale * kLog2E}, stream);
-}
-
-struct Choice {
-  Row row;
-  int shared;
-  void (*bf16)(const BackwardWork&, cudaStream_t);
-  void (*fp16)(const BackwardWork&, cudaStream_t);
+struct Pass {
+  static constexpr const auto& table = kTable;
+  static constexpr const char* name = "backward";
+  using Parameters = portable::Parameters;
+  template <int kNumber>
+  using Kernel = portable::Kernel<config(kNumber)>;
+  template <class K>
+  static int64_t tiles(const Work& w) {
+    return (w.keys.capacity + K::kCols - 1) / K::kCols;
+  }
+  static int64_t heads(const Work& w) { return w.heads_kv; }
 };
-template <int kRow>
-constexpr Choice choice() {
-  return {kTable[kRow], sizeof(typename Kernel<config(2 * kRow)>::Smem), launch_tiles<2 * kRow>,
-          launch_tiles<2 * kRow + 1>};
-}
-template <int... kRow>
-constexpr std::array<Choice, sizeof...(kRow)> choices(std::integer_sequence<int, kRow...>) {
-  return {choice<kRow>()...};
-}
-constexpr auto kChoices = choices(std::make_integer_sequence<int, int{std::size(kTable)}>());
 
 // Null: none fits.
-const Choice* choose(const Work& w, const Device& device) {
-  if (tile_type(w) == TEA_FP32) return nullptr;
-  const int dim = std::max(w.dim_qk, w.dim_v);
+const Choice<Pass>* choose(const Work& w, const Device& device) {
   const bool general = !is_plain(w, {&w.q, &w.k, &w.v, &w.dout, &w.dk, &w.dv});
-  const auto fits = [&](const Choice& c) {
-    return (c.row.general || !general) && dim <= c.row.dim && c.shared <= device.shared_bytes;
-  };
-  const auto* const found = std::find_if(kChoices.begin(), kChoices.end(), fits);
-  return found == kChoices.end() ? nullptr : found;
+  return choose<Pass>(w, device, [&](const Row& row) { return row.general || !general; });
 }
 
 // The workspace in pieces of a multiple of 256 bytes, all but dq always.
@@ -516,7 +480,7 @@ void backward(const Problem& problem, const Device& device, const Run& run) {
   const Plan plan = plan_of(problem, run.size);
   BackwardWork work{make_work(problem, run), {}, run.size.batch};
   const Work& w = work.w;
-  const Choice* const fast = choose(w, device);
+  const Choice<Pass>* const fast = choose(w, device);
   char* const memory = static_cast<char*>(w.workspace);
   const bool adds = fast && plan.dq > 0;
   work.sums = {reinterpret_cast<float*>(memory), reinterpret_cast<float*>(memory + plan.per_row),
@@ -528,7 +492,7 @@ void backward(const Problem& problem, const Device& device, const Run& run) {
              run.stream);
   prepare_rows(work, stream);
   if (fast)
-    (tile_type(w) == TEA_FP16 ? fast->fp16 : fast->bf16)(work, stream);
+    fast->run(work, stream);
   else
     wide_keys(work, stream);
   if (adds)

@@ -6,15 +6,10 @@
 // dS goes from accumulators to operand without leaving the registers, so that the copies of keys
 // are all that warps wait for. With this, the pass of backward.cu leaves dQ out; together they
 // multiply 7/5 as much as that pass alone.
-#include <algorithm>
-#include <array>
 #include <cstddef>
-#include <iterator>
-#include <utility>
 
-#include "portable/backward_passes.h"
+#include "portable/backward_launch.cuh"
 #include "portable/device/gradient.cuh"
-#include "portable/launch.h"
 
 namespace tea::portable {
 namespace {
@@ -302,54 +297,28 @@ struct Kernel {
   }
 };
 
-// Named by a number: see hopper/forward_launch.cuh.
-template <int kNumber>
-__global__ void __launch_bounds__(Kernel<config(kNumber)>::kThreads)
-    entry(const __grid_constant__ Parameters p) {
-  Kernel<config(kNumber)>::body(p);
-}
-
-template <int kNumber>
-void launch_tiles(const BackwardWork& work, cudaStream_t stream) {
-  static OncePerDevice allowed;
-  using K = Kernel<config(kNumber)>;
-  const Work& w = work.w;
-  const int64_t tiles = (w.queries.capacity + K::kRows - 1) / K::kRows;
-  const int64_t blocks = tiles * w.heads_q * w.batch;
-  if (blocks == 0) return;
-  const Launch how{"backward, dQ alone", static_cast<unsigned>(blocks), K::kThreads,
-                   sizeof(typename K::Smem)};
-  allow_shared(how, entry<kNumber>, allowed);
-  launch(how, entry<kNumber>, {work, static_cast<unsigned>(tiles), w.scale * kLog2E}, stream);
-}
-
-struct Choice {
-  Row row;
-  int shared;
-  void (*bf16)(const BackwardWork&, cudaStream_t);
-  void (*fp16)(const BackwardWork&, cudaStream_t);
+struct Pass {
+  static constexpr const auto& table = kTable;
+  static constexpr const char* name = "backward, dQ alone";
+  using Parameters = portable::Parameters;
+  template <int kNumber>
+  using Kernel = portable::Kernel<config(kNumber)>;
+  template <class K>
+  static int64_t tiles(const Work& w) {
+    return (w.queries.capacity + K::kRows - 1) / K::kRows;
+  }
+  static int64_t heads(const Work& w) { return w.heads_q; }
 };
-template <int... kRow>
-constexpr std::array<Choice, sizeof...(kRow)> choices(std::integer_sequence<int, kRow...>) {
-  return {Choice{kTable[kRow], sizeof(typename Kernel<config(2 * kRow)>::Smem),
-                 launch_tiles<2 * kRow>, launch_tiles<2 * kRow + 1>}...};
-}
-constexpr auto kChoices = choices(std::make_integer_sequence<int, int{std::size(kTable)}>());
 
 }  // namespace
 
 bool queries_alone(const BackwardWork& work, const Device& device, cudaStream_t stream) {
   const Work& w = work.w;
-  if (tile_type(w) == TEA_FP32) return false;
-  const int dim = std::max(w.dim_qk, w.dim_v);
   const bool general = !is_plain(w, {&w.q, &w.k, &w.v, &w.dout, &w.dq});
-  const auto fits = [&](const Choice& c) {
-    return c.row.general == general && dim <= c.row.dim && c.shared <= device.shared_bytes;
-  };
-  const auto* const found = std::find_if(kChoices.begin(), kChoices.end(), fits);
-  if (found == kChoices.end()) return false;
-  (tile_type(w) == TEA_FP16 ? found->fp16 : found->bf16)(work, stream);
-  return true;
+  const Choice<Pass>* const found =
+      choose<Pass>(w, device, [&](const Row& row) { return row.general == general; });
+  if (found) found->run(work, stream);
+  return found;
 }
 
 }  // namespace tea::portable
