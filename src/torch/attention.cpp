@@ -3,7 +3,6 @@
 
 #include <optional>
 #include <string>
-#include <tuple>
 
 #include "torch/describe.h"
 #include "torch/ops.h"
