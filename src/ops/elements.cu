@@ -58,10 +58,10 @@ struct Share {
 
 template <int32_t dtype, bool wide, class Rule>
 __global__ void __launch_bounds__(kBlock, 3) update_rows(const Rule rule, const Share share) {
-  using Rows = RowVectors<dtype, kUnderWay, wide>;
+  using Stored = RowVector<dtype, wide>;
+  using Vector = typename Stored::Numbers;
   using Format = Element<dtype>;
   using Real = typename Format::Real;
-  using Vector = VectorOf<dtype>;
   run_checks(rule);
   const auto round = [](Real x) { return Format::decode(Format::encode(x)); };
   const int lane = share.team.lane(), lanes = share.team.lanes();
@@ -73,21 +73,26 @@ __global__ void __launch_bounds__(kBlock, 3) update_rows(const Rule rule, const 
         static_cast<const typename Format::Bits*>(rule.source) + update.from * rule.width;
     for (int64_t v = lane; v < share.vectors; v += kUnderWay * lanes) {
       const int64_t first = v * Vector::kSize, distance = int64_t{lanes} * Vector::kSize;
-      Rows step_bits, old_bits;
-      Vector step[kUnderWay], old[kUnderWay];
-      step_bits.load(from + first, distance, rule.width - first);
-      if (update.change != Change::kCopy) old_bits.load(to + first, distance, rule.width - first);
+      Stored step[kUnderWay], old[kUnderWay];
+      const auto each = [&](const auto& body) {
+#pragma unroll
+        for (int k = 0; k < kUnderWay; ++k) body(k, first + k * distance);
+      };
+      each([&](int k, int64_t c) { step[k].load(from + c, rule.width - c); });
+      if (update.change != Change::kCopy)
+        each([&](int k, int64_t c) { old[k].load(to + c, rule.width - c); });
       const Real weight = update.template weight<Real>();  // read beside the rows
-      step_bits.decode(step);
-      old_bits.decode(old);
       with_change(update.change, [&](auto change) {
+        each([&](int k, int64_t) {
+          Vector x = step[k].numbers();
+          const Vector y = old[k].numbers();
 #pragma unroll
-        for (int k = 0; k < kUnderWay; ++k)
-#pragma unroll
-          for (int c = 0; c < Vector::kSize; ++c)
-            step[k].x[c] = updated<change()>(old[k].x[c], step[k].x[c], weight, round);
+          for (int i = 0; i < Vector::kSize; ++i)
+            x.x[i] = updated<change()>(y.x[i], x.x[i], weight, round);
+          step[k].set(x);
+        });
       });
-      Rows::store(step, to + first, distance, rule.width - first);
+      each([&](int k, int64_t c) { step[k].store(to + c, rule.width - c); });
     }
   }
 }

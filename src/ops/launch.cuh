@@ -24,15 +24,27 @@ struct Launch {
   const char* name;  // of the kernel
   dim3 grid;
   dim3 block = dim3(kBlock);
+  int shared = 0;  // bytes of dynamic shared memory
 };
+
+// With so many on a multiprocessor.
+inline unsigned blocks_at_once(const Place& place, int on_one) {
+  return static_cast<unsigned>(device_at(place.device).multiprocessors * on_one);
+}
 
 template <class... Parameters>
 void launch(const Launch& how, void (*kernel)(Parameters...), const Place& place,
             Parameters... arguments) {
   const driver::OnDevice here(place.device);
   void* addresses[] = {static_cast<void*>(&arguments)...};
-  const cudaError_t error = cudaLaunchKernel(kernel, how.grid, how.block, addresses, 0,
-                                             static_cast<cudaStream_t>(place.stream));
+  constexpr int kAlways = 40 << 10;  // bytes beside static ones; more is asked for
+  cudaError_t error = cudaSuccess;
+  if (how.shared > kAlways)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared);
+  if (!error)
+    error =
+        cudaLaunchKernel(kernel, how.grid, how.block, addresses, static_cast<size_t>(how.shared),
+                         static_cast<cudaStream_t>(place.stream));
   if (error == cudaSuccess) return;
   cudaGetLastError();  // or the next launch in this thread, whose ever it is, reports it again
   throw Error(TEA_FAILED, std::string("kernel ") + how.name + ": " + cudaGetErrorString(error));

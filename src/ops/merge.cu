@@ -21,7 +21,8 @@ struct Merge {
 template <int32_t part, int32_t result, bool wide>
 __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m) {
   using Real = std::conditional_t<part == TEA_FP64 || result == TEA_FP64, double, float>;
-  using Part = VectorOf<part>;
+  using Stored = RowVector<part, wide>;
+  using Part = typename Stored::Numbers;
   using Result = VectorOf<result, Part::kSize>;
   const tea_merge& a = m.a;
   const int lane = m.team.lane(), lanes = m.team.lanes(), in_warp = threadIdx.x % 32;
@@ -41,25 +42,29 @@ __global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m)
          v += kUnderWay * lanes * Part::kSize) {
       Real sum[kUnderWay][Part::kSize] = {};
       const int64_t distance = int64_t{lanes} * Part::kSize;
-      const auto load = [&](int32_t n, RowVectors<part, kUnderWay, wide>& bits) {
+      Stored next[kUnderWay];
+      const auto load = [&](int32_t n) {
         const auto* const from =
             static_cast<const typename Part::Bits*>(m.o[n]) + p.in(m.at.part_o) + v;
-        bits.load(from, distance, a.dim - v);
+#pragma unroll
+        for (int k = 0; k < kUnderWay; ++k)
+          next[k].load(from + k * distance, a.dim - v - k * distance);
       };
-      RowVectors<part, kUnderWay, wide> next;
-      load(0, next);
+      load(0);
       if (!known) lse = merged_lse<Real>(a.parts, lse_of, lse_at), known = true;
       for (int32_t n = 0; n < a.parts; ++n) {
         const Real weight = merge_weight<Real>(m.lse[n][lse_at], lse);
-        const RowVectors<part, kUnderWay, wide> bits = next;
-        if (n + 1 < a.parts) load(n + 1, next);
+        Stored stored[kUnderWay];
+#pragma unroll
+        for (int k = 0; k < kUnderWay; ++k) stored[k] = next[k];
+        if (n + 1 < a.parts) load(n + 1);
         if (weight == 0) continue;  // its O is not to be looked at
-        Part x[kUnderWay];
-        bits.decode(x);
 #pragma unroll
-        for (int k = 0; k < kUnderWay; ++k)
+        for (int k = 0; k < kUnderWay; ++k) {
+          const Part x = stored[k].numbers();
 #pragma unroll
-          for (int c = 0; c < Part::kSize; ++c) sum[k][c] += weight * Real(x[k].x[c]);
+          for (int c = 0; c < Part::kSize; ++c) sum[k][c] += weight * Real(x.x[c]);
+        }
       }
       auto* const to = static_cast<typename Result::Bits*>(a.o) + p.in(m.at.o);
 #pragma unroll

@@ -187,46 +187,41 @@ struct VectorOf {
   }
 };
 
-// `count` vectors of a row as they are in memory: all of them are under way before the first is
+// A vector of a row as it is in memory, so that several can be under way before the first is
 // converted. wide: the row and its parts lie on multiples of 16 bytes, so that a vector is there as
 // a whole or not at all; else elements are read and written one by one. (One kernel for each keeps
 // both short: code that serves every alignment does not fit the instruction cache.)
-template <int32_t dtype, int count, bool wide>
-struct RowVectors {
-  using Vector = VectorOf<dtype>;
-  using Bits = typename Vector::Bits;
-  static constexpr int kSize = Vector::kSize;
-  alignas(16) Bits bits[count][kSize];
+template <int32_t dtype, bool wide>
+struct alignas(16) RowVector {
+  using Numbers = VectorOf<dtype>;
+  using Bits = typename Numbers::Bits;
+  static constexpr int kSize = Numbers::kSize;
+  uint32_t word[4];  // elements of 16 bits would take a register each
 
-  // They lie `distance` elements apart; `left` elements of the row begin at the first.
-  __device__ void load(const Bits* from, int64_t distance, int64_t left) {
-#pragma unroll
-    for (int k = 0; k < count; ++k) {
-      if constexpr (wide) {
-        uint4 all = {};
-        if (k * distance < left) all = *reinterpret_cast<const uint4*>(from + k * distance);
-        reinterpret_cast<uint4&>(bits[k]) = all;
-      } else {
-#pragma unroll
-        for (int i = 0; i < kSize; ++i)
-          bits[k][i] = k * distance + i < left ? from[k * distance + i] : Bits{};
-      }
+  // `left` elements of the row begin here.
+  __device__ void load(const Bits* from, int64_t left) {
+    if constexpr (wide) {
+      *this = left > 0 ? *reinterpret_cast<const RowVector*>(from) : RowVector{};
+    } else {
+      load_bits(reinterpret_cast<Bits(&)[kSize]>(word), from, left, sizeof(Bits));
     }
   }
-  __device__ void decode(Vector (&to)[count]) const {
-#pragma unroll
-    for (int k = 0; k < count; ++k) tea::decode<typename Vector::Format>(bits[k], to[k].x);
+  // The intrinsic keeps accesses whole: the compiler splits some assignments of 16 bytes into
+  // words.
+  __device__ void store(Bits* to, int64_t left) const {
+    if constexpr (!wide)
+      store_bits(to, reinterpret_cast<const Bits(&)[kSize]>(word), left, sizeof(Bits));
+    else if (left > 0)
+      __stwb(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(word));
   }
-  __device__ static void store(const Vector (&from)[count], Bits* to, int64_t distance,
-                               int64_t left) {
-#pragma unroll
-    for (int k = 0; k < count; ++k) {
-      if constexpr (wide) {
-        if (k * distance < left) from[k].store_whole(to + k * distance);
-      } else {
-        from[k].store(to + k * distance, left - k * distance, 1);
-      }
-    }
+
+  __device__ Numbers numbers() const {
+    Numbers to;
+    decode<typename Numbers::Format>(reinterpret_cast<const Bits(&)[kSize]>(word), to.x);
+    return to;
+  }
+  __device__ void set(const Numbers& from) {
+    encode<typename Numbers::Format>(from.x, reinterpret_cast<Bits(&)[kSize]>(word));
   }
 };
 
