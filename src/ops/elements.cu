@@ -49,6 +49,21 @@ __global__ void __launch_bounds__(kBlock) each_element(const __grid_constant__ R
 // ---- Row by row --------------------------------------------------------------------------------
 
 constexpr int kUnderWay = 4;  // vectors that a thread has loaded at a time
+constexpr int kBlocks = 3;    // on a multiprocessor,
+constexpr int kRounds = 8;    // and how many of them one after the other: each looks up its starts
+
+// A rule that looks up sequences in shared memory, if that holds all their starts: a search is a
+// dozen reads one after the other, and nothing of a row can be on its way before.
+constexpr int kMostStarts = 1024;
+template <class Rule>
+__device__ Rule with_starts_nearby(const Rule& rule, int32_t (&starts)[kMostStarts]) {
+  Rule near = rule;
+  if (rule.a.batch >= kMostStarts) return near;
+  for (int i = threadIdx.x; i <= rule.a.batch; i += kBlock) starts[i] = rule.a.cu_seqlens[i];
+  __syncthreads();
+  near.a.cu_seqlens = starts;
+  return near;
+}
 
 // How a group of threads shares a row.
 struct Share {
@@ -57,12 +72,15 @@ struct Share {
 };
 
 template <int32_t dtype, bool wide, class Rule>
-__global__ void __launch_bounds__(kBlock, 3) update_rows(const Rule rule, const Share share) {
+__global__ void __launch_bounds__(kBlock, kBlocks)
+    update_rows(const __grid_constant__ Rule given, const Share share) {
   using Stored = RowVector<dtype, wide>;
   using Vector = typename Stored::Numbers;
   using Format = Element<dtype>;
   using Real = typename Format::Real;
-  run_checks(rule);
+  __shared__ int32_t starts[kMostStarts];
+  run_checks(given);
+  const Rule rule = with_starts_nearby(given, starts);
   const auto round = [](Real x) { return Format::decode(Format::encode(x)); };
   const int lane = share.team.lane(), lanes = share.team.lanes();
   for (int64_t i = share.team.index(); i < rule.rows; i += share.team.count()) {
@@ -82,7 +100,9 @@ __global__ void __launch_bounds__(kBlock, 3) update_rows(const Rule rule, const 
       if (update.change != Change::kCopy)
         each([&](int k, int64_t c) { old[k].load(to + c, rule.width - c); });
       const Real weight = update.template weight<Real>();  // read beside the rows
-      with_change(update.change, [&](auto change) {
+      const bool finite = weight > 0 && weight < INFINITY;
+      const bool product = update.change == Change::kAddProduct;
+      with_change(product && finite ? Change::kAddFinite : update.change, [&](auto change) {
         each([&](int k, int64_t) {
           Vector x = step[k].numbers();
           const Vector y = old[k].numbers();
@@ -127,7 +147,8 @@ void run_updates_on_gpu(const Rule& rule, const Place& place) {
                                     reinterpret_cast<uintptr_t>(rule.source) |
                                     static_cast<uint64_t>(rule.width * kBytes));
     with_bool(access == 16, [&](auto wide) {
-      launch({"update_rows", blocks_for(std::max(work.rows * share.team.lanes(), work.checks))},
+      const unsigned blocks = blocks_for(std::max(work.rows * share.team.lanes(), work.checks));
+      launch({"update_rows", std::min(blocks, blocks_at_once(place, kBlocks * kRounds))},
              update_rows<dtype(), wide(), Rule>, place, work, share);
     });
   });

@@ -48,9 +48,10 @@ void run_elements(const Rule& rule, const Place& place) {
 
 // ---- Row by row ------------------------------------------------------------------------------
 
-enum class Change { kNone, kAdd, kCopy, kAddProduct };
+enum class Change { kNone, kAdd, kCopy, kAddProduct, kAddFinite };
 
-// Row `to` changes by row `from`; a product is with exp(*step_lse - *lse).
+// Row `to` changes by row `from`; a product is with exp(*step_lse - *lse). It is kAddFinite where
+// that is known to be finite and more than 0: then every term of it can be added.
 struct Update {
   Change change = Change::kNone;
   int64_t to = 0, from = 0;
@@ -68,6 +69,7 @@ template <Change change, class Real, class Round>
 TEA_HOST_DEVICE Real updated(Real old, Real step, Real weight, const Round& round) {
   if (change == Change::kCopy) return step;
   if (change == Change::kAdd) return old + step;
+  if (change == Change::kAddFinite) return old + round(step * weight);
   return step == 0 || weight == 0 ? old : old + round(step * weight);
 }
 
@@ -78,6 +80,8 @@ TEA_HOST_DEVICE void with_change(Change change, const Body& body) {
     body(std::integral_constant<Change, Change::kCopy>());
   else if (change == Change::kAdd)
     body(std::integral_constant<Change, Change::kAdd>());
+  else if (change == Change::kAddFinite)
+    body(std::integral_constant<Change, Change::kAddFinite>());
   else
     body(std::integral_constant<Change, Change::kAddProduct>());
 }
