@@ -82,9 +82,12 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-__device__ int marked(const uint4& bytes) {
-  return __popc(__vsetne4(bytes.x, 0)) + __popc(__vsetne4(bytes.y, 0)) +
-         __popc(__vsetne4(bytes.z, 0)) + __popc(__vsetne4(bytes.w, 0));
+// How many of the bytes are not zero, 128 times, and `sum`: each sets its highest bit, as a carry
+// or before, and one instruction adds the four of a word.
+__device__ uint32_t marked_128(const uint4& bytes, uint32_t sum) {
+  for (const uint32_t word : {bytes.x, bytes.y, bytes.z, bytes.w})
+    sum = __dp4a((((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | word) & 0x80808080u, 0x01010101u, sum);
+  return sum;
 }
 
 // The bytes of [begin, end) that are not zero and fall to this lane.
@@ -99,8 +102,10 @@ __device__ int64_t marked_between(const uint8_t* begin, const uint8_t* end, int 
 #pragma unroll
       for (int k = 0; k < kUnderWay; ++k)
         word[k] = __ldg(reinterpret_cast<const uint4*>(p + k * step));
+      uint32_t sum = 0;
 #pragma unroll
-      for (int k = 0; k < kUnderWay; ++k) count += marked(word[k]);
+      for (int k = 0; k < kUnderWay; ++k) sum = marked_128(word[k], sum);
+      count += sum / 128;
     } else {
       for (const uint8_t* q = p; q < end && q < p + kUnderWay * step; q += step)
         for (const uint8_t* b = q < begin ? begin : q; b < q + 16 && b < end; ++b) count += *b != 0;
