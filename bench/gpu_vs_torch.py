@@ -99,6 +99,8 @@ def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 class Cell:
     """One shape and mask, its tensors, and everyone who computes it."""
 
+    suite = "mha-16k"
+
     def __init__(self, dtype: torch.dtype, dim: int, rows: int, causal: bool) -> None:
         """Allocates; nothing is planned yet."""
         self.dim, self.rows, self.causal = dim, rows, causal
@@ -199,7 +201,7 @@ class Bench:
             }
             times = burst(tasks) if tasks else {}
             for name in found:
-                record = {"case": "mha-16k", "what": f"{cell.what} {part}", "contender": name}
+                record = {"case": cell.suite, "what": f"{cell.what} {part}", "contender": name}
                 if (name, part) in differs:
                     record["difference"] = differs[name, part]
                 if name in times:

@@ -63,18 +63,32 @@ def strides(tensor: torch.Tensor) -> str:
 
 
 class Attention:
-    """One planned problem on fixed tensors of shape [batch, head, row, dim]."""
+    """One planned problem on fixed tensors of shape [batch, head, row, dim].
+
+    With paged keys K and V are [page, head, slot, dim], and `max_kv` bounds the lengths.
+    """
 
     def __init__(
-        self, library: Library, options: str, tensors: dict[str, torch.Tensor], engine: str = ""
+        self,
+        library: Library,
+        options: str,
+        tensors: dict[str, torch.Tensor],
+        engine: str = "",
+        max_kv: int = 0,
     ) -> None:
         """Plans. `tensors`: by name of tea_tensor, with Q, K, V and O. `options`: problem text."""
         self._library, self._kept = library, tensors
         q, k = tensors["Q"], tensors["K"]
         text = (
-            f"dtype={NAMES[q.dtype]} batch={q.shape[0]} heads_q={q.shape[1]} heads_kv={k.shape[1]} "
-            f"seqlen_q={q.shape[2]} seqlen_kv={k.shape[2]} dim_qk={q.shape[3]} {options}"
+            f"dtype={NAMES[q.dtype]} heads_q={q.shape[1]} heads_kv={k.shape[1]} "
+            f"seqlen_q={q.shape[2]} dim_qk={q.shape[3]} {options}"
         )
+        self._sizes = None
+        if max_kv:
+            text += f" kv_form=paged page_size={k.shape[2]}"
+            self._sizes = (q.shape[0], 0, max_kv, 0, 0, k.shape[0], k.shape[0])
+        else:
+            text += f" batch={q.shape[0]} seqlen_kv={k.shape[2]}"
         sides = ("Q", "K", "V", "O", "DOUT", "DQ", "DK", "DV")
         for name in sides:
             if name in tensors:
@@ -91,14 +105,18 @@ class Attention:
 
     def _make_run(self, problem: ctypes.Array) -> Run:
         need = (ctypes.c_uint64(), ctypes.c_uint64())
-        self._library.require("tea_workspace_bound", problem, None, *map(ctypes.byref, need))
+        run = Run(struct_size=ctypes.sizeof(Run))
+        if self._sizes:
+            run.sizes = (ctypes.c_int64 * 7)(*self._sizes)
+        sizes = ctypes.byref(run) if self._sizes else None
+        self._library.require("tea_workspace_bound", problem, sizes, *map(ctypes.byref, need))
         size = max(n.value for n in need)
         self._memory = torch.empty(size + 256, dtype=torch.uint8, device=self._kept["Q"].device)
         pointers = (ctypes.c_void_p * INDEX["TENSOR_COUNT"])()
         for name, tensor in self._kept.items():
             pointers[INDEX[name]] = tensor.data_ptr()
         self._pointers = pointers
-        run = Run(struct_size=ctypes.sizeof(Run), tensor_count=len(pointers), workspace_bytes=size)
+        run.tensor_count, run.workspace_bytes = len(pointers), size
         run.tensors = ctypes.addressof(pointers)
         run.workspace = (self._memory.data_ptr() + 255) // 256 * 256
         if self._memory.is_cuda:
