@@ -7,6 +7,12 @@
 namespace tea::kit {
 
 #if defined(__SANITIZE_THREAD__)
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
+
+#if defined(__SANITIZE_THREAD__)
 inline constexpr int kEvery = 16;
 #elif defined(__SANITIZE_ADDRESS__)
 inline constexpr int kEvery = 4;
