@@ -13,8 +13,9 @@
 //
 // Few queries: the heads that share keys may lie in the rows of one tile (`pack`), and keys may be
 // split among blocks, whose parts merge_entry adds in a fixed order.
-#include <cuda_runtime.h>
 #pragma once
+#include <cuda_runtime.h>
+
 #include <algorithm>
 
 #include "portable/device/forward_rows.cuh"
