@@ -11,6 +11,7 @@
 #include "core/device.h"
 #include "core/error.h"
 #include "json.h"
+#include "kit/check.h"
 #include "kit/mirror.h"
 
 namespace tea::tool {
@@ -131,11 +132,12 @@ int time(const Options& options) {
   tea_plan* made = nullptr;
   require(tea_plan_create(&problem, options.device, options.engine.c_str(), &made));
   const PlanPointer plan(made);
-  uint64_t need[2] = {};
-  require(tea_workspace_bound(&problem, &inputs.run(0), &need[0], &need[1]));
   tea_cost cost{};
   require(tea_problem_cost(&problem, &inputs.run(0), &cost));
-  const uint64_t workspace = std::max(need[0], need[1]);
+  const auto need = [&](Direction direction) {
+    return kit::workspace_for(problem, inputs.run(0), options.device, options.engine, direction);
+  };
+  const uint64_t workspace = std::max(need(Direction::kForward), need(Direction::kBackward));
   std::optional<kit::Mirror> mirror;
   if (options.device != kHost) {
     kit::Gpu& gpu = kit::gpu_of_thread(options.device);

@@ -173,9 +173,13 @@ std::string Planner::explain(const Problem& problem, int device) const {
 }
 
 uint64_t Planner::workspace_bound(const Problem& p, const Geometry& size, Direction d) const {
+  // What runs only where it is named counts only where the environment names it: nobody else should
+  // pay for it. Who names it in a call learns the need from that engine's page, or from its
+  // refusal.
   uint64_t bytes = 0;
   for (const Engine& engine : engines_)
-    if (engine.workspace) bytes = std::max(bytes, engine.workspace(p, size, d));
+    if (engine.workspace && (!engine.only_by_name || engine.name == setting(Setting::kEngine)))
+      bytes = std::max(bytes, engine.workspace(p, size, d));
   return bytes;
 }
 

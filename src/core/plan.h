@@ -29,7 +29,7 @@ class Planner {
   PlanRef plan(const Problem& problem, int device, std::string_view only = {});
   // One line per engine: accepts, yields or refuses, with the reason.
   std::string explain(const Problem& problem, int device) const;
-  // The most that any engine asks for.
+  // The most that any engine asks for that can be chosen without being named.
   uint64_t workspace_bound(const Problem& problem, const Geometry& size, Direction d) const;
   void limit(size_t capacity);
   tea_cache_info info() const;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <list>
 #include <mutex>
+#include <vector>
 
 #include "core/driver.h"
 #include "core/error.h"
@@ -16,9 +17,11 @@ namespace {
 
 constexpr size_t kLeastVersion = 90800;
 constexpr int kLeastSm = 80;
+constexpr int64_t kMostSequences = 65535;        // blocks of a grid in its third dimension
 constexpr int64_t kMostRows = int64_t{1} << 30;  // cuDNN's bounds are ints
 
-// Rows count from the shard's own corner in cuDNN; a mask or ALiBi would have to know another one.
+// cuDNN counts rows and columns from the shard's own corner: a mask must not be moved by an origin.
+// (ALiBi is there only with a causal mask.)
 void check_origin(const Problem& p, const Run& run) {
   if (!p.causal && !p.window_left && !p.window_right) return;
   if (!run.origin_device && run.origin[2] == run.origin[3]) return;
@@ -66,11 +69,14 @@ struct Cudnn final : Executable {
   // The graph, or why there is none.
   std::variant<Refusal, std::shared_ptr<const Graph>> make(const Geometry& size,
                                                            const GraphKey& key) const {
+    TEA_REFUSE_IF(
+        key.capacity.batch > kMostSequences,
+        "the batch is " + shown(key.capacity.batch) + "; needs at most " + shown(kMostSequences));
     const driver::OnDevice here(device.index);
     auto made = build(problem, size, key, device);
     const auto* graph = std::get_if<std::shared_ptr<const Graph>>(&made);
     if (!graph) return made;
-    const uint64_t bound = library_bound(problem, key.capacity, key.direction);
+    const uint64_t bound = library_bound(problem, size, key.capacity, key.direction);
     TEA_REFUSE_IF((*graph)->workspace() > bound,
                   "cuDNN wants a workspace of " + shown((*graph)->workspace()) +
                       " bytes; needs at most " + shown(bound) + ", linear in the lengths");
@@ -79,13 +85,13 @@ struct Cudnn final : Executable {
   }
 
  private:
+  // The context of the device is current.
   std::shared_ptr<const Graph> graph_of(const Run& run, const GraphKey& key) const {
     if (auto known = graphs.find(key)) return known;
     if (driver::is_capturing(run.stream))
-      throw Error(
-          TEA_UNSUPPORTED,
-          "cudnn has no graph for these sizes yet and cannot build one while a CUDA graph is "
-          "being captured; run the plan once before");
+      throw Error(TEA_UNSUPPORTED,
+                  "cudnn has no graph for these sizes yet and cannot build one while a CUDA graph "
+                  "is being captured; run the plan once before");
     auto made = make(run.size, key);
     if (const auto* refusal = std::get_if<Refusal>(&made))
       throw Error(TEA_UNSUPPORTED, "cudnn: " + refusal->why);
@@ -97,8 +103,8 @@ struct Cudnn final : Executable {
     const bool back = d == Direction::kBackward, empty = is_empty(problem, run.size);
     const GraphKey key{capacity_of(problem, run.size), d, back && run.tensor[TEA_DBIAS],
                        back && run.tensor[TEA_DSINK]};
-    const auto graph = empty ? nullptr : graph_of(run, key);
     const driver::OnDevice here(device.index);
+    const auto graph = empty ? nullptr : graph_of(run, key);
     const Layout at = layout(problem, run.size, key.capacity, d);
     const Pointers slots = pointers(run, at);
     if (const auto before = preparation(problem, run, key.capacity, slots))
@@ -145,10 +151,23 @@ bool fixed_and_empty(const Problem& p) {
          (!p.varies_kv() && !p.seqlen_kv);
 }
 
+// In ragged backward passes cuDNN takes gradients to lie as what they are the gradients of.
+std::string ragged_limit(const Problem& p) {
+  if (!p.training || !p.varies()) return "";
+  const Geometry g = default_geometry(p);
+  const auto same = [](const tea_strides& a, const tea_strides& b) {
+    return a.seq == b.seq && a.head == b.head;
+  };
+  if (same(g.dq, g.q) && same(g.dk, g.k) && same(g.dv, g.v) && same(g.dout, g.o)) return "";
+  return "strides of dq, dk, dv or dout differ from those of q, k, v or o; a ragged backward pass "
+         "needs the same";
+}
+
 // What cuDNN accepts and gets wrong, or writes beyond the tensor for.
 std::string bias_limit(const Problem& p) {
   if (!p.bias) return "";
   if (fixed_and_empty(p)) return "a size is 0; needs at least 1 with a bias";
+  if (p.varies()) return "a form is ragged or paged; a bias needs sizes that the problem gives";
   if (p.bias_broadcast & (TEA_BROADCAST_ROW | TEA_BROADCAST_COL))
     return "bias_broadcast has a row or column; needs batch and head only";
   if (p.training && p.bias_broadcast)
@@ -169,6 +188,8 @@ std::string why_not(const Problem& p, const Device& device) {
   if (p.scale_value() <= 0) return "scale is " + shown(p.scale) + "; needs more than 0";
   const std::string bias = bias_limit(p);
   if (!bias.empty()) return bias;
+  const std::string ragged = ragged_limit(p);
+  if (!ragged.empty()) return ragged;
   if (p.window_left > kMostRows || p.window_right > kMostRows)
     return "a window is " + shown(std::max(p.window_left, p.window_right) - 1) +
            "; needs less than " + shown(kMostRows);
@@ -179,7 +200,11 @@ std::string why_not(const Problem& p, const Device& device) {
 
 }  // namespace
 
-Attempt plan(const Problem& p, const Device& device) { return plan_with(library(), p, device); }
+Attempt plan(const Problem& p, const Device& device) {
+  const std::string why = why_not(p, device);
+  TEA_REFUSE_IF(!why.empty(), why);  // before cuDNN is loaded
+  return plan_with(library(), p, device);
+}
 
 Attempt plan_with(const Library& found, const Problem& p, const Device& device) {
   const std::string why = why_not(p, device);
@@ -192,21 +217,25 @@ Attempt plan_with(const Library& found, const Problem& p, const Device& device) 
                 std::string("a known error of cuDNN: ") + known->what + " (" + known->link + ")");
 
   auto ready = std::make_unique<Cudnn>(p, device);
-  const Geometry size = default_geometry(p);
   if (fixed_and_empty(p)) return ready;
-  for (const Direction d : {Direction::kForward, Direction::kBackward}) {
-    const bool back = d == Direction::kBackward;
-    if (back && !p.training) break;
-    const auto made = ready->make(size, {example_of(p), d, back && p.bias, back && p.softmax});
+  // Forward; backward with the gradients that a run may ask for, and without them.
+  std::vector<GraphKey> keys{{example_of(p), Direction::kForward, false, false}};
+  if (p.training)
+    keys.push_back({example_of(p), Direction::kBackward, p.bias != 0, p.softmax != 0});
+  if (p.training && (p.bias || p.softmax))
+    keys.push_back({example_of(p), Direction::kBackward, false, false});
+  for (const GraphKey& key : keys) {
+    const auto made = ready->make(default_geometry(p), key);
     if (const auto* refusal = std::get_if<Refusal>(&made))
-      return Refusal{std::string(back ? "backward: " : "forward: ") + refusal->why};
+      return Refusal{(key.direction == Direction::kForward ? "forward: " : "backward: ") +
+                     refusal->why};
   }
   return ready;
 }
 
 uint64_t workspace(const Problem& p, const Geometry& size, Direction d) {
   const Capacity n = capacity_of(p, size);
-  return layout(p, size, n, d).library + library_bound(p, n, d);
+  return layout(p, size, n, d).library + library_bound(p, size, n, d);
 }
 
 }  // namespace tea::cudnn

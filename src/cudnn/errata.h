@@ -16,17 +16,18 @@ struct Erratum {
 };
 
 inline constexpr size_t kAnyVersion = ~size_t{0};
+inline constexpr const char* kFrontend =
+    "https://github.com/NVIDIA/cudnn-frontend/blob/main/include/cudnn_frontend/node/"
+    "sdpa_support_surface.h";
 
 inline constexpr Erratum kErrata[] = {
     {91000, 91001, 0, 999, [](const Problem&) { return true; },
-     "attention is wrong in 9.10.0 and 9.10.1",
-     "https://github.com/NVIDIA/cudnn-frontend, validation of SDPA"},
+     "attention is wrong in 9.10.0 and 9.10.1", kFrontend},
     {91400, 91400, 0, 999,
      [](const Problem& p) {
        return p.window_left && !p.causal && (p.varies_kv() || p.seqlen_kv > 1024);
      },
-     "windows that are not causal are wrong beyond 1024 keys in 9.14.0",
-     "https://github.com/NVIDIA/cudnn-frontend, validation of SDPA"},
+     "windows that are not causal are wrong beyond 1024 keys in 9.14.0", kFrontend},
     {0, kAnyVersion, 90, 90,
      [](const Problem& p) {
        return p.training && p.bias && (p.seqlen_q % 128 == 64 || p.seqlen_kv % 128 == 64);

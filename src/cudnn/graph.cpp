@@ -8,6 +8,8 @@
 #include <cuda_runtime.h>
 #include <cudnn_frontend.h>
 
+#include <exception>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -68,6 +70,9 @@ class Built final : public Graph {
     int64_t bytes = 0;
     require(graph_->get_workspace_size(bytes), "workspace");
     workspace_ = static_cast<uint64_t>(bytes);
+    Handle& here = handle_of(device);  // now: a first run may be captured
+    const std::lock_guard lock(here.mutex);
+    if (!here.handle) require(fe::detail::create_handle(&here.handle), "cudnnCreate");
   }
 
   uint64_t workspace() const override { return workspace_; }
@@ -78,7 +83,6 @@ class Built final : public Graph {
     for (const int slot : slots_) sorted[count++] = pointers[static_cast<size_t>(slot)];
     Handle& here = handle_of(device_);
     const std::lock_guard lock(here.mutex);
-    if (!here.handle) require(fe::detail::create_handle(&here.handle), "cudnnCreate");
     require(fe::detail::set_stream(here.handle, static_cast<cudaStream_t>(stream)),
             "cudnnSetStream");
     require(graph_->execute(here.handle, sorted, count, workspace), "execution");
@@ -313,11 +317,13 @@ class Builder {
   std::array<Tensor, kSlots> tensors_;
 };
 
-std::shared_ptr<const fe::DeviceProperties> properties_of(const Device& device, std::string* why) {
-  auto out = std::make_shared<fe::DeviceProperties>();
-  fe::error_t status = out->set_device_id(device.index).build();
-  if (status.is_bad()) *why = status.get_message();
-  return out;
+// What cuDNN said, in a line: the first reason that a candidate gave, if any did.
+std::string said(fe::error_t status) {
+  const std::string text = status.get_message();
+  const std::string mark = "Reason: ";
+  const size_t reason = text.find(mark);
+  const size_t begin = reason == text.npos ? 0 : reason + mark.size();
+  return "cuDNN says: " + text.substr(begin, text.find('\n', begin) - begin);
 }
 
 // The steps of the frontend, up to the first that fails.
@@ -338,15 +344,19 @@ std::variant<Refusal, std::shared_ptr<const Graph>> build(const Problem& problem
   if (!library().symbols) return Refusal{"cuDNN was not found: " + library().why_none};
   static const bool known = (fe::cudnn_dlhandle = library().symbols, true);
   static_cast<void>(known);
-  std::string why;
-  const auto properties = properties_of(device, &why);
-  if (!why.empty()) return Refusal{"cuDNN says: " + why};
-  Builder builder(problem, size, key);
-  builder.graph()->set_sm_version(device.sm).set_device_properties(properties);
-  builder.describe();
-  fe::error_t status = compile(*builder.graph());
-  if (status.is_bad()) return Refusal{"cuDNN says: " + status.get_message()};
-  return std::make_shared<Built>(builder.graph(), builder.slots(), device.index);
+  try {
+    const auto properties = std::make_shared<fe::DeviceProperties>();
+    fe::error_t status = properties->set_device_id(device.index).build();
+    if (status.is_bad()) return Refusal{said(status)};
+    Builder builder(problem, size, key);
+    builder.graph()->set_sm_version(device.sm).set_device_properties(properties);
+    builder.describe();
+    status = compile(*builder.graph());
+    if (status.is_bad()) return Refusal{said(status)};
+    return std::make_shared<Built>(builder.graph(), builder.slots(), device.index);
+  } catch (const std::exception& e) {  // the frontend's own, where libcudart is missing
+    return Refusal{std::string("cuDNN says: ") + e.what()};
+  }
 }
 
 }  // namespace tea::cudnn

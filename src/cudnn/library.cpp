@@ -7,7 +7,7 @@ namespace tea::cudnn {
 
 Library load(const std::string& name) {
   Library out;
-  out.symbols = dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  out.symbols = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!out.symbols) {
     const char* const error = dlerror();
     out.why_none = error ? error : name;

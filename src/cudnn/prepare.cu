@@ -2,6 +2,7 @@
 // the rules of math/lengths.h.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <string>
 
 #include "core/error.h"
@@ -13,6 +14,7 @@ namespace tea::cudnn {
 namespace {
 
 constexpr int kThreads = 256, kPlaces = 64;
+constexpr int64_t kMostBlocks = 256;  // of the kernel that prepares
 
 __device__ Sequence sequence_of(const Side& side, int64_t b) {
   if (side.form == TEA_RAGGED)
@@ -25,8 +27,12 @@ __device__ void report(int32_t* status, int32_t bit) {
   if (status) atomicOr(status, bit);
 }
 
+// Of all threads of the grid.
+__device__ int64_t first() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
+__device__ int64_t step() { return int64_t{gridDim.x} * kThreads; }
+
 __device__ void prepare_side(const Prepare& p, const PrepareSide& s) {
-  for (int64_t b = threadIdx.x; b <= p.graph_batch; b += kThreads) {
+  for (int64_t b = first(); b <= p.graph_batch; b += step()) {
     const bool given = b < p.batch;
     const Sequence at = given ? sequence_of(s.side, b) : Sequence{s.side.tokens, 0, true};
     if (!at.sane) report(p.status, TEA_STATUS_BAD_LENGTHS);
@@ -39,7 +45,7 @@ __device__ void prepare_side(const Prepare& p, const PrepareSide& s) {
 // Pages behind the end of a sequence are not looked at, so they may hold anything: the first one.
 __device__ void prepare_table(const Prepare& p, const PrepareTable& t) {
   if (!t.in) return;
-  for (int64_t i = threadIdx.x; i < p.graph_batch * p.columns; i += kThreads) {
+  for (int64_t i = first(); i < p.graph_batch * p.columns; i += step()) {
     const int64_t b = i / p.columns, column = i % p.columns;
     bool sane = true;
     const bool read = b < p.batch && column < p.given_columns &&
@@ -54,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) prepare_entry(const __grid_constant_
   prepare_side(p, p.q), prepare_side(p, p.kv);
   prepare_table(p, p.k_table), prepare_table(p, p.v_table);
   if (p.zero_sink)
-    for (int h = static_cast<int>(threadIdx.x); h < p.heads; h += kThreads) p.zero_sink[h] = 0;
+    for (int64_t h = first(); h < p.heads; h += step()) p.zero_sink[h] = 0;
 }
 
 struct MakeFinite {
@@ -147,7 +153,10 @@ void launch(const char* name, int64_t blocks, void (*kernel)(Parameters), Parame
 }  // namespace
 
 void prepare(const Prepare& work, void* stream) {
-  launch("cudnn: preparing", 1, prepare_entry, work, stream);
+  const int64_t items =
+      std::max({work.graph_batch + 1, work.graph_batch * work.columns, int64_t{work.heads}});
+  const int64_t blocks = std::min((items + kThreads - 1) / kThreads, kMostBlocks);
+  launch("cudnn: preparing", blocks, prepare_entry, work, stream);
 }
 
 void make_finite(const float* in, float* out, int64_t count, void* stream) {

@@ -43,7 +43,6 @@ struct Prepare {
   int64_t batch, graph_batch;  // the sequences between are empty
   int32_t* status;
 };
-// One block.
 void prepare(const Prepare& work, void* stream);
 
 // Copies `count` numbers, zero for minus infinity: exp(x - LSE) of a masked x is then zero, not

@@ -98,19 +98,21 @@ Layout layout(const Problem& p, const Geometry& size, const Capacity& n, Directi
 }
 
 // What cuDNN may have: sums in fp32 of the gradients that many blocks add to, and two numbers of a
-// row. Linear in the sequence lengths: what needs more is refused.
-uint64_t library_bound(const Problem& p, const Capacity& n, Direction d) {
-  const auto rows = [](int64_t batch, int64_t tokens, int64_t each) {
-    return static_cast<uint64_t>(tokens ? tokens : batch * rounded_up(each, 128));
-  };
-  const auto heads = static_cast<uint64_t>(p.heads_q);
-  const auto dim = static_cast<uint64_t>(p.dim_qk), dim_v = static_cast<uint64_t>(p.v_dim());
-  const uint64_t q = rows(n.batch, n.tokens_q, n.max_q) * heads;
-  const uint64_t kv = rows(n.batch, n.tokens_kv, n.max_kv) * heads;
+// row. Those of ragged tensors lie as far apart as the tensors' own rows.
+uint64_t library_bound(const Problem& p, const Geometry& size, const Capacity& n, Direction d) {
   constexpr uint64_t kSlack = 1 << 20;
   if (d == Direction::kForward) return kSlack;
-  const uint64_t shared = p.heads_q == p.heads_kv ? 0 : kv * 4 * (dim + dim_v);
-  return q * 4 * (dim + 4) + shared + kSlack;
+  const auto bytes = [&](int64_t tokens, int64_t rows, int64_t heads, int64_t dim, int64_t stride) {
+    const int64_t packed = heads * dim;
+    return 4 * static_cast<uint64_t>(tokens ? tokens * std::max(packed, stride)
+                                            : n.batch * rounded_up(rows, 128) * packed);
+  };
+  const int64_t group = p.heads_q / p.heads_kv;
+  const int64_t shared = group > 1 ? p.heads_q : 0;  // K and V: a sum for each query head
+  return bytes(n.tokens_q, n.max_q, p.heads_q, p.dim_qk, size.dq.seq) +
+         bytes(n.tokens_q, n.max_q, p.heads_q, 4, size.lse.seq) +
+         bytes(n.tokens_kv, n.max_kv, shared, p.dim_qk, shared ? group * size.dk.seq : 0) +
+         bytes(n.tokens_kv, n.max_kv, shared, p.v_dim(), shared ? group * size.dv.seq : 0) + kSlack;
 }
 
 Pointers pointers(const Run& run, const Layout& layout) {

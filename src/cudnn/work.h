@@ -16,7 +16,8 @@ Layout layout(const Problem& problem, const Geometry& size, const Capacity& capa
               Direction direction);
 
 // The most bytes that cuDNN may ask for: linear in the sequence lengths.
-uint64_t library_bound(const Problem& problem, const Capacity& capacity, Direction direction);
+uint64_t library_bound(const Problem& problem, const Geometry& size, const Capacity& capacity,
+                       Direction direction);
 
 Pointers pointers(const Run& run, const Layout& layout);
 

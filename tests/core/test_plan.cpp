@@ -53,6 +53,16 @@ std::string plan_error(Planner& planner, const Problem& p, std::string_view only
   return "no error";
 }
 
+TEST(Planner, AsksNobodyToAllocateForEnginesThatRunOnlyByName) {
+  const auto some = [](const Problem&, const Geometry&, Direction) -> uint64_t { return 100; };
+  const auto more = [](const Problem&, const Geometry&, Direction) -> uint64_t { return 1000; };
+  const std::array table{Engine{"any", kFew, accept, some},
+                         Engine{"named", kFew, accept, more, true}};
+  const Planner planner(table);
+  const Problem p = small();
+  EXPECT_EQ(planner.workspace_bound(p, default_geometry(p), Direction::kForward), 100u);
+}
+
 TEST(Planner, TakesTheFirstThatAccepts) {
   const std::array table{Engine{"first", kFew, refuse}, Engine{"second", kFew, accept},
                          Engine{"third", kFew, accept}};

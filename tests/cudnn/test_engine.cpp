@@ -52,11 +52,26 @@ TEST(CudnnEngine, RefusesWhatWouldBreakTheContract) {
   EXPECT_TRUE(starts_with(answer("window_left=2000000000"), "a window is 1999999999"));
 }
 
+TEST(CudnnEngine, RefusesRaggedGradientsThatLieElsewhere) {
+  const std::string ragged =
+      "dtype=bf16 dim_qk=64 heads_q=2 heads_kv=2 training=1 q_form=ragged kv_form=ragged";
+  const auto why = [&](const std::string& more) {
+    const Attempt attempt = plan_with({}, Problem::parse(ragged + more).normalised(), kH200);
+    return std::get<Refusal>(attempt).why;
+  };
+  EXPECT_TRUE(starts_with(why(" dq=0,256,64"), "strides of dq, dk, dv or dout differ"));
+  EXPECT_TRUE(starts_with(why(" q=0,256,64 dq=0,256,64"), "cuDNN was not found"));
+}
+
 TEST(CudnnEngine, RefusesTheBiasesThatCudnnGetsWrong) {
   EXPECT_EQ(answer("bias=post_scale bias_broadcast=row"),
             "bias_broadcast has a row or column; needs batch and head only");
   EXPECT_TRUE(starts_with(answer("training=1 bias=post_scale bias_broadcast=batch"),
                           "bias_broadcast is not 0; training needs 0"));
+  const Problem ragged = Problem::parse(
+      "dtype=bf16 dim_qk=64 heads_q=2 heads_kv=2 q_form=ragged kv_form=ragged bias=post_scale");
+  EXPECT_EQ(std::get<Refusal>(plan_with({}, ragged, kH200)).why,
+            "a form is ragged or paged; a bias needs sizes that the problem gives");
   EXPECT_EQ(answer("training=1 bias=post_scale q_form=padded kv_form=padded"),
             "a form is not dense; a gradient of the bias needs both dense");
 }
@@ -121,6 +136,13 @@ TEST(CudnnErrata, HoldThePublicReports) {
     return erratum(Problem::parse("dtype=bf16 heads_q=2 heads_kv=2 batch=1 " + more), version,
                    sm) != nullptr;
   };
+  // what cudnn-frontend itself refuses
+  EXPECT_TRUE(applies("dim_qk=64 seqlen_q=64 seqlen_kv=64", 91000));
+  EXPECT_TRUE(applies("dim_qk=64 seqlen_q=64 seqlen_kv=64", 91001));
+  EXPECT_FALSE(applies("dim_qk=64 seqlen_q=64 seqlen_kv=64", 91002));
+  EXPECT_TRUE(applies("dim_qk=64 window_left=9 seqlen_q=64 seqlen_kv=2048", 91400));
+  EXPECT_FALSE(applies("dim_qk=64 window_left=9 seqlen_q=64 seqlen_kv=1024", 91400));
+  EXPECT_FALSE(applies("dim_qk=64 window_left=9 seqlen_q=64 seqlen_kv=2048", 91401));
   // pytorch#196678
   EXPECT_TRUE(applies("dim_qk=64 training=1 bias=post_scale seqlen_q=192 seqlen_kv=192", 91900));
   EXPECT_FALSE(applies("dim_qk=64 training=1 seqlen_q=192 seqlen_kv=192", 91900));

@@ -110,11 +110,23 @@ TEST(CudnnClearing, IsLeftOutWhereEveryRowHasAResult) {
       is_empty(problem("batch=1 seqlen_q=8"), default_geometry(problem("batch=1 seqlen_q=8"))));
 }
 
+// The line on which cuDNN 9.19 asked for 2305280 bytes.
+TEST(CudnnWorkspace, CountsTheHolesOfRaggedGradients) {
+  const Problem p = Problem::parse(
+      "dtype=bf16 training=1 q_form=ragged kv_form=ragged heads_q=24 heads_kv=3 dim_qk=72 dim_v=32 "
+      "q=0,2040,72 k=0,2040,72 v=0,2040,32 dq=0,2040,72 dk=0,2040,72 dv=0,2040,32");
+  tea_run sizes{};
+  sizes.batch = 3, sizes.max_q = sizes.max_kv = 9, sizes.tokens_q = sizes.tokens_kv = 27;
+  const Geometry size = geometry(p, &sizes);
+  EXPECT_GE(library_bound(p, size, capacity_of(p, size), Direction::kBackward), 2305280u);
+}
+
 TEST(CudnnWorkspace, IsLinearInTheLengths) {
   const auto bytes = [](int64_t rows) {
     const Problem p = problem("training=1 batch=1 seqlen_q=" + std::to_string(rows) +
                               " seqlen_kv=" + std::to_string(rows));
-    return library_bound(p, capacity_of(p, default_geometry(p)), Direction::kBackward);
+    const Geometry size = default_geometry(p);
+    return library_bound(p, size, capacity_of(p, size), Direction::kBackward);
   };
   EXPECT_LE(bytes(65536), 2 * bytes(32768));
 }

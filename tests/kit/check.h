@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/tensors.h"
 #include "kit/case.h"
 #include "kit/mirror.h"
 #include "kit/oracle.h"
@@ -38,6 +39,11 @@ oracle::Precision precision_of(std::string_view engine, const Problem& problem);
 // Whether an engine multiplies what lies in padding, gaps and unused pages by zero, so that it must
 // be finite there (docs/kernels/cudnn.md). Others get NaN to see.
 bool needs_finite_padding(std::string_view engine);
+
+// Bytes for one execution: what tea_workspace_bound() says, or more if the engine that runs it
+// needs more because it runs only where it is named. Throws Error.
+uint64_t workspace_for(const Problem& problem, const tea_run& run, int device,
+                       std::string_view engine, Direction direction);
 
 // The engines that run on the host, by name. Each accepts every valid problem, so that a test runs
 // every case on every one of them.

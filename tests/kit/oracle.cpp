@@ -194,7 +194,9 @@ void Solver::gradients() {
   const double unsure = p > 0 ? exp_error(c_.sink[h_] - lse_, off) : 0;
   const double rows = static_cast<double>(c_.batch * c_.max_q) / 2 + 4;
   r_.dsink.value[h_] += p * shift.value;
-  r_.dsink.bound[h_] += (p + unsure) * shift.error + abs(shift.value) * (unsure + p * rows * u_);
+  const double flushed = p < p_.least ? p : 0;
+  r_.dsink.bound[h_] +=
+      (p + unsure) * shift.error + abs(shift.value) * (unsure + flushed + p * rows * u_);
 }
 
 void Solver::pair_gradients(const Pair& pair, Approx shift) {
