@@ -27,7 +27,8 @@ typedef enum tea_status {
   TEA_OK = 0,
   TEA_INVALID =
       1, /* an argument is wrong; tea_error() names it, the value seen, the value needed */
-  TEA_UNSUPPORTED = 2, /* no engine accepts the problem; tea_error() carries every refusal */
+  TEA_UNSUPPORTED = 2, /* no engine accepts the problem, or the named one not this run; tea_error()
+                          carries every refusal */
   TEA_FAILED = 3       /* the machine failed: memory, driver */
 } tea_status;
 
@@ -252,7 +253,8 @@ TEA_API tea_status tea_plan_create(const tea_problem* problem, int device, const
 TEA_API void tea_plan_release(tea_plan* plan);
 TEA_API const char* tea_plan_engine(const tea_plan* plan);
 
-/* No device allocation and no host synchronisation: both can be captured in a CUDA graph. */
+/* No device allocation and no host synchronisation: both can be captured in a CUDA graph. Only the
+   engine `cudnn`, by name, must have run sizes that the problem leaves open once before. */
 TEA_API tea_status tea_forward(const tea_plan* plan, const tea_run* run);
 TEA_API tea_status tea_backward(const tea_plan* plan, const tea_run* run);
 
