@@ -7,15 +7,12 @@ differ from a peer's are not timed. A peer is PyTorch's back end, or our engine 
 PyTorch has no words for the problem (windows, pages).
 """
 
-import argparse
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from gpu_vs_torch import PEERS, Bench, Cell, Task, ceilings, machine, row
+from gpu_vs_torch import PEERS, Bench, Cell, Task, command_line, machine, write
 from library import Attention, Library
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -186,31 +183,13 @@ def apart(cell: Cell, names: tuple[str, ...], want: list[torch.Tensor]) -> float
 
 
 def main() -> None:
-    """Runs the suite; every record is written as soon as it is known."""
-    words = lambda text: text.split(",")  # noqa: E731
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", type=Path, required=True, help="libte_attention.so")
-    parser.add_argument("--output", type=Path, help="where lines of JSON go")
-    parser.add_argument("--engines", type=words, default=["hopper", "portable", "cudnn"])
-    parser.add_argument("--peers", type=words, default=["cudnn"], help="PyTorch's")
+    """Runs the suite."""
+    parser = command_line(__doc__, ["hopper", "portable", "cudnn"], ["cudnn"])
     arguments = parser.parse_args()
     arguments.sustained = False
     torch.manual_seed(20240711)
-    output = arguments.output.open("w") if arguments.output else None
-
-    def note(record: dict) -> None:
-        print(row(record), flush=True)
-        if output:
-            output.write(json.dumps(record) + "\n")
-            output.flush()
-
-    note({**machine(), "program": "bench/gpu_models.py"})
-    note({"case": "ceiling", "when": "before", **ceilings()})
-    for record in Models(arguments).models():
-        note(record)
-    note({"case": "ceiling", "when": "after", **ceilings()})
-    if output:
-        output.close()
+    named = {**machine(), "program": "bench/gpu_models.py"}
+    write(arguments.output, named, Models(arguments).models())
 
 
 if __name__ == "__main__":

@@ -10,11 +10,13 @@ FlashAttention-2's before anything is timed.
 """
 
 import argparse
+import contextlib
+import itertools
 import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -300,42 +302,46 @@ def row(record: dict) -> str:
     return line
 
 
-def parse() -> argparse.Namespace:
-    """The command line."""
+def command_line(doc: str, engines: list[str], peers: list[str]) -> argparse.ArgumentParser:
+    """What every suite asks: the library, the contenders, and where the records go."""
     words = lambda text: text.split(",")  # noqa: E731
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--library", type=Path, required=True, help="libte_attention.so")
     parser.add_argument("--output", type=Path, help="where lines of JSON go")
-    parser.add_argument("--engines", type=words, default=["portable"], help="ours, by name")
-    parser.add_argument("--peers", type=words, default=list(PEERS), help="PyTorch's")
+    parser.add_argument("--engines", type=words, default=engines, help="ours, by name")
+    parser.add_argument("--peers", type=words, default=peers, help="PyTorch's")
+    return parser
+
+
+def write(output: Path | None, machine: dict, records: Iterable[dict]) -> None:
+    """Prints and writes each record as soon as it is known, between two looks at the ceilings."""
+
+    def suite() -> Iterator[dict]:
+        yield machine
+        yield {"case": "ceiling", "when": "before", **ceilings()}
+        yield from records
+        yield {"case": "ceiling", "when": "after", **ceilings()}
+
+    with output.open("w") if output else contextlib.nullcontext() as file:
+        for record in suite():
+            print(row(record), flush=True)
+            if file:
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+
+
+def main() -> None:
+    """Runs the suite."""
+    parser = command_line(__doc__, ["portable"], list(PEERS))
     parser.add_argument("--lengths", type=numbers, default=[512, 1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--dims", type=numbers, default=[64, 128, 256])
     parser.add_argument("--fp16", action="store_true", help="fp16 too")
     parser.add_argument("--sustained", action="store_true", help="sustained figures too")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Runs the suite; every record is written as soon as it is known."""
-    arguments = parse()
+    arguments = parser.parse_args()
     torch.manual_seed(20240711)
     bench = Bench(arguments)
-    output = arguments.output.open("w") if arguments.output else None
-
-    def note(record: dict) -> None:
-        print(row(record), flush=True)
-        if output:
-            output.write(json.dumps(record) + "\n")
-            output.flush()
-
-    note(machine())
-    note({"case": "ceiling", "when": "before", **ceilings()})
-    for records in (bench.first_calls(), bench.host(), bench.mha_16k()):
-        for record in records:
-            note(record)
-    note({"case": "ceiling", "when": "after", **ceilings()})
-    if output:
-        output.close()
+    suites = itertools.chain(bench.first_calls(), bench.host(), bench.mha_16k())
+    write(arguments.output, machine(), suites)
 
 
 if __name__ == "__main__":
