@@ -57,7 +57,7 @@ build/tools.ok: tools/bootstrap
 
 # The environment of the Python tests. Without a network there is none: then they do not run, and
 # `make test` says so each time.
-build/python.ok: tools/python_env tests/python/requirements.txt build/tools.ok
+build/python.ok: tools/python_env tests/python/requirements.txt tests/python/headers.txt build/tools.ok
 	@if tools/python_env >/dev/null; then touch $@; rm -f build/release/build.ninja; \
 	else echo "NOT RUN: the Python tests, because their environment cannot be made"; fi
 
