@@ -22,5 +22,6 @@ int explain(const Options& options);
 int check(const Options& options);
 int time(const Options& options);
 int fuzz(const Options& options);
+int bench(const Options& options);  // becomes the suite: returns only by Error
 
 }  // namespace tea::tool

@@ -27,7 +27,11 @@ constexpr Command kCommands[] = {
      tea::tool::check},
     {"time", "CASE", "median time of forward and backward", tea::tool::time},
     {"fuzz", "[COUNT]", "check so many random cases", tea::tool::fuzz},
+    {"bench", "SUITE", "time a suite of bench/ beside PyTorch: mha-16k, models, cpu, front-end",
+     tea::tool::bench},
 };
+
+constexpr const char* kNames = "info, explain, check, time, fuzz or bench";
 
 void print_usage(std::FILE* to) {
   std::fprintf(to, "usage: te-attn COMMAND [ARGUMENT] [OPTIONS]\n\n");
@@ -60,11 +64,10 @@ T number(const std::string& name, const char* text) {
 }
 
 const Command& command_of(int argc, char** argv) {
-  TEA_REQUIRE(argc > 1, "COMMAND", "missing", "info, explain, check, time or fuzz");
+  TEA_REQUIRE(argc > 1, "COMMAND", "missing", kNames);
   for (const Command& c : kCommands)
     if (c.name == argv[1]) return c;
-  tea::refuse_argument("COMMAND", "\"" + std::string(argv[1]) + "\"",
-                       "info, explain, check, time or fuzz");
+  tea::refuse_argument("COMMAND", "\"" + std::string(argv[1]) + "\"", kNames);
 }
 
 Options options_of(const Command& command, int argc, char** argv) {

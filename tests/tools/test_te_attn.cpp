@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "kit/draw.h"
@@ -107,6 +108,17 @@ TEST(TeAttn, ReplayIsTheCaseOfOneSeed) {
   EXPECT_TRUE(holds(out.out, "\"case\": \"" + tea::kit::draw(12).text() + "\"")) << out.out;
 }
 
+// What it would start, printed by a program that stands for Python.
+TEST(TeAttn, BenchStartsASuiteOnItsOwnLibrary) {
+  ASSERT_EQ(setenv("PYTHON", "echo", 1), 0);
+  const Outcome models = te_attn("bench models --engine hopper,cudnn"), cpu = te_attn("bench cpu");
+  unsetenv("PYTHON");
+  EXPECT_EQ(models.code, 0);
+  EXPECT_TRUE(holds(models.out, "/bench/gpu_models.py --library /")) << models.out;
+  EXPECT_TRUE(holds(models.out, "/libte_attention.so --engines hopper,cudnn\n")) << models.out;
+  EXPECT_TRUE(holds(cpu.out, "/bench/cpu_vs_torch.py --library /")) << cpu.out;
+}
+
 TEST(TeAttn, AProblemThatNoEngineRunsIsOne) {
   const Outcome check = te_attn("check " + quoted(kProblem) + " --engine nothing");
   EXPECT_EQ(check.code, 1);
@@ -144,6 +156,9 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"time \"dtype=bf16 heads_q=1 heads_kv=1 dim_qk=7\"", "dim_qk is 7"},
         Mistake{"fuzz many", "COUNT is \"many\""}, Mistake{"fuzz 3 --seed -1", "--seed is \"-1\""},
         Mistake{"fuzz", "COUNT is missing"}, Mistake{"fuzz 3 --count 4", "COUNT is given twice"},
+        Mistake{"bench", "SUITE is missing"},
+        Mistake{"bench all", "SUITE is \"all\"; needs one of mha-16k, models, cpu, front-end"},
+        Mistake{"bench cpu --engine reference", "--engine is reference; needs none"},
         Mistake{"check", "CASE is missing"}, Mistake{"check x --replay 4", "CASE is given twice"}));
 
 TEST(TeAttn, HelpIsNotAMistake) {
