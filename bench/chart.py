@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Draws the records of gpu_vs_torch.py as a chart.
+"""Draws the records of gpu_vs_torch.py or gpu_models.py as a chart.
 
 usage: chart.py RECORDS.jsonl CHART.png      needs matplotlib
-One panel for each head dimension, mask and pass; TFLOP/s over rows, a line for each contender.
+Of the suite mha-16k one panel for each head dimension, mask and pass: TFLOP/s over rows, a line for
+each contender. Of other suites one panel for each pass: a group of bars for each problem.
 """
 
 import json
@@ -17,7 +18,14 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 WHAT = re.compile(r"(\w+) d=(\d+) s=(\d+) (full|causal) (forward|backward)")
-COLORS = {"hopper": "#1b6ca8", "portable": "#2a9d5c", "fa2": "#c9822b", "cudnn": "#8a8a8a"}
+COLORS = {
+    "hopper": "#1b6ca8",
+    "hopper-cudnn": "#12456d",
+    "portable": "#2a9d5c",
+    "our-cudnn": "#7d5ba6",
+    "fa2": "#c9822b",
+    "cudnn": "#8a8a8a",
+}
 
 
 def panels(records: list[dict]) -> dict[tuple, dict[str, list]]:
@@ -31,8 +39,38 @@ def panels(records: list[dict]) -> dict[tuple, dict[str, list]]:
     return found
 
 
-def draw(records: list[dict], path: Path) -> None:
-    """Writes the chart."""
+def bars(records: list[dict]) -> plt.Figure:
+    """A group of bars for each problem, a panel for each pass."""
+    timed = [r for r in records if "tflops" in r]
+    names = list(dict.fromkeys(r["contender"] for r in timed))
+    parts = [p for p in ("forward", "backward") if any(r["what"].endswith(p) for r in timed)]
+    figure, grid = plt.subplots(1, len(parts), figsize=(6.5 * len(parts), 4.5), squeeze=False)
+    for panel, part in zip(grid[0], parts, strict=True):
+        of_part = [r for r in timed if r["what"].endswith(part)]
+        problems = list(dict.fromkeys(r["what"] for r in of_part))[::-1]
+        thick = 0.8 / len(names)
+        for i, name in enumerate(names):
+            mine = [r for r in of_part if r["contender"] == name]
+            places = [problems.index(r["what"]) + 0.4 - (i + 0.5) * thick for r in mine]
+            widths = [r["tflops"] for r in mine]
+            panel.barh(places, widths, thick, label=name, color=COLORS.get(name))
+        texts = [what.removesuffix(f" {part}") for what in problems]
+        panel.set_yticks(range(len(problems)), texts, fontsize=7)
+        panel.set_title(f"{part}, TFLOP/s", fontsize=9)
+        panel.grid(alpha=0.3, axis="x")
+        panel.tick_params(axis="x", labelsize=7)
+    grid[0][0].legend(fontsize=7)
+    figure.suptitle(machine(records)["gpu"], fontsize=10)
+    return figure
+
+
+def machine(records: list[dict]) -> dict:
+    """The record that says where the others were taken."""
+    return next(r for r in records if r.get("case") == "machine")
+
+
+def lines(records: list[dict]) -> plt.Figure:
+    """TFLOP/s over rows, a panel for each head dimension, mask and pass."""
     found = panels(records)
     dims = sorted({dim for _, _, dim in found})
     rows = [
@@ -59,12 +97,10 @@ def draw(records: list[dict], path: Path) -> None:
         panel.set_xlabel("rows", fontsize=8)
     for line in grid:
         line[0].set_ylabel("TFLOP/s", fontsize=8)
-    machine = next(r for r in records if r.get("case") == "machine")
     figure.suptitle(
-        f"{machine['gpu']}, bf16, batch x rows = 16384, heads x dim = 2048", fontsize=10
+        f"{machine(records)['gpu']}, bf16, batch x rows = 16384, heads x dim = 2048", fontsize=10
     )
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 def main() -> None:
@@ -72,7 +108,9 @@ def main() -> None:
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
     records = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
-    draw(records, Path(sys.argv[2]))
+    figure = lines(records) if panels(records) else bars(records)
+    figure.tight_layout()
+    figure.savefig(Path(sys.argv[2]), dpi=110)
 
 
 if __name__ == "__main__":
