@@ -1,10 +1,7 @@
 // The words of the matrix unit (AMX): operands packed into tiles, and their products. A tile has 16
 // rows of 64 bytes. C[16][16] of fp32 += A[16][32] B[32][16] of bf16, where B is held as
-// [16 pairs of k][16][2]. Included by flash_amx.cpp after tile.h, inside its namespace.
+// [16 pairs of k][16][2]. Included by flash_amx.cpp after amx_vectors.h, inside its namespace.
 #pragma once
-
-// Always part of its caller, so that what pieces of work keep between them stays in registers.
-#define TEA_INLINE inline __attribute__((always_inline))
 
 inline constexpr int kSide = 16;         // rows of a tile, and fp32 columns of C
 inline constexpr int kDepth = 32;        // of k in one product of tiles
@@ -46,23 +43,74 @@ class Configured {
 };
 
 // A matrix of tiles: the bytes from one tile to the next across the product (rows of A, columns of
-// B), from one to the next along k, and from row to row inside a tile.
+// B), from one to the next along k, and from row to row inside a tile. If it is the sum of several
+// terms, `term` is from one of them to the next.
 struct Tiles {
   const void* data;
-  int64_t next, step, pitch;
+  int64_t next, step, pitch, term = 0;
 
   const char* at(int64_t n, int64_t k = 0) const {
     return static_cast<const char*>(data) + n * next + k * step;
   }
+  const char* at(int64_t n, int64_t k, int t) const { return at(n, k) + t * term; }
 };
 
 template <int n>
 using Number = std::integral_constant<int, n>;
 
-// M x N tiles of C = or += A B over `steps` tiles of k. `between` is called after each product with
-// the quarters [from, to) of a step that are its share: what it does there on vectors runs beside
-// the products.
-template <int M, int N, class Between>
+// Which terms of A and B meet. One product after the other shares a term with the one before, which
+// then is in its tiles already. `quarters`: how much of the vectors' share of a step is done by
+// then.
+struct Round {
+  int a, b;
+  bool loads_a, loads_b;
+  int quarters;
+};
+
+// bf16 is one term. fp32 is three, the largest first: what is left out, products of a second with a
+// third and of two thirds, is below 2^-24 of the whole. The largest product comes last, so that a
+// sum is rounded at its full size once.
+template <int T>
+inline constexpr Round kRounds[] = {{0, 0, true, true, 4}};
+template <>
+inline constexpr Round kRounds<3>[] = {{2, 0, true, true, 1},  {1, 0, true, false, 1},
+                                       {1, 1, false, true, 2}, {0, 1, true, false, 3},
+                                       {0, 2, false, true, 3}, {0, 0, false, true, 4}};
+
+// M x N products of tiles of one round at step k. `between` is called after each product with the
+// quarters [from, to) of a step that are its share, if any.
+template <int M, int N, int T, int I, class Between>
+TEA_WORD void multiply_round(int64_t k, const Tiles& a, const Tiles& b, Between& between) {
+  constexpr Round now = kRounds<T>[I];
+  constexpr int begin = I > 0 ? kRounds<T>[I > 0 ? I - 1 : 0].quarters : 0;
+  const auto done = [&]<int product>(Number<product>) __attribute__((always_inline)) {
+    constexpr int from = begin + (now.quarters - begin) * product / (M * N);
+    constexpr int to = begin + (now.quarters - begin) * (product + 1) / (M * N);
+    if constexpr (from < to) between(Number<from>{}, Number<to>{});
+  };
+  if constexpr (now.loads_b) load_tile<6>(b.at(0, k, now.b), b.pitch);
+  if constexpr (now.loads_a) load_tile<4>(a.at(0, k, now.a), a.pitch);
+  multiply_tile<0, 4, 6>();
+  done(Number<0>{});
+  if constexpr (N > 1) {
+    if constexpr (now.loads_b) load_tile<7>(b.at(1, k, now.b), b.pitch);
+    multiply_tile<1, 4, 7>();
+    done(Number<1>{});
+  }
+  if constexpr (M > 1) {
+    if constexpr (now.loads_a) load_tile<5>(a.at(1, k, now.a), a.pitch);
+    multiply_tile<2, 5, 6>();
+    done(Number<N>{});
+  }
+  if constexpr (M > 1 && N > 1) {
+    multiply_tile<3, 5, 7>();
+    done(Number<3>{});
+  }
+}
+
+// M x N tiles of C = or += A B over `steps` tiles of k, of T terms each. What `between` does on
+// vectors runs beside the products.
+template <int M, int N, int T, class Between>
 TEA_WORD void multiply_tiles(int64_t steps, const Tiles& a, const Tiles& b, float* c, int64_t ldc,
                              bool add, Between& between) {
   const int64_t pitch = ldc * static_cast<int64_t>(sizeof(float));
@@ -78,26 +126,11 @@ TEA_WORD void multiply_tiles(int64_t steps, const Tiles& a, const Tiles& b, floa
     if constexpr (M > 1) zero_tile<2>();
     if constexpr (M > 1 && N > 1) zero_tile<3>();
   }
-  for (int64_t k = 0; k < steps; ++k) {
-    load_tile<6>(b.at(0, k), b.pitch);
-    load_tile<4>(a.at(0, k), a.pitch);
-    multiply_tile<0, 4, 6>();
-    if constexpr (M * N > 1) between(Number<0>{}, Number<1>{});
-    if constexpr (N > 1) {
-      load_tile<7>(b.at(1, k), b.pitch);
-      multiply_tile<1, 4, 7>();
-      if constexpr (M > 1) between(Number<1>{}, Number<2>{});
+  for (int64_t k = 0; k < steps; ++k)
+    [&]<size_t... I>(std::index_sequence<I...>) __attribute__((always_inline)) {
+      (multiply_round<M, N, T, static_cast<int>(I)>(k, a, b, between), ...);
     }
-    if constexpr (M > 1) {
-      load_tile<5>(a.at(1, k), a.pitch);
-      multiply_tile<2, 5, 6>();
-    }
-    if constexpr (M > 1 && N > 1) {
-      between(Number<2>{}, Number<3>{});
-      multiply_tile<3, 5, 7>();
-    }
-    between(Number<M * N - 1>{}, Number<4>{});
-  }
+  (std::make_index_sequence<std::size(kRounds<T>)>{});
   store_tile<0>(c, pitch);
   if constexpr (N > 1) store_tile<1>(c + kSide, pitch);
   if constexpr (M > 1) store_tile<2>(below, pitch);
@@ -110,6 +143,7 @@ struct Nothing {
 };
 
 // C = or += A B in parts of two by two tiles; `rows` and `columns` count tiles, `steps` tiles of k.
+template <int T>
 struct Product {
   int64_t rows, columns, steps;
   Tiles a, b;
@@ -122,13 +156,14 @@ struct Product {
   template <class Between = const Nothing>
   TEA_INLINE void part(int64_t i, Between&& between = {}) const {
     const int64_t m = i / tiles_of(columns, 2) * 2, n = i % tiles_of(columns, 2) * 2;
-    const Tiles left{a.at(m), a.next, a.step, a.pitch}, right{b.at(n), b.next, b.step, b.pitch};
+    const Tiles left{a.at(m), a.next, a.step, a.pitch, a.term};
+    const Tiles right{b.at(n), b.next, b.step, b.pitch, b.term};
     float* to = c + m * kSide * ldc + n * kSide;
     const bool tall = m + 1 < rows, wide = n + 1 < columns;
-    if (tall && wide) return multiply_tiles<2, 2>(steps, left, right, to, ldc, add, between);
-    if (tall) return multiply_tiles<2, 1>(steps, left, right, to, ldc, add, between);
-    if (wide) return multiply_tiles<1, 2>(steps, left, right, to, ldc, add, between);
-    multiply_tiles<1, 1>(steps, left, right, to, ldc, add, between);
+    if (tall && wide) return multiply_tiles<2, 2, T>(steps, left, right, to, ldc, add, between);
+    if (tall) return multiply_tiles<2, 1, T>(steps, left, right, to, ldc, add, between);
+    if (wide) return multiply_tiles<1, 2, T>(steps, left, right, to, ldc, add, between);
+    multiply_tiles<1, 1, T>(steps, left, right, to, ldc, add, between);
   }
 
   template <class Between = const Nothing>
@@ -139,26 +174,54 @@ struct Product {
 
 // ------------------------------------------------------------------------------------- packing
 
-// Where 16 or 32 rows of bf16 begin; null stands for a row of zeros.
-using Rows16 = const uint16_t* const*;
+// Which of the elements [from, from + 16) a row of n has. Null stands for a row of zeros.
+TEA_WORD __mmask16 first_16(int64_t from, int64_t n) {
+  return static_cast<__mmask16>(n - from >= 16 ? 0xFFFF : (1u << (n - from)) - 1);
+}
 
-// Elements [from, from + 32) of a row of n.
-TEA_WORD __m512i load_32(const uint16_t* row, int64_t from, int64_t n) {
-  if (!row) return _mm512_setzero_si512();
-  const int64_t left = n - from;
-  if (left >= 32) return _mm512_loadu_si512(row + from);
-  return _mm512_maskz_loadu_epi16((1u << left) - 1, row + from);
-}
-TEA_WORD __m512i load_16(const uint16_t* row, int64_t from, int64_t n) {
-  if (!row) return _mm512_setzero_si512();
-  const int64_t left = n - from;
-  const auto mask = static_cast<__mmask16>(left >= 16 ? 0xFFFF : (1u << left) - 1);
-  return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, row + from));
-}
-// Two rows of 16 elements, element by element.
-TEA_WORD __m512i paired(const uint16_t* low, const uint16_t* high, int64_t from, int64_t n) {
-  return _mm512_or_si512(load_16(low, from, n), _mm512_slli_epi32(load_16(high, from, n), 16));
-}
+// How packing reads rows of bf16.
+struct Bf16Rows {
+  using Row = const uint16_t*;
+
+  // Elements [from, from + 32) of a row of n.
+  static __m512i load_32(Row row, int64_t from, int64_t n) {
+    if (!row) return _mm512_setzero_si512();
+    const int64_t left = n - from;
+    if (left >= 32) return _mm512_loadu_si512(row + from);
+    return _mm512_maskz_loadu_epi16((1u << left) - 1, row + from);
+  }
+  // Two rows of 16 elements, element by element.
+  static __m512i paired(Row low, Row high, int64_t from, int64_t n) {
+    return _mm512_or_si512(load_16(low, from, n), _mm512_slli_epi32(load_16(high, from, n), 16));
+  }
+
+ private:
+  static __m512i load_16(Row row, int64_t from, int64_t n) {
+    if (!row) return _mm512_setzero_si512();
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_16(from, n), row + from));
+  }
+};
+
+// How packing reads rows of fp32: one of the three terms of each element times `factor`.
+template <int term>
+struct Fp32Rows {
+  using Row = const float*;
+  float factor = 1;
+
+  __m512i load_32(Row row, int64_t from, int64_t n) const {
+    return joined(load_16(row, from, n), load_16(row, from + 16, n));
+  }
+  __m512i paired(Row low, Row high, int64_t from, int64_t n) const {
+    return exact_pairs(load_16(low, from, n), load_16(high, from, n));
+  }
+
+ private:
+  VF load_16(Row row, int64_t from, int64_t n) const {
+    if (!row || from >= n) return VF{};
+    const VF x = (VF)_mm512_maskz_loadu_ps(first_16(from, n), row + from) * factor;
+    return Terms<3>(x).term[term];
+  }
+};
 
 // 16 rows of 16 words, transposed, as a tile.
 TEA_WORD void store_transposed(V<float> (&row)[kSide], std::byte* to) {
@@ -168,35 +231,40 @@ TEA_WORD void store_transposed(V<float> (&row)[kSide], std::byte* to) {
 }
 
 // 16 rows as tiles of A along their n elements.
-inline void pack_rows(Rows16 rows, int64_t n, std::byte* to) {
+template <class Rows>
+void pack_rows(const Rows& of, const typename Rows::Row* rows, int64_t n, std::byte* to) {
   for (int64_t from = 0; from < n; from += kDepth, to += kTileBytes)
-    for (int i = 0; i < kSide; ++i) _mm512_store_si512(to + 64 * i, load_32(rows[i], from, n));
+    for (int i = 0; i < kSide; ++i) _mm512_store_si512(to + 64 * i, of.load_32(rows[i], from, n));
 }
 
 // 16 rows as the columns of B: k runs along their elements, `step` bytes from tile to tile.
-inline void pack_columns(Rows16 rows, int64_t n, std::byte* to, int64_t step) {
+template <class Rows>
+void pack_columns(const Rows& of, const typename Rows::Row* rows, int64_t n, std::byte* to,
+                  int64_t step) {
   for (int64_t from = 0; from < n; from += kDepth, to += step) {
     V<float> row[kSide];
 #pragma GCC unroll 16
-    for (int i = 0; i < kSide; ++i) row[i] = (V<float>)load_32(rows[i], from, n);
+    for (int i = 0; i < kSide; ++i) row[i] = (V<float>)of.load_32(rows[i], from, n);
     store_transposed(row, to);
   }
 }
 
 // 32 rows along k as tiles of B, one for every 16 elements.
-inline void pack_pairs(Rows16 rows, int64_t n, std::byte* to) {
+template <class Rows>
+void pack_pairs(const Rows& of, const typename Rows::Row* rows, int64_t n, std::byte* to) {
   for (int64_t from = 0; from < n; from += kSide, to += kTileBytes)
     for (int i = 0; i < kSide; ++i)
-      _mm512_store_si512(to + 64 * i, paired(rows[2 * i], rows[2 * i + 1], from, n));
+      _mm512_store_si512(to + 64 * i, of.paired(rows[2 * i], rows[2 * i + 1], from, n));
 }
 
 // 32 rows along k as tiles of A, whose rows are 16 of their elements.
-inline void pack_transposed(Rows16 rows, int64_t n, std::byte* to) {
+template <class Rows>
+void pack_transposed(const Rows& of, const typename Rows::Row* rows, int64_t n, std::byte* to) {
   for (int64_t from = 0; from < n; from += kSide, to += kTileBytes) {
     V<float> row[kSide];
 #pragma GCC unroll 16
     for (int i = 0; i < kSide; ++i)
-      row[i] = (V<float>)paired(rows[2 * i], rows[2 * i + 1], from, n);
+      row[i] = (V<float>)of.paired(rows[2 * i], rows[2 * i + 1], from, n);
     store_transposed(row, to);
   }
 }

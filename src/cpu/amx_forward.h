@@ -22,14 +22,20 @@ void raise_maxima(const Chunk& chunk, float* max) {
   }
 }
 
-// P = 2^(logit / ln 2 - base) as B of the second product, and its sum over the chunk, in steps of
-// two keys whose quarters are the vectors of rows. `keep`: factors of dropout. Always inlined, so
-// that bases and sums stay in registers.
-template <int N>
+// In what logits are relative to their base: powers of two, which takes one instruction, but is
+// only as exact as P of bf16 needs; else powers of e.
+template <int T>
+constexpr float kPower = T == 1 ? kLog2e : 1;
+
+// P = exp(logit - base) as B of the second product, and its sum over the chunk, in steps of two
+// keys whose quarters are the vectors of rows. `keep`: factors of dropout. Always inlined, so that
+// bases and sums stay in registers.
+template <int N, int T>
 class Exponentials {
  public:
-  TEA_INLINE Exponentials(const Chunk& chunk, const float* base, const float* keep, std::byte* p)
-      : s_(chunk.s), keep_(keep), p_(p), scale_(splat(chunk.factor * kLog2e)) {
+  TEA_INLINE Exponentials(const Chunk& chunk, const float* base, const float* keep, std::byte* p,
+                          int64_t term)
+      : s_(chunk.s), keep_(keep), p_(p), term_(term), scale_(splat(chunk.factor * kPower<T>)) {
     for (int n = 0; n < N; ++n) base_[n] = load(base + n * kSide), sum_[n] = VF{};
   }
   static constexpr int kSteps = kDepth / 2;
@@ -53,14 +59,23 @@ class Exponentials {
   template <int n>
   TEA_INLINE void pair(int ahead) {
     const float* s = s_ + ahead * 2 * kRows + n * kSide;
-    VF low = power_of_two(load(s) * scale_ - base_[n]);
-    VF high = power_of_two(load(s + kRows) * scale_ - base_[n]);
+    VF low = power(load(s), base_[n]), high = power(load(s + kRows), base_[n]);
     sum_[n] += low + high;
     if (keep_) {
       const float* keep = keep_ + ahead * 2 * kRows + n * kSide;
       low *= load(keep), high *= load(keep + kRows);
     }
-    _mm512_store_si512(p_ + ahead * 4 * kRows + n * kSide * 4, as_pairs_up(low, high));
+    std::byte* const to = p_ + ahead * 4 * kRows + n * kSide * 4;
+    if constexpr (T == 1) return _mm512_store_si512(to, as_pairs_up(low, high));
+    const Terms<T> a(low), b(high);
+    for (int t = 0; t < T; ++t) _mm512_store_si512(to + t * term_, pairs_of(a, b, t));
+  }
+  // Logits may be so large that the scale and the difference must not be rounded as one: the
+  // largest logit is its own base, and its P is 1.
+  TEA_INLINE VF power(VF s, VF base) const {
+    if constexpr (T == 1) return power_of_two(s * scale_ - base);
+    const VF logit = (VF)_mm512_maskz_mul_ps(0xFFFF, (__m512)s, (__m512)scale_);
+    return power_of_two((logit - base) * kLog2e);
   }
   TEA_INLINE void advance(int count) {
     s_ += count * 2 * kRows, p_ += count * 4 * kRows, left_ -= count;
@@ -69,6 +84,7 @@ class Exponentials {
 
   const float *s_, *keep_;
   std::byte* p_;
+  const int64_t term_;  // bytes from one term of P to the next
   int left_ = kSteps;
   const VF scale_;
   VF base_[N], sum_[N];
@@ -81,6 +97,7 @@ class Exponentials {
 // only where that is larger by kSlack are O and the sum taken to a new base. Where all rows have a
 // base and see all keys of a chunk, its maxima are not even looked for, unless the sum of its
 // exponentials is so large that one of them may be: then they are computed again.
+template <int T>
 class Walk {
  public:
   Walk(const View& view, const RowBlock& block, Columns columns, Partial<float> out, float* scratch)
@@ -92,17 +109,21 @@ class Walk {
         packed_(p_, block.group, Pass::kForward, block.group.packed) {
     s_ = scratch + scratch_reals<float>(p_);
     probs_ = reinterpret_cast<std::byte*>(s_ + 2 * kDepth * kRows);
-    queries_ = probs_ + 2 * kPanelBytes;
     panel_keys_ = panel_keys();
-    pack_block(BlockRows(view, block, TEA_Q), p_.dim_qk, queries_);
+    const BlockRows<T> q(view, block, TEA_Q, p_.dim_qk);
+    queries_ = pack_block(q, probs_ + 2 * T * kPanelBytes);
+    ordinary_ = q.ordinary && packed_.is_ordinary(seen());
     std::fill_n(out.max, kRows, kNone), std::fill_n(reference_, kRows, kNone);
     std::fill_n(out.sum, kRows, 0.0f), std::fill_n(base_, kRows, 0.0f);
   }
 
   static int64_t scratch(const Problem& p) {
-    return scratch_reals<float>(p) + 2 * kDepth * kRows + 2 * kPanelBytes / 4 +
-           Sizes(p).deep_k * kGroups * kTileBytes / 4;
+    return scratch_reals<float>(p) + 2 * kDepth * kRows +
+           T * (2 * kPanelBytes + Sizes(p).deep_k * kGroups * kTileBytes) / 4;
   }
+
+  // Whether the operands are what products of their terms are exact for.
+  bool is_ordinary() const { return ordinary_; }
 
   void operator()() {
     switch (groups()) {
@@ -119,11 +140,13 @@ class Walk {
 
  private:
   static constexpr float kNone = -std::numeric_limits<float>::infinity();
-  static constexpr int kSlack = 6;  // in powers of two
-  static constexpr int64_t kPanelBytes = int64_t{kMostKeys} * kRows * 2;
+  static constexpr int kSlack = 6;                                        // in powers of two
+  static constexpr int64_t kPanelBytes = int64_t{kMostKeys} * kRows * 2;  // of one term
 
   int64_t groups() const { return t_.lanes() / kSide; }
   int64_t base_key() const { return block_.group.seen.begin; }
+  // The keys of the walk, in the packed head.
+  Columns seen() const { return {columns_.begin - base_key(), columns_.end - base_key()}; }
 
   // The chunk from `first` on, in one of two buffers.
   Chunk chunk(int64_t first, int which) const {
@@ -139,7 +162,7 @@ class Walk {
 
   template <int N>
   void over_chunks() {
-    const int64_t skipped = (columns_.begin - base_key()) / kDepth * kDepth;
+    const int64_t skipped = seen().begin / kDepth * kDepth;
     Chunk now = chunk(base_key() + skipped, 0);
     if (now.first >= columns_.end) {
       std::fill_n(out_.o, padded(p_.v_dim()) * kRows, 0.0f);
@@ -169,7 +192,7 @@ class Walk {
       raise_maxima<N>(now, out_.max);
       rebase_if_needed<N>();
     }
-    Exponentials<N> all(now, base_, keep(now), place());
+    Exponentials<N, T> all(now, base_, keep(now), place(), kPanelBytes);
     if (next.first < columns_.end) products(all, next);
     all.finish();
     if (trusting && !moderate(all)) return exponentials_again<N>(now);
@@ -178,7 +201,7 @@ class Walk {
 
   // Whether no exponential is much above 1; NaN is not.
   template <int N>
-  TEA_INLINE bool moderate(const Exponentials<N>& all) const {
+  TEA_INLINE bool moderate(const Exponentials<N, T>& all) const {
     const __m512 most = _mm512_set1_ps(1 << kSlack);
     unsigned beyond = 0;
     for (int n = 0; n < N; ++n) beyond |= _mm512_cmp_ps_mask((__m512)all.sum(n), most, _CMP_NLE_UQ);
@@ -190,17 +213,18 @@ class Walk {
     finish_values();
     raise_maxima<N>(now, out_.max);
     move_base<N>();
-    Exponentials<N> all(now, base_, keep(now), place());
+    Exponentials<N, T> all(now, base_, keep(now), place(), kPanelBytes);
     all.finish();
     for (int n = 0; n < N; ++n) add_to(out_.sum + n * kSide, all.sum(n));
   }
 
   // The scores of the next chunk and a part of the product that waits, beside exponentials.
   template <int N>
-  TEA_INLINE void products(Exponentials<N>& all, Chunk& next) {
-    const Product product = scores(next);
+  TEA_INLINE void products(Exponentials<N, T>& all, Chunk& next) {
+    const Product<T> product = scores(next);
     const int64_t steps = product.parts() * product.steps + parts_now() * waiting_.keys / kDepth;
-    const auto each = static_cast<int>(tiles_of(Exponentials<N>::kSteps, static_cast<int>(steps)));
+    const auto each =
+        static_cast<int>(tiles_of(Exponentials<N, T>::kSteps, static_cast<int>(steps)));
     const auto some = [&]<class From, class To>(From, To) __attribute__((always_inline)) {
       all.template quarters<From::value, To::value>(each);
     };
@@ -211,18 +235,18 @@ class Walk {
 
   // Where P of the chunk goes.
   std::byte* place() const {
-    return probs_ + (panel_.p == probs_ ? 0 : kPanelBytes) + panel_.keys * kRows * 2;
+    return probs_ + (panel_.p == probs_ ? 0 : T * kPanelBytes) + panel_.keys * kRows * 2;
   }
   static void add_to(float* at, VF x) { store(at, load(at) + x); }
 
   // ---- the first product
 
-  Product scores(const Chunk& chunk) const {
+  Product<T> scores(const Chunk& chunk) const {
     return {2,
             groups(),
             packed_.size.deep_k,
             packed_.rows_k(chunk.first - base_key()),
-            block_columns(queries_),
+            queries_,
             chunk.s,
             kRows,
             false};
@@ -257,8 +281,8 @@ class Walk {
     const std::byte* p;
   };
 
-  Product values(const Panel& panel) const {
-    const Tiles p{panel.p, kSide * 4, kDepth / 2 * kRows * 4, kRows * 4};
+  Product<T> values(const Panel& panel) const {
+    const Tiles p{panel.p, kSide * 4, kDepth / 2 * kRows * 4, kRows * 4, kPanelBytes};
     return {packed_.size.wide_v,
             groups(),
             panel.keys / kDepth,
@@ -273,7 +297,7 @@ class Walk {
   void hand_over(int64_t next_key) {
     finish_waiting();
     waiting_ = panel_, part_ = 0;
-    panel_ = {next_key, 0, panel_.p == probs_ ? probs_ + kPanelBytes : probs_};
+    panel_ = {next_key, 0, panel_.p == probs_ ? probs_ + T * kPanelBytes : probs_};
   }
 
   // How many parts of the product that waits are next, such that it is done when the next panel is.
@@ -284,12 +308,12 @@ class Walk {
 
   template <class Between>
   TEA_INLINE void some_values(Between between) {
-    const Product product = values(waiting_);
+    const Product<T> product = values(waiting_);
     for (int64_t end = part_ + parts_now(); part_ < end; ++part_) product.part(part_, between);
   }
 
   void finish_waiting() {
-    const Product product = values(waiting_);
+    const Product<T> product = values(waiting_);
     for (; waiting_.keys && part_ < product.parts(); ++part_) product.part(part_);
   }
 
@@ -305,7 +329,8 @@ class Walk {
   void rebase_if_needed() {
     bool needed = false;
     for (int n = 0; n < N * kSide; n += kSide) {
-      const VF high = load(out_.max + n) * kLog2e, most = load(reference_ + n) + float{kSlack};
+      const VF high = load(out_.max + n) * kPower<T>;
+      const VF most = load(reference_ + n) + kSlack * kPower<T> / kLog2e;
       needed |= _mm512_cmp_ps_mask((__m512)high, (__m512)most, _CMP_GT_OQ) != 0;
     }
     if (!needed) return;
@@ -320,8 +345,9 @@ class Walk {
     bool shrinks = false;
     started_ = N == kGroups && !(p_.outputs & (TEA_OUTPUT_MAX | TEA_OUTPUT_SUM_EXP));
     for (int n = 0; n < N * kSide; n += kSide) {
-      const VF before = load(reference_ + n), now = load(out_.max + n) * kLog2e;
-      const VF base = now == splat(kNone) ? VF{} : now, factor = power_of_two(before - base);
+      const VF before = load(reference_ + n), now = load(out_.max + n) * kPower<T>;
+      const VF base = now == splat(kNone) ? VF{} : now;
+      const VF factor = power_of_two((before - base) * (kLog2e / kPower<T>));
       store(out_.sum + n, load(out_.sum + n) * factor);
       store(reference_ + n, now), store(base_ + n, base), store(shrink + n, factor);
       shrinks |= _mm512_cmpneq_ps_mask((__m512)before, (__m512)now) != 0;
@@ -339,12 +365,14 @@ class Walk {
   const Columns columns_;
   const Partial<float> out_;
   Tile<float> t_;
-  const Packed packed_;
+  const Packed<T> packed_;
+  bool ordinary_;
   float* s_;                                          // of two chunks
-  std::byte *probs_, *queries_;                       // P of two panels as B; Q as B
+  std::byte* probs_;                                  // P of two panels as B
+  Tiles queries_;                                     // Q as B
   Panel panel_{}, waiting_{};                         // being filled; to be multiplied by V
   int64_t part_ = 0;                                  // of the product that waits: how much is done
   int64_t panel_keys_ = 0, first_key_ = 0;            // of a panel; of the walk
   bool started_ = false;                              // each row has a base, and needs no maximum
-  alignas(64) float reference_[kRows], base_[kRows];  // in powers of two; base: 0 if there is none
+  alignas(64) float reference_[kRows], base_[kRows];  // times kPower; base: 0 if there is none
 };

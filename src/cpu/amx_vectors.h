@@ -1,6 +1,9 @@
 // What the vectors do beside the matrix unit: exponentials, and roundings to its operands. Included
-// by flash_amx.cpp after simd.h, inside its namespace.
+// by flash_amx.cpp after tile.h, inside its namespace.
 #pragma once
+
+// Always part of its caller, so that what pieces of work keep between them stays in registers.
+#define TEA_INLINE inline __attribute__((always_inline))
 
 constexpr float kLog2e = 1.44269504f;
 
@@ -35,4 +38,33 @@ TEA_WORD __m512i as_pairs(VF low, VF high) {
 // Two vectors as bf16, one after the other.
 TEA_WORD __m512i joined(VF low, VF high) {
   return (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+}
+
+// Two vectors of bf16 numbers, element by element.
+TEA_WORD __m512i exact_pairs(VF low, VF high) {
+  return _mm512_or_si512(_mm512_srli_epi32((__m512i)low, 16), (__m512i)high);
+}
+
+// A vector as the sum of T vectors, the largest first. One stays as it is; three are bf16 numbers,
+// each the rest of those before rounded to nearest, and exactly x together, unless a bit of x is
+// below the smallest normal number.
+template <int T>
+struct Terms {
+  TEA_INLINE explicit Terms(VF x) {
+    for (int t = 0; t + 1 < T; ++t) x -= term[t] = rounded(x);
+    term[T - 1] = x;
+  }
+  VF term[T];
+
+ private:
+  static TEA_INLINE VF rounded(VF x) {
+    const __m512i up = _mm512_add_epi32((__m512i)x, _mm512_set1_epi32(0x8000));
+    return (VF)_mm512_and_si512(up, _mm512_set1_epi32(-0x10000));
+  }
+};
+
+// As operands: pairs element by element, or one vector after the other.
+template <int T>
+TEA_WORD __m512i pairs_of(const Terms<T>& low, const Terms<T>& high, int t) {
+  return T == 1 ? as_pairs(low.term[t], high.term[t]) : exact_pairs(low.term[t], high.term[t]);
 }

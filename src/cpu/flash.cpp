@@ -438,7 +438,8 @@ struct Flash : Executable {
 Attempt plan_with(const InstructionSet& set, const Problem& problem, const Device& device) {
   TEA_REFUSE_IF(!device.is_host(), "device is a GPU; it runs on the host");
   TEA_REFUSE_IF(!set.available(), "this processor lacks the instructions");
-  if (set.others && problem.dtype != TEA_BF16) return plan_with(*set.others, problem, device);
+  const bool own = problem.dtype == TEA_BF16 || problem.dtype == TEA_FP32;
+  if (set.others && !own) return plan_with(*set.others, problem, device);
   if (problem.dtype == TEA_FP64)
     return std::make_unique<Flash<double>>(problem, *set.twice, *set.twice);
   return std::make_unique<Flash<float>>(problem, *set.single,

@@ -82,7 +82,7 @@ struct InstructionSet {
   bool (*available)();
   const Kernels<float>* single;
   const Kernels<double>* twice;
-  const InstructionSet* others = nullptr;  // for few rows and what is not bf16, if need be
+  const InstructionSet* others = nullptr;  // for few rows, and types but bf16 and fp32, if need be
 };
 extern const InstructionSet kAmx, kAvx512, kAvx2, kGeneric;
 

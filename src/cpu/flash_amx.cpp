@@ -1,6 +1,7 @@
-// The tiled kernels for the matrix unit (AMX) of recent Xeons, for bf16: products in its tiles,
-// everything between them in AVX-512. As in flash_kernel.h, query rows lie across the lanes. Keys
-// and values are packed once per kv head; P and dS are rounded to bf16 for the second products.
+// The tiled kernels for the matrix unit (AMX) of recent Xeons, for bf16 and fp32: products in its
+// tiles, everything between them in AVX-512. As in flash_kernel.h, query rows lie across the lanes.
+// Keys and values are packed once per kv head. bf16: P and dS are rounded to bf16 for the second
+// products. fp32: each operand is the sum of three terms in bf16.
 #include "cpu/flash_common.h"
 
 #if defined(__x86_64__)
@@ -17,37 +18,72 @@ constexpr int kBytes = 64, kTall = 6, kStrip = 4;
 #include "cpu/simd.h"
 #include "cpu/tile.h"
 #include "cpu/flash_kernel.h"
-#include "cpu/amx.h"
 #include "cpu/amx_vectors.h"
+#include "cpu/amx.h"
 #include "cpu/amx_operands.h"
 #include "cpu/amx_forward.h"
 #include "cpu/amx_backward.h"
 // clang-format on
 
+// Calls body with the number of terms that an operand has.
+template <class Body>
+auto with_terms(const Problem& p, Body&& body) {
+  return p.dtype == TEA_FP32 ? body(Number<3>{}) : body(Number<1>{});
+}
+
+template <int T>
 double attend_amx(const View& view, const RowBlock& block, Columns columns, Partial<float> out,
                   float* scratch) {
   const Configured unit;
   const Subnormals none(false);
-  Walk(view, block, columns, out, scratch)();
+  Walk<T> walk(view, block, columns, out, scratch);
+  if (!walk.is_ordinary()) return kAvx512.single->attend(view, block, columns, out, scratch);
+  walk();
   return 0;
 }
 
 int64_t scratch_amx(const Problem& p) {
-  return std::max(Walk::scratch(p), p.training ? WalkBack::scratch(p) : 0);
+  return with_terms(p, [&]<int T>(Number<T>) {
+    return std::max(Walk<T>::scratch(p), p.training ? WalkBack<T>::scratch(p) : 0);
+  });
 }
 
-// The gradient of a bias is left to AVX-512, which reads K and V as they lie.
-void backward_amx(const View& view, const RowBlock& block, Gradients<float>& g, float* scratch) {
-  if (g.dbias) return kAvx512.single->backward(view, block, g, scratch);
+int64_t packed_bytes_amx(const Problem& p, const Group& g, Pass pass) {
+  return with_terms(p, [&]<int T>(Number<T>) { return packed_bytes<T>(p, g, pass); });
+}
+
+void pack_amx(const View& view, const Group& g, Pass pass, int64_t first, std::byte* memory) {
+  with_terms(view.p, [&]<int T>(Number<T>) { pack_head<T>(view, g, pass, first, memory); });
+}
+
+double attend_any(const View& view, const RowBlock& block, Columns columns, Partial<float> out,
+                  float* scratch) {
+  return with_terms(
+      view.p, [&]<int T>(Number<T>) { return attend_amx<T>(view, block, columns, out, scratch); });
+}
+
+// Not of a bias, nor where the operands are not ordinary.
+template <int T>
+bool backward_amx(const View& view, const RowBlock& block, Gradients<float>& g, float* scratch) {
+  if (g.dbias) return false;
   const Configured unit;
   const Subnormals none(false);
-  WalkBack walk(view, block, g, scratch);
-  walk();
+  WalkBack<T> walk(view, block, g, scratch);
+  if (!walk.is_ordinary()) return false;
+  walk(view);
   store_dq(view, block, walk.dq(), g);
+  return true;
 }
 
-constexpr Kernels<float> kAmxKernels{scratch_amx,   packed_bytes, pack_head,        attend_amx,
-                                     finish<float>, backward_amx, store_keys<float>};
+// What the unit leaves is for AVX-512, which reads K and V as they lie.
+void backward_any(const View& view, const RowBlock& block, Gradients<float>& g, float* scratch) {
+  const bool done = with_terms(
+      view.p, [&]<int T>(Number<T>) { return backward_amx<T>(view, block, g, scratch); });
+  if (!done) kAvx512.single->backward(view, block, g, scratch);
+}
+
+constexpr Kernels<float> kAmxKernels{scratch_amx,   packed_bytes_amx, pack_amx,         attend_any,
+                                     finish<float>, backward_any,     store_keys<float>};
 }  // namespace
 }  // namespace tea::cpu
 #pragma GCC pop_options

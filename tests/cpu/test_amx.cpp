@@ -20,8 +20,8 @@ constexpr int kBytes = 64, kTall = 6, kStrip = 4;
 // clang-format off
 #include "cpu/simd.h"
 #include "cpu/tile.h"
-#include "cpu/amx.h"
 #include "cpu/amx_vectors.h"
+#include "cpu/amx.h"
 // clang-format on
 
 void powers_of_two(const float* x, float* y) { store(y, power_of_two(load(x))); }
@@ -30,9 +30,14 @@ void pairs(const float* low, const float* high, uint16_t* up, uint16_t* even, ui
   _mm512_storeu_si512(even, as_pairs(load(low), load(high)));
   _mm512_storeu_si512(joint, joined(load(low), load(high)));
 }
-void product(const Product& all) {
+template <int T>
+void product(const Product<T>& all) {
   const Configured unit;
   all();
+}
+void terms(const float* x, float (*to)[16]) {
+  const Terms<3> all(load(x));
+  for (int t = 0; t < 3; ++t) store(to[t], all.term[t]);
 }
 }  // namespace
 }  // namespace tea::cpu
@@ -111,7 +116,7 @@ struct alignas(64) Packed {
 TEST_F(Amx, PacksRows) {
   const Rows rows;
   Packed to;
-  pack_rows(rows.row, Rows::kDim, to.bytes());
+  pack_rows(Bf16Rows{}, rows.row, Rows::kDim, to.bytes());
   for (int t = 0; t < 2; ++t)
     for (int i = 0; i < 16; ++i)
       for (int d = 0; d < 32; ++d) ASSERT_EQ(to.tile[t][i * 32 + d], rows.at(i, t * 32 + d));
@@ -121,7 +126,7 @@ TEST_F(Amx, PacksRows) {
 TEST_F(Amx, PacksColumns) {
   const Rows rows;
   Packed to;
-  pack_columns(rows.row, Rows::kDim, to.bytes(), 2 * kTileBytes);
+  pack_columns(Bf16Rows{}, rows.row, Rows::kDim, to.bytes(), 2 * kTileBytes);
   for (int t = 0; t < 2; ++t)
     for (int i = 0; i < 16; ++i)
       for (int d = 0; d < 32; ++d)
@@ -132,8 +137,8 @@ TEST_F(Amx, PacksColumns) {
 TEST_F(Amx, PacksPairsOfRows) {
   const Rows rows;
   Packed as_b, as_a;
-  pack_pairs(rows.row, Rows::kDim, as_b.bytes());
-  pack_transposed(rows.row, Rows::kDim, as_a.bytes());
+  pack_pairs(Bf16Rows{}, rows.row, Rows::kDim, as_b.bytes());
+  pack_transposed(Bf16Rows{}, rows.row, Rows::kDim, as_a.bytes());
   for (int t = 0; t < 3; ++t)
     for (int i = 0; i < 32; ++i)
       for (int d = 0; d < 16; ++d) {
@@ -164,8 +169,9 @@ TEST_F(Amx, Multiplies) {
     for (int columns = 1; columns <= 3; ++columns)
       for (const bool add : {false, true}) {
         std::vector<float> c(48 * kLd, 5);
-        product({rows, columns, kSteps, Tiles{from.a, kSteps * kTileBytes, kTileBytes, 64},
-                 Tiles{from.b, kSteps * kTileBytes, kTileBytes, 64}, c.data(), kLd, add});
+        product(Product<1>{rows, columns, kSteps,
+                           Tiles{from.a, kSteps * kTileBytes, kTileBytes, 64},
+                           Tiles{from.b, kSteps * kTileBytes, kTileBytes, 64}, c.data(), kLd, add});
         for (int i = 0; i < 48; ++i)
           for (int j = 0; j < kLd; ++j) {
             const bool inside = i < 16 * rows && j < 16 * columns;
@@ -174,6 +180,94 @@ TEST_F(Amx, Multiplies) {
                 << i << " " << j;
           }
       }
+}
+
+// Numbers of both signs whose 24 bits are all in use, and a few whose terms are special.
+std::vector<float> full_numbers(size_t count) {
+  std::vector<float> out = {0.0f, 1.0f, -1.0f, 0x1.FFFFFEp0f, 0x1.010101p-60f, -0x1.FEFEFEp20f};
+  uint32_t state = 7;
+  while (out.size() < count) {
+    state = state * 1664525u + 1013904223u;
+    out.push_back(bits_float((state & 0x80FFFFFFu) | 0x3F000000u));
+  }
+  return out;
+}
+
+TEST_F(Amx, ThreeTermsAreTheNumber) {
+  const std::vector<float> x = full_numbers(1600);
+  for (size_t i = 0; i < x.size(); i += 16) {
+    float to[3][16];
+    terms(&x[i], to);
+    for (size_t j = 0; j < 16; ++j) {
+      EXPECT_EQ(double{to[0][j]} + double{to[1][j]} + double{to[2][j]}, double{x[i + j]});
+      for (const auto& term : to) EXPECT_EQ(float_bits(term[j]) & 0xFFFFu, 0u) << x[i + j];
+      EXPECT_LE(std::fabs(to[1][j]), std::fabs(x[i + j]) * 0x1p-8f);
+      EXPECT_LE(std::fabs(to[2][j]), std::fabs(x[i + j]) * 0x1p-16f);
+    }
+  }
+}
+
+// C of one and of two by two tiles from three terms, as exact as sums in fp32: packed as the
+// kernels pack them, with rows of 40 elements and a row that is missing.
+TEST_F(Amx, MultipliesFp32) {
+  constexpr int kDim = 40, kSteps = 2, kMissing = 5, kTiles = 2 * kSteps;
+  const std::vector<float> numbers = full_numbers(2 * kDepth * kDim);
+  const float *a[kDepth], *b[kDepth];
+  for (int i = 0; i < kDepth; ++i)
+    a[i] = &numbers[static_cast<size_t>(i * kDim)],
+    b[i] = i == kMissing ? nullptr : &numbers[static_cast<size_t>((kDepth + i) * kDim)];
+  struct alignas(64) {
+    std::byte a[3][kTiles][kTileBytes], b[3][kTiles][kTileBytes];
+  } to;
+  const auto pack = [&]<int t>(Fp32Rows<t> rows) {
+    for (int half = 0; half < 2; ++half) {
+      pack_rows(rows, a + 16 * half, kDim, to.a[t][half * kSteps]);
+      pack_columns(rows, b + 16 * half, kDim, to.b[t][half * kSteps], kTileBytes);
+    }
+  };
+  pack(Fp32Rows<0>{}), pack(Fp32Rows<1>{}), pack(Fp32Rows<2>{});
+  for (const int tiles : {1, 2}) {
+    std::vector<float> c(32 * 32);
+    const auto all = [](const void* from) {
+      return Tiles{from, kSteps * kTileBytes, kTileBytes, 64, kTiles * kTileBytes};
+    };
+    product(Product<3>{tiles, tiles, kSteps, all(to.a), all(to.b), c.data(), 32, false});
+    for (int i = 0; i < 16 * tiles; ++i)
+      for (int j = 0; j < 16 * tiles; ++j) {
+        double sum = 0, size = 0;
+        for (int d = 0; b[j] && d < kDim; ++d) {
+          sum += double{a[i][d]} * double{b[j][d]};
+          size += std::fabs(double{a[i][d]} * double{b[j][d]});
+        }
+        const double off = double{c[static_cast<size_t>(i * 32 + j)]} - sum;
+        EXPECT_LE(std::fabs(off), size * 0x1p-24 * 8) << i << " " << j;
+      }
+  }
+}
+
+// What a kernel reads with a factor, two rows beside each other.
+TEST_F(Amx, PacksPairsOfFp32) {
+  constexpr int kDim = 24;
+  const std::vector<float> numbers = full_numbers(kDepth * kDim);
+  const float* row[kDepth];
+  for (int i = 0; i < kDepth; ++i) row[i] = &numbers[static_cast<size_t>(i * kDim)];
+  Packed as_b[3], as_a[3];
+  const auto pack = [&]<int t>(Fp32Rows<t> rows) {
+    pack_pairs(rows, row, kDim, as_b[t].bytes());
+    pack_transposed(rows, row, kDim, as_a[t].bytes());
+  };
+  pack(Fp32Rows<0>{0.5f}), pack(Fp32Rows<1>{0.5f}), pack(Fp32Rows<2>{0.5f});
+  for (int i = 0; i < kDepth; ++i)
+    for (int d = 0; d < 32; ++d) {
+      double b = 0, a = 0;
+      for (int t = 0; t < 3; ++t) {
+        b += double{bf16_decode(as_b[t].tile[d / 16][(i / 2 * 16 + d % 16) * 2 + i % 2])};
+        a += double{bf16_decode(as_a[t].tile[d / 16][d % 16 * 32 + i])};
+      }
+      const double want = d < kDim ? double{row[i][d]} / 2 : 0;
+      ASSERT_EQ(b, want) << i << " " << d;
+      ASSERT_EQ(a, want) << i << " " << d;
+    }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ namespace tea::cpu {
 namespace {
 
 constexpr const char* kLacks = "cpu-amx: this processor lacks the instructions";
+const std::string kTypes[] = {"dtype=bf16 ", "dtype=fp32 "};  // what the unit multiplies
 
 TEST(FlashAmx, RandomCasesAgreeWithTheOracle) {
   expect_set_agrees("cpu-amx", kAmx.available(), 400000);
@@ -29,13 +30,14 @@ TEST(FlashAmx, ManyPanels) {
         "softcap=2 dropout=0.4", "bias=pre_scale bias_broadcast=batch+row has_scale=1 scale=-1"})
     for (const char* sizes :
          {"batch=1 seqlen_q=80 seqlen_kv=1200 heads_q=3 heads_kv=1 dim_qk=40 dim_v=72",
-          "batch=1 seqlen_q=300 seqlen_kv=270 heads_q=1 heads_kv=1 dim_qk=96 dim_v=32"}) {
-      const kit::Report report =
-          kit::check(kit::Case::parse("dtype=bf16 training=1 " + std::string(sizes) + " " +
-                                      options + " | seed=3 values=randn"),
-                     "cpu-amx");
-      EXPECT_TRUE(report.ok()) << report.text();
-    }
+          "batch=1 seqlen_q=300 seqlen_kv=270 heads_q=1 heads_kv=1 dim_qk=96 dim_v=32"})
+      for (const std::string& type : kTypes) {
+        const kit::Report report =
+            kit::check(kit::Case::parse(type + "training=1 " + std::string(sizes) + " " + options +
+                                        " | seed=3 values=randn"),
+                       "cpu-amx");
+        EXPECT_TRUE(report.ok()) << report.text();
+      }
 }
 
 // Rows whose later keys are far above the first ones, so that exponentials which trusted the base
@@ -44,14 +46,15 @@ TEST(FlashAmx, TrustsABaseOnlyWhileItHolds) {
   if (!kAmx.available()) GTEST_SKIP() << kLacks;
   for (const char* values : {"randn", "extreme", "negative"})
     for (const char* scale : {"1", "8"})
-      for (const char* dims : {"16", "64 dim_v=512", "256 dim_v=24"}) {
-        const kit::Report report = kit::check(
-            kit::Case::parse("dtype=bf16 training=1 has_scale=1 scale=" + std::string(scale) +
-                             " batch=1 seqlen_q=128 seqlen_kv=700 heads_q=1 heads_kv=1 dim_qk=" +
-                             dims + " | seed=12 values=" + values),
-            "cpu-amx");
-        EXPECT_TRUE(report.ok()) << report.text();
-      }
+      for (const char* dims : {"16", "64 dim_v=512", "256 dim_v=24"})
+        for (const std::string& type : kTypes) {
+          const kit::Report report = kit::check(
+              kit::Case::parse(type + "training=1 has_scale=1 scale=" + scale +
+                               " batch=1 seqlen_q=128 seqlen_kv=700 heads_q=1 heads_kv=1 dim_qk=" +
+                               dims + " | seed=12 values=" + values),
+              "cpu-amx");
+          EXPECT_TRUE(report.ok()) << report.text();
+        }
 }
 
 // What shifts logits, or the sum, far from where the exponentials of the keys are.
@@ -62,14 +65,16 @@ TEST(FlashAmx, FarSinksAndBiases) {
         "softmax=learnable softcap=5 | sink_mean=-50",
         "softmax=learnable dropout=0.3 | sink_mean=5", "bias=post_scale | bias_mean=100",
         "bias=post_scale softmax=learnable causal=1 | bias_mean=-100 sink_mean=-50",
-        "bias=pre_scale softcap=60 softmax=off_by_one | bias_mean=-100"}) {
-    const kit::Report report =
-        kit::check(kit::Case::parse("dtype=bf16 training=1 batch=2 seqlen_q=70 seqlen_kv=300 "
-                                    "heads_q=4 heads_kv=2 dim_qk=64 " +
-                                    std::string(options) + " seed=11"),
-                   "cpu-amx");
-    EXPECT_TRUE(report.ok()) << report.text();
-  }
+        "bias=pre_scale softcap=60 softmax=off_by_one | bias_mean=-100"})
+    for (const std::string& type : kTypes) {
+      const kit::Report report =
+          kit::check(kit::Case::parse(type +
+                                      "training=1 batch=2 seqlen_q=70 seqlen_kv=300 "
+                                      "heads_q=4 heads_kv=2 dim_qk=64 " +
+                                      options + " seed=11"),
+                     "cpu-amx");
+      EXPECT_TRUE(report.ok()) << report.text();
+    }
 }
 
 // Each was wrong once.
@@ -84,7 +89,8 @@ TEST(FlashAmx, Regressions) {
         "kv_form=ragged gaps=1 heads_q=2 heads_kv=1 dim_qk=72 bias=post_scale alibi=slopes | "
         "lens_q=1,1,0,1 lens_kv=1,1,0,1 max_q=1 max_kv=8 gap=3 seed=5798 values=negative",
         // Subnormal values, which the unit takes as zero, times 1 / (1 - 0.9).
-        "dtype=bf16 training=1 deterministic=1 heads_q=16 heads_kv=2 dim_qk=96 batch=2 seqlen_q=12 "
+        "dtype=bf16 training=1 deterministic=1 heads_q=16 heads_kv=2 dim_qk=96 batch=2 "
+        "seqlen_q=12 "
         "seqlen_kv=9 causal=1 bottom_right=1 window_left=1 bias=post_scale dropout=0.9 scale=1 "
         "has_scale=1 | seed=5198 values=denormal layout=interleaved2 omit_optional=1",
         // Subnormal O, taken as zero in delta and so in dsink.
@@ -107,8 +113,8 @@ TEST(FlashAmx, Regressions) {
   }
 }
 
-// The library runs on threads that it was lent; what runs there between two pieces of its work may
-// be another call, which finds the packed keys of the first in memory that the thread keeps.
+// The library runs on threads that it was lent; what runs there between two pieces of its work
+// may be another call, which finds the packed keys of the first in memory that the thread keeps.
 TEST(FlashAmx, ALentThreadMayMakeOtherCalls) {
   if (!kAmx.available()) GTEST_SKIP() << kLacks;
   struct Call {
@@ -151,20 +157,41 @@ TEST(FlashAmx, ALentThreadMayMakeOtherCalls) {
   }
 }
 
-// Other types run on AVX-512, with its bits.
-TEST(FlashAmx, OnlyBf16IsItsOwn) {
-  if (!kAmx.available()) GTEST_SKIP() << kLacks;
-  const auto bytes = [](const char* dtype, const char* engine) {
+// What the two engines write of one problem.
+struct Written {
+  std::vector<uint8_t> amx, avx512;
+};
+Written written(const std::string& options) {
+  const auto by = [&](const char* engine) {
     kit::Inputs inputs(kit::Case::parse(
-        "dtype=" + std::string(dtype) +
-        " heads_q=2 heads_kv=2 dim_qk=64 batch=1 seqlen_q=70 seqlen_kv=300 | seed=8 values=randn"));
+        "training=1 heads_q=2 heads_kv=2 dim_qk=64 batch=1 seqlen_q=70 seqlen_kv=300 " + options));
     inputs.fill(kit::Poison::kNan);
-    forward(*planner().plan(inputs.problem(), kHost, engine), &inputs.run(0));
-    return inputs.output_bytes(kit::Written::kForward);
+    const PlanRef plan = planner().plan(inputs.problem(), kHost, engine);
+    const tea_run run = inputs.run(0);
+    forward(*plan, &run);
+    backward(*plan, &run);
+    std::vector<uint8_t> out = inputs.output_bytes(kit::Written::kForward);
+    for (const uint8_t byte : inputs.output_bytes(kit::Written::kBackward)) out.push_back(byte);
+    return out;
   };
-  for (const char* dtype : {"fp32", "fp16", "fp64", "e4m3"})
-    EXPECT_EQ(bytes(dtype, "cpu-amx"), bytes(dtype, "cpu-avx512")) << dtype;
-  EXPECT_NE(bytes("bf16", "cpu-amx"), bytes("bf16", "cpu-avx512"));
+  return {by("cpu-amx"), by("cpu-avx512")};
+}
+
+// Types that the unit does not multiply run on AVX-512, with its bits; so do numbers of fp32 that
+// three terms do not hold.
+TEST(FlashAmx, LeavesTheRestToAvx512) {
+  if (!kAmx.available()) GTEST_SKIP() << kLacks;
+  for (const char* theirs :
+       {"dtype=fp16 | seed=8 values=randn", "dtype=fp64 | seed=8 values=randn",
+        "dtype=e4m3 | seed=8 values=randn", "dtype=fp32 | seed=8 values=denormal",
+        "dtype=fp32 | seed=8 values=maxfinite"}) {
+    const Written both = written(theirs);
+    EXPECT_EQ(both.amx, both.avx512) << theirs;
+  }
+  for (const char* own : {"dtype=bf16 | seed=8 values=randn", "dtype=fp32 | seed=8 values=randn"}) {
+    const Written both = written(own);
+    EXPECT_NE(both.amx, both.avx512) << own;
+  }
 }
 
 }  // namespace

@@ -296,7 +296,8 @@ class Checker {
 
 namespace {
 
-// The matrix unit of a CPU takes P and dS as bf16, and subnormal operands as zero.
+// The matrix unit of a CPU takes P and dS of bf16 as bf16, and subnormal operands as zero. Those of
+// fp32 keep their precision.
 bool is_on_matrix_unit(std::string_view engine, const Problem& p) {
   return p.dtype == TEA_BF16 && (engine == "cpu-amx" || (engine == "cpu" && cpu::kAmx.available()));
 }
