@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import register_flash_attention_impl
 
-from te_attention.torch._arguments import Arguments, trimmed
+from te_attention.torch._arguments import FEW, Arguments, trimmed
 from te_attention.torch._library import OPS
 from te_attention.torch.functional import attention, new_rng_state
 
@@ -87,17 +87,11 @@ def enabled() -> Iterator[None]:
 # ---- The route that PyTorch offers: the kernels behind its FlashAttention backend ----------------
 
 
-def _arguments(q, k, v, dropout, causal, scale, rng_state, training) -> Arguments:
-    return Arguments(
-        q,
-        k,
-        v,
-        mask="causal" if causal else "none",
-        training=training,
-        scale=scale,
-        dropout=dropout,
-        rng_state=rng_state if dropout else None,
-    )
+def _arguments(q, k, v, dropout, causal, scale, rng_state) -> tuple:
+    """For the operators with few arguments, where there is no dropout."""
+    random = {"dropout": dropout, "rng_state": rng_state} if dropout else {}
+    mask = "causal" if causal else "none"
+    return trimmed(Arguments(q, k, v, mask=mask, training=True, scale=scale, **random))
 
 
 def _flash_forward(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
@@ -106,8 +100,9 @@ def _flash_forward(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=Fa
         raise RuntimeError("return_debug_mask is True; needs False: there is no S by S tensor")
     empty = torch.empty(0, dtype=torch.int64, device=q.device)
     rng_state = new_rng_state(q.device) if dropout_p else empty
-    arguments = _arguments(q, k, v, dropout_p, is_causal, scale, rng_state, True)
-    o, lse, _ = OPS.forward.default(*trimmed(arguments))
+    arguments = _arguments(q, k, v, dropout_p, is_causal, scale, rng_state)
+    forward = OPS.forward_few if len(arguments) <= FEW else OPS.forward
+    o, lse, *_ = forward.default(*arguments)
     if o.stride() != q.stride() and o.shape == q.shape:
         o = torch.empty_like(q).copy_(o)  # compiled code counts on the strides of q
     # cu_seqlens, maxima, rng_state, an offset that rng_state already holds, and the debug mask
@@ -133,9 +128,10 @@ def _flash_backward(
     scale=None,
 ):
     """aten::_scaled_dot_product_flash_attention_backward."""
-    arguments = _arguments(q, k, v, dropout_p, is_causal, scale, rng_state, True)
-    dq, dk, dv, _, _ = OPS.backward.default(dout, None, o, lse, False, False, *arguments)
-    return dq, dk, dv
+    arguments = _arguments(q, k, v, dropout_p, is_causal, scale, rng_state)
+    if len(arguments) <= FEW:
+        return OPS.backward_few.default(dout, o, lse, *arguments)
+    return OPS.backward.default(dout, None, o, lse, False, False, *arguments)[:3]
 
 
 @dataclass
