@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import transformer_engine_torch as tex
+from transformer_engine.pytorch.attention.dot_product_attention._layouts import first
 from transformer_engine.pytorch.cpp_extensions.fused_attn import QKVFormat
 
 __all__ = ["InferenceParams", "KVCacheManager", "NonPagedKVCacheManager", "PagedKVCacheManager"]
@@ -181,7 +182,7 @@ class NonPagedKVCacheManager(_Manager):
             *(cu_new_seqlens, cu_cached_seqlens, QKVFormat[qkv_format]),
             *(batch, length, self.max_seqlen, 1, self.need_reindex or captured),
         )
-        return k_cache[:batch], v_cache[:batch]
+        return first(k_cache, batch), first(v_cache, batch)
 
 
 @dataclass

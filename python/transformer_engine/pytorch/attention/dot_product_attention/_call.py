@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from transformer_engine.pytorch._refusal import refuse, require
-from transformer_engine.pytorch.attention.dot_product_attention._layouts import get_qkv_layout
+from transformer_engine.pytorch.attention.dot_product_attention._layouts import (
+    first,
+    get_qkv_layout,
+)
 from transformer_engine.pytorch.attention.dot_product_attention._lengths import (
     get_cu_seqlens,
     get_full_cu_seqlens,
@@ -66,8 +69,8 @@ class Call:
         self.q = q
         if self.qkv_format[0] != "t":  # the lengths are kept for more sequences than there may be
             entries = q.shape[self.qkv_format.index("b")] + 1
-            self.cu_seqlens_q = self.cu_seqlens_q[:entries]
-            self.cu_seqlens_kv = self.cu_seqlens_kv[:entries]
+            self.cu_seqlens_q = first(self.cu_seqlens_q, entries)
+            self.cu_seqlens_kv = first(self.cu_seqlens_kv, entries)
 
     def settle(self) -> None:
         """Finds the layout, the lengths and their bounds."""
@@ -98,21 +101,23 @@ class Call:
 
     def _settle_ragged(self) -> None:
         q, kv = self.cu_seqlens_q, self.cu_seqlens_kv
-        for name, lengths in (("cu_seqlens_q", q), ("cu_seqlens_kv", kv)):
-            if lengths is None or lengths.dim() != 1 or lengths.dtype is not torch.int32:
-                refuse(name, _seen(lengths), f"int32 [batch + 1] with {self.qkv_format}")
-            if q is kv:
-                break
-        if q is not kv and q.shape != kv.shape:
-            refuse("cu_seqlens_kv", _seen(kv), "the shape of cu_seqlens_q")
+        if not _are_lengths(q) or (kv is not q and not (_are_lengths(kv) and kv.shape == q.shape)):
+            self._refuse_lengths()
         if "padding" not in self.mask:
             refuse("attn_mask_type", self.mask, f"a padding mask with {self.qkv_format}")
         if self.q_format != "thd":
             self.max_seqlen_q = self.q.shape[self.q_format.index("s")]
         elif self.max_seqlen_q is None:
             self.max_seqlen_q = _longest(q, self.cu_seqlens_q_padded)
-        if self.kv_format == "thd" and self.max_seqlen_kv is None:
+        if self.max_seqlen_kv is None and self.kv_format == "thd":
             self.max_seqlen_kv = _longest(kv, self.cu_seqlens_kv_padded)
+
+    def _refuse_lengths(self) -> None:
+        q, kv = self.cu_seqlens_q, self.cu_seqlens_kv
+        for name, lengths in (("cu_seqlens_q", q), ("cu_seqlens_kv", kv)):
+            if not _are_lengths(lengths):
+                refuse(name, _seen(lengths), f"int32 [batch + 1] with {self.qkv_format}")
+        refuse("cu_seqlens_kv", _seen(kv), "the shape of cu_seqlens_q")
 
     def _settle_dense(self) -> None:
         row = self.q_format.index("s")
@@ -134,17 +139,17 @@ class Call:
     def key(self) -> tuple:
         """What a choice of a backend depends on; the number of tokens is not part of it."""
         q, k, v, bias, slopes = self.q, self.k, self.v, self.bias, self.slopes
-        ragged = self.q_format == "thd"
+        sizes: tuple = q.shape, k.shape, v.shape
+        if self.q_format == "thd":
+            (_, *of_q), (_, *of_k), (_, *of_v) = sizes
+            sizes = (*of_q, *of_k, *of_v, self.cu_seqlens_q.shape)
         # fmt: off
         return (
-            self.layout, q.shape[1:] if ragged else q.shape, k.shape[1:] if ragged else k.shape,
-            v.shape[1:] if ragged else v.shape, q.dtype, k.dtype, v.dtype, type(q), q.device,
-            k.device, self.mask, self.window, self.bottom_right, self.max_seqlen_q,
-            self.max_seqlen_kv, self.bias_type,
+            self.layout, sizes, q.dtype, k.dtype, v.dtype, type(q), q.device, k.device, self.mask,
+            self.window, self.bottom_right, self.max_seqlen_q, self.max_seqlen_kv, self.bias_type,
             None if bias is None else (bias.shape, bias.requires_grad),
             None if slopes is None else slopes.shape, self.pad_between_seqs, self.num_splits,
             self.attention_mask is None, self.inference_params is None,
-            self.cu_seqlens_q.shape if ragged else 0,
         )
         # fmt: on
 
@@ -204,6 +209,10 @@ def _longest(lengths: Tensor, starts: Tensor | None) -> int:
     places = lengths if starts is None else starts
     most = int(places.diff().amax()) if places.numel() > 1 else 0
     return (most + 63) // 64 * 64
+
+
+def _are_lengths(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.dtype is torch.int32 and tensor.dim() == 1
 
 
 def _seen(tensor: Tensor | None) -> str:

@@ -1,23 +1,36 @@
 """A call in the words of TransformerEngine: how Flash and Fused reach our engines."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from torch import Tensor
 
-from te_attention.torch import attention
-from transformer_engine.pytorch._refusal import refuse
-from transformer_engine.pytorch.attention.dot_product_attention._masks import NAMES
+from te_attention.torch.functional import Mask, Window, attention
+from transformer_engine.pytorch._refusal import refuse, require
+from transformer_engine.pytorch.attention.dot_product_attention._layouts import (
+    first,
+    formats_of,
+)
+from transformer_engine.pytorch.attention.dot_product_attention._masks import (
+    NAMES,
+    bounds,
+    is_bottom_right,
+    normalised_mask,
+)
+from transformer_engine.pytorch.constants import QKVLayouts
 from transformer_engine_torch.fused_attn import largest_of_heads
 from transformer_engine_torch.layouts import starts_of
+
+_BIASES = ("pre_scale_bias", "post_scale_bias")  # those that a tensor gives
 
 
 def check_small(
     bias_type: str, bias: Tensor | None, softmax_type: str, softmax_offset: Tensor | None
 ) -> None:
     """That a bias and an offset are there where they are used, and nowhere else."""
-    if bias_type.endswith("_scale_bias") != (bias is not None):
+    if (bias is None) is (bias_type in _BIASES):
         _refuse_small("core_attention_bias", bias, bias_type)
-    if (softmax_type != "vanilla") != (softmax_offset is not None):
+    if (softmax_offset is None) is not (softmax_type == "vanilla"):
         _refuse_small("softmax_offset", softmax_offset, softmax_type)
 
 
@@ -26,14 +39,47 @@ def _refuse_small(name: str, tensor: Tensor | None, kind: str) -> None:
     refuse(name, seen, f"{needed} with {kind}")
 
 
+class Form(NamedTuple):
+    """What the words of a call say to attention()."""
+
+    format: str
+    mask: Mask | None
+    window: Window | None
+    causal: bool
+    bottom_right: bool
+    bounds: tuple[int, int]  # the window as TransformerEngine writes it
+    padded: bool  # lengths count
+    ragged_q: bool
+    ragged_kv: bool
+
+
+@lru_cache(maxsize=4096)
+def form_of(qkv_layout: str, mask: str, window: tuple[int, int], bottom_right: bool | None) -> Form:
+    """Worked out once for all calls of these words."""
+    require(qkv_layout in QKVLayouts, "qkv_layout", qkv_layout, "one of QKVLayouts")
+    mask = normalised_mask(mask)
+    require(mask != "arbitrary", "attn_mask_type", mask, "a mask that has a name")
+    q_format, kv_format = formats_of(qkv_layout)
+    causal, diagonal = "causal" in mask, is_bottom_right(mask, bottom_right)
+    left, right = bounds(mask, window)
+    seen = right if not causal else -1  # the mask itself says 0
+    return Form(
+        q_format if q_format == kv_format else f"{q_format}_{kv_format}",
+        NAMES[causal, diagonal],
+        None if left < 0 and seen < 0 else tuple(n if n >= 0 else None for n in (left, seen)),
+        causal,
+        diagonal,
+        (left, right),
+        "padding" in mask,
+        q_format == "thd",
+        kv_format == "thd",
+    )
+
+
 class EngineCall(NamedTuple):
     """What a call asks for, beside its three tensors."""
 
-    q_format: str
-    kv_format: str
-    mask: str
-    window: tuple[int, int]
-    bottom_right: bool
+    form: Form
     cu_seqlens: tuple[Tensor | None, Tensor | None]
     max_seqlens: tuple[int | None, int | None]
     scale: float | None
@@ -49,37 +95,38 @@ class EngineCall(NamedTuple):
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """O, and the largest score of each head if it is asked for; with gradients."""
-        causal, (left, right) = "causal" in self.mask, self.window
-        same = self.q_format == self.kv_format
-        options = {
-            "format": self.q_format if same else f"{self.q_format}_{self.kv_format}",
-            "mask": NAMES[causal, self.bottom_right],
-            "scale": self.scale,
-            "alibi": self.alibi,
-            "dropout": self.dropout,
-            "page_table": self.page_table,
-            "deterministic": self.deterministic,
-        }
-        if left >= 0 or (right >= 0 and not causal):  # the mask itself says 0
-            bounds = (left if left >= 0 else None, right if right >= 0 and not causal else None)
-            options["window"] = bounds
-        if self.bias is not None:
-            options["bias"] = self.bias
-            options["bias_type"] = "pre_scale" if self.pre_scale else "post_scale"
-        if self.sink is not None:
-            options["sink"] = self.sink.flatten()
-        if "padding" in self.mask:
-            options["cu_seqlens_q"], options["cu_seqlens_kv"] = self.cu_seqlens
-        if self.q_format == "thd":
-            starts = starts_of(self.cu_seqlens, self.offsets)
-            options["max_seqlen_q"], options["offsets_q"] = self.max_seqlens[0], starts[0]
-            if self.kv_format == "thd":
-                options["max_seqlen_kv"], options["offsets_kv"] = self.max_seqlens[1], starts[1]
-        if self.page_table is not None:
-            options["max_seqlen_kv"] = self.max_seqlens[1]
+        form, (most_q, most_kv) = self.form, self.max_seqlens
+        cu_q, cu_kv = self.cu_seqlens if form.padded else (None, None)
+        starts_q, starts_kv = (
+            starts_of(self.cu_seqlens, self.offsets) if form.ragged_q else (None, None)
+        )
+        # Keywords one by one: a dictionary of them takes as long as everything else here.
+        out = attention(
+            q,
+            k,
+            v,
+            mask=form.mask,
+            window=form.window,
+            bias=self.bias,
+            bias_type="pre_scale" if self.pre_scale else "post_scale",
+            alibi=self.alibi,
+            sink=None if self.sink is None else self.sink.flatten(),
+            dropout=self.dropout,
+            scale=self.scale,
+            format=form.format,
+            cu_seqlens_q=cu_q,
+            cu_seqlens_kv=cu_kv,
+            max_seqlen_q=most_q if form.ragged_q else None,
+            max_seqlen_kv=most_kv if form.ragged_kv or self.page_table is not None else None,
+            offsets_q=starts_q,
+            offsets_kv=starts_kv if form.ragged_kv else None,
+            page_table=self.page_table,
+            return_max_logit=self.return_max_logit,
+            deterministic=self.deterministic,
+        )
         if not self.return_max_logit:
-            return attention(q, k, v, **options)
-        o, largest = attention(q, k, v, return_max_logit=True, **options)
+            return out
+        o, largest = out
         return o, largest_of_heads(largest, o.dtype)
 
 
@@ -93,4 +140,4 @@ def pages_of(inference_params: object, cu_seqlens: Tensor) -> Tensor | None:
     """The page table of a paged KV cache, for the sequences that there are."""
     if inference_params is None or not inference_params.is_paged:
         return None
-    return inference_params.cache_manager.page_table[: cu_seqlens.shape[0] - 1]
+    return first(inference_params.cache_manager.page_table, cu_seqlens.shape[0] - 1)

@@ -10,6 +10,7 @@ import transformer_engine_torch as tex
 from transformer_engine.pytorch._refusal import refuse_later, require
 from transformer_engine.pytorch.attention.dot_product_attention._engine import (
     EngineCall,
+    form_of,
     merged,
     pages_of,
 )
@@ -18,11 +19,8 @@ from transformer_engine.pytorch.attention.dot_product_attention._flash_package i
     is_v3,
     module_of,
 )
-from transformer_engine.pytorch.attention.dot_product_attention._layouts import formats_of
 from transformer_engine.pytorch.attention.dot_product_attention._masks import (
-    bounds,
     check_set_window_size,
-    is_bottom_right,
 )
 from transformer_engine.pytorch.cpu_offload import start_offload
 
@@ -47,14 +45,14 @@ def _served(call: EngineCall, version: Version, q: Tensor) -> bool:
     Its masks sit at the bottom right of the actual lengths, and it knows padding only as thd;
     the published slopes of ALiBi it does not know.
     """
-    ragged = call.q_format == "thd"
-    unequal = ragged and call.cu_seqlens[0] is not call.cu_seqlens[1]
+    form = call.form
+    unequal = form.ragged_q and call.cu_seqlens[0] is not call.cu_seqlens[1]
     return (
         q.is_cuda
         and module_of(version) is not None
-        and call.q_format == call.kv_format
-        and (ragged or "padding" not in call.mask)
-        and (call.bottom_right or not unequal)
+        and "_" not in form.format
+        and (form.ragged_q or not form.padded)
+        and (form.bottom_right or not unequal)
         and call.alibi is not True
     )
 
@@ -64,17 +62,17 @@ def _by_package(
 ) -> Tensor:
     """O by the installed package, of the version given."""
     module, options = module_of(version), {"softmax_scale": call.scale}
-    options |= {"causal": "causal" in call.mask, "deterministic": call.deterministic}
-    options |= {"window_size": call.window}
+    options |= {"causal": call.form.causal, "deterministic": call.deterministic}
+    options |= {"window_size": call.form.bounds}
     if is_v3(version):
         options["num_splits"] = num_splits
     else:
         options |= {"dropout_p": call.dropout}
         options |= {"alibi_slopes": call.alibi if isinstance(call.alibi, Tensor) else None}
-    if call.q_format == "thd":
+    if call.form.ragged_q:
         lengths = (*call.cu_seqlens, *call.max_seqlens)
         out = module.flash_attn_varlen_func(*tensors, *lengths, **options)
-    elif call.q_format == "sbhd":
+    elif call.form.format == "sbhd":
         moved = (t.transpose(0, 1) for t in tensors)
         return _first(module.flash_attn_func(*moved, **options)).transpose(0, 1).contiguous()
     else:
@@ -144,21 +142,17 @@ class FlashAttention(torch.nn.Module):
         if fp8 or fp8_output or cp_group is not None:
             refuse_later(fp8 or fp8_output, cp_group)
         del fp8_meta, quantizers, cp_global_ranks, cp_stream, cp_comm_type
-        q_format, kv_format = formats_of(qkv_layout)
-        padding = "padding" in attn_mask_type
+        window = tuple(check_set_window_size(attn_mask_type, window_size))
+        form = form_of(qkv_layout, attn_mask_type, window, bottom_right_diagonal)
         require(
-            not padding or (cu_seqlens_q is not None and cu_seqlens_kv is not None),
+            not form.padded or (cu_seqlens_q is not None and cu_seqlens_kv is not None),
             "cu_seqlens_q or cu_seqlens_kv",
             "None",
             f"int32 [batch + 1] with mask {attn_mask_type}"
             + (" (attention_mask alone is not enough)" if attention_mask is not None else ""),
         )
         call = EngineCall(
-            q_format,
-            kv_format,
-            attn_mask_type,
-            bounds(attn_mask_type, check_set_window_size(attn_mask_type, window_size)),
-            is_bottom_right(attn_mask_type, bottom_right_diagonal),
+            form,
             (cu_seqlens_q, cu_seqlens_kv),
             (max_seqlen_q, max_seqlen_kv),
             self.softmax_scale,

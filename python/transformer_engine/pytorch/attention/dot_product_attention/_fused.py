@@ -2,6 +2,7 @@
 
 import os
 from contextlib import nullcontext
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -10,13 +11,9 @@ from transformer_engine.pytorch._refusal import refuse, refuse_later, require
 from transformer_engine.pytorch.attention.dot_product_attention._engine import (
     EngineCall,
     check_small,
+    form_of,
     merged,
     pages_of,
-)
-from transformer_engine.pytorch.attention.dot_product_attention._layouts import formats_of
-from transformer_engine.pytorch.attention.dot_product_attention._masks import (
-    bounds,
-    is_bottom_right,
 )
 from transformer_engine.pytorch.constants import QKVLayouts, TE_DType
 from transformer_engine.pytorch.cpp_extensions.fused_attn import (
@@ -32,8 +29,12 @@ from transformer_engine.pytorch.cpu_offload import (
 from transformer_engine.pytorch.graph import is_graph_capturing
 
 _FLASH_BACKWARD = "NVTE_FUSED_ATTN_USE_FAv2_BWD"
-_LAYOUTS = frozenset(QKVLayouts)
 _INTERLEAVED = frozenset(layout for layout in QKVLayouts if "2" in layout or "3" in layout)
+# From the dictionary of a module, because an attribute of one takes five times as long.
+_SETTINGS = itemgetter(
+    *("softmax_scale", "attention_dropout", "training", "deterministic", "softmax_type"),
+    *("return_max_logit", "attention_dropout_ctx"),
+)
 Q, BIAS, SINK, INPUTS = 9, 12, 29, 32  # places of q, the bias and the sink among the arguments
 
 
@@ -209,49 +210,45 @@ class FusedAttention(torch.nn.Module):
         """
         if fp8 or fp8_output or cp_group is not None:
             refuse_later(fp8 or fp8_output, cp_group)
-        require(qkv_layout in _LAYOUTS, "qkv_layout", qkv_layout, "one of QKVLayouts")
+        scale, dropout, training, deterministic, softmax_type, wants_max, context = _SETTINGS(
+            self.__dict__
+        )
+        form = form_of(qkv_layout, attn_mask_type, tuple(window_size), bottom_right_diagonal)
         if cu_seqlens_q is None or cu_seqlens_kv is None:
             missing = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_kv"
             refuse(missing, None, "int32 [batch + 1]")
-        check_small(
-            core_attention_bias_type, core_attention_bias, self.softmax_type, softmax_offset
-        )
+        check_small(core_attention_bias_type, core_attention_bias, softmax_type, softmax_offset)
         del cp_global_ranks, cp_stream, cp_comm_type, attention_mask, pad_between_seqs
         del fp8_meta, quantizers
-        q_format, kv_format = formats_of(qkv_layout)
         alibi = core_attention_bias_type == "alibi"
         if alibi_slopes is not None and not alibi:
             refuse("alibi_slopes", "a tensor", f"None with {core_attention_bias_type}")
         call = EngineCall(
-            q_format,
-            kv_format,
-            attn_mask_type,
-            bounds(attn_mask_type, window_size),
-            is_bottom_right(attn_mask_type, bottom_right_diagonal),
+            form,
             (cu_seqlens_q, cu_seqlens_kv),
             (max_seqlen_q, max_seqlen_kv),
-            self.softmax_scale,
-            self.attention_dropout if self.training else 0.0,
-            self.deterministic,
+            scale,
+            dropout if training else 0.0,
+            deterministic,
             alibi if alibi_slopes is None else alibi_slopes,
             core_attention_bias,
             core_attention_bias_type == "pre_scale_bias",
             softmax_offset,
             (cu_seqlens_q_padded, cu_seqlens_kv_padded),
-            pages_of(inference_params, cu_seqlens_q),
-            self.return_max_logit,
+            None if inference_params is None else pages_of(inference_params, cu_seqlens_q),
+            wants_max,
         )
         tensors = (query_layer, key_layer, value_layer)
-        with self.attention_dropout_ctx():
+        with context():
             # Gradients of packed tensors are written into one buffer too, but by a call that has no
             # argument for slopes.
             if qkv_layout in _INTERLEAVED and alibi_slopes is None:
                 options = (fast_zero_fill, qkv_layout, core_attention_bias_type, attn_mask_type)
                 result = self._by_node(call, tensors, options, fused_attention_backend)
             else:
-                start_offload(*tensors, offload_base_tensor=True)
+                start_offload(*tensors)
                 result = call.run(*tensors)
-        if not self.return_max_logit:
+        if not wants_max:
             return merged(result)
         out, largest = result
         return merged(out), largest
@@ -269,8 +266,8 @@ class FusedAttention(torch.nn.Module):
             call.dropout,
             *options,
             self.softmax_type,
-            call.window,
-            call.bottom_right,
+            call.form.bounds,
+            call.form.bottom_right,
             *(None, backend, False, False, None, None),
             self.deterministic,
             call.sink,

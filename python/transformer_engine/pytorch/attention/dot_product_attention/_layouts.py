@@ -19,6 +19,11 @@ def formats_of(qkv_layout: str) -> tuple[str, str]:
     return q, kv
 
 
+def first(tensor: Tensor, count: int) -> Tensor:
+    """tensor[:count]. A view takes two microseconds, so none is made of what is that long."""
+    return tensor if tensor.shape[0] == count else tensor[:count]
+
+
 def get_qkv_format(qkv_layout: str, inference_params: object = None) -> tuple[str, str, str]:
     """The format of a layout: (of all as one word, of q, of k and v)."""
     q, kv = formats_of(qkv_layout)
@@ -68,6 +73,15 @@ def _layout(q: Tensor, k: Tensor, v: Tensor, form: str) -> str:
     return _SEPARATE[form]
 
 
+@cache
+def _of_cache(qkv_format: str, paged: bool) -> tuple[str, str, str]:
+    """With a KV cache: the layout, and the formats of q and of the cache."""
+    q_format, _, kv_format = qkv_format.partition("_2")
+    kv_format = kv_format or q_format
+    layout = f"{q_format}_{kv_format}_{kv_format}"
+    return f"paged_kv_{layout}" if paged else layout, q_format, kv_format
+
+
 def get_qkv_layout(
     q: Tensor, k: Tensor, v: Tensor, qkv_format: str = "sbhd", inference_params: object = None
 ) -> tuple[str, Tensor, Tensor, Tensor, str, str]:
@@ -86,8 +100,5 @@ def get_qkv_layout(
         if qkv_format not in FORMATS:
             refuse("qkv_format", repr(qkv_format), "sbhd, bshd or thd")
         return _layout(q, k, v, qkv_format), q, k, v, qkv_format, qkv_format
-    q_format, _, kv_format = qkv_format.partition("_2")
-    kv_format = kv_format or q_format
-    layout = f"{q_format}_{kv_format}_{kv_format}"
-    paged = getattr(inference_params, "is_paged", False)
-    return f"paged_kv_{layout}" if paged else layout, q, k, v, q_format, kv_format
+    layout, *formats = _of_cache(qkv_format, getattr(inference_params, "is_paged", False))
+    return layout, q, k, v, *formats

@@ -3,6 +3,8 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -42,8 +44,17 @@ _attention_backends: dict[str, object] = {
     "backend_selection_requires_update": False,
 }
 _decisions: dict[tuple, "_Decision"] = {}
+_latest: tuple[tuple, "_Decision | None"] = ((), None)  # of them: comparing is faster than hashing
 _MOST_DECISIONS = 4096
 _NO_CONTEXT = nullcontext()
+# What a choice depends on beside the call. From the dictionary of a module, because an attribute of
+# one takes five times as long.
+_SETTINGS = itemgetter(
+    *("training", "deterministic", "softmax_type", "return_max_logit", "attention_dropout"),
+    *("heads", "num_gqa_groups_per_partition"),
+    *("hidden_size_per_attention_head_k", "hidden_size_per_attention_head_v"),
+)
+_ONE_RANK_AND_NO_FP8 = (None, None, None, "p2p", False, None, None)
 _alibi_cache: dict = {}
 
 
@@ -251,7 +262,8 @@ class DotProductAttention(TransformerEngineBaseModule):
 
     def _run(self, call: Call, checkpoint_core_attention: bool) -> Tensor | tuple[Tensor, Tensor]:
         if call.inference_params is not None:
-            self.attention_type = self._backends[2].attention_type = "cross"
+            if self.attention_type != "cross":
+                self.attention_type = self._backends[2].attention_type = "cross"
             call.use_cache(self.layer_number)
         call.settle()
         flash, version, fused, backend, _, _ = self._decide(call).choice
@@ -272,22 +284,21 @@ class DotProductAttention(TransformerEngineBaseModule):
 
     def _decide(self, call: Call) -> _Decision:
         """The backend for this kind of call, chosen when the first of its kind comes."""
+        global _latest  # noqa: PLW0603
         if _attention_backends["backend_selection_requires_update"]:
             _decisions.clear()
-        ranks = 1 if self.cp_group is None else _group_size(self.cp_group)
-        # fmt: off
-        key = (
-            call.key(), self.training, self.deterministic, self.softmax_type, ranks,
-            self.return_max_logit, self.attention_dropout, self.heads,
-            self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v,
-            self.num_gqa_groups_per_partition,
-        )
-        # fmt: on
-        decision = _decisions.get(key)
-        if decision is None:
-            if len(_decisions) >= _MOST_DECISIONS:
-                _decisions.clear()
-            decision = _decisions[key] = self._choose(call)
+            _latest = ((), None)
+        own = self.__dict__
+        ranks = 1 if own["cp_group"] is None else _group_size(own["cp_group"])
+        key = (call.key(), ranks, *_SETTINGS(own))
+        latest, decision = _latest
+        if latest != key:
+            decision = _decisions.get(key)
+            if decision is None:
+                if len(_decisions) >= _MOST_DECISIONS:
+                    _decisions.clear()
+                decision = _decisions[key] = self._choose(call)
+            _latest = (key, decision)
         if _attention_backends["attention_params"] is not decision.params:
             _publish(decision)
         return decision
@@ -328,7 +339,8 @@ class DotProductAttention(TransformerEngineBaseModule):
         choice = get_attention_backend(params)
         if not any(choice[i] for i in (0, 2, 4)):
             refuse_all(params)
-        return _Decision(params, choice)
+        # What is kept must not keep a KV cache alive; its shapes are in what chose.
+        return _Decision(replace(params, inference_params=None), choice)
 
     def _sink(self, call: Call) -> Tensor | None:
         if self.softmax_offset is None:
@@ -359,6 +371,7 @@ class DotProductAttention(TransformerEngineBaseModule):
     def _by_fused(
         self, call: Call, backend: object, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
+        # All by position: keywords would become a dictionary twice on the way through a module.
         return self._backends[1](
             q,
             k,
@@ -378,10 +391,12 @@ class DotProductAttention(TransformerEngineBaseModule):
             call.bias_type,
             call.bias,
             call.fast_zero_fill,
-            pad_between_seqs=call.pad_between_seqs,
-            inference_params=call.inference_params,
-            softmax_offset=self._sink(call),
-            alibi_slopes=call.slopes,
+            *_ONE_RANK_AND_NO_FP8,
+            call.pad_between_seqs,
+            call.inference_params,
+            None if self.softmax_offset is None else self._sink(call),
+            False,
+            call.slopes,
         )
 
     def _by_unfused(

@@ -1,5 +1,8 @@
 """DotProductAttention on a KV cache: every step of a serving loop against full attention."""
 
+import gc
+import weakref
+
 import pytest
 import test_inference as serving
 import torch
@@ -91,6 +94,16 @@ def test_each_replay_is_full_attention(page_size, form: str) -> None:
         serving.gather(inputs, served, ours, step, form)
         graph.replay()
         serving.check(o.unflatten(-1, (serving.HEADS, DIM)), served, ours, step, form)
+
+
+def test_no_choice_keeps_a_cache_alive() -> None:
+    served = serving.requests(torch.bfloat16, "cpu", 1)
+    ours = serving.params(16, "bshd", torch.bfloat16, "cpu")
+    one_step(module("bshd", "cpu"), served, ours, next(serving.schedule(served)), "bshd")
+    alive = weakref.ref(ours)
+    del ours
+    gc.collect()
+    assert alive() is None
 
 
 def test_a_cache_needs_a_padding_mask() -> None:

@@ -283,3 +283,12 @@ def test_fused_refuses_the_backward_pass_of_flash(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("NVTE_FUSED_ATTN_USE_FAv2_BWD", "1")
     with pytest.raises(ValueError, match="NVTE_FUSED_ATTN_USE_FAv2_BWD is set; needs 0"):
         FusedAttention()
+
+
+@pytest.mark.parametrize("backend", [FusedAttention, FlashAttention])
+def test_a_mask_that_is_a_tensor_is_refused(backend: type) -> None:
+    q, k, v = inputs("cpu", 2, 32, 4, 64)
+    cu = get_full_cu_seqlens(2, 32, q.device)
+    options = {"qkv_layout": "bshd_bshd_bshd", "cu_seqlens_q": cu, "cu_seqlens_kv": cu}
+    with pytest.raises(ValueError, match="attn_mask_type is arbitrary; needs a mask that has a na"):
+        backend()(q, k, v, attn_mask_type="arbitrary", **options)

@@ -151,6 +151,18 @@ def test_the_choice_is_kept_until_an_update_is_asked_for(monkeypatch: pytest.Mon
         assert not _attention_backends["backend_selection_requires_update"]
 
 
+def test_calls_of_two_kinds_that_take_turns() -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    dpa = module()
+    masks = ("causal", "no_mask")
+    want = [tea.attention(q, k, v, format="bshd", mask=m).flatten(-2) for m in ("causal", None)]
+    for i in (0, 1, 1, 0):
+        assert torch.equal(dpa(q, k, v, attn_mask_type=masks[i]), want[i])
+        assert _attention_backends["attention_params"].attn_mask_type == masks[i]
+    with pytest.raises(ValueError, match=r"key_layer is torch\.float32"):
+        dpa(q, k.float(), v, attn_mask_type=masks[0])
+
+
 def test_max_seqlens_of_ragged_sequences_are_found() -> None:
     q, k, v = (t.flatten(0, 1) for t in inputs(2, 8, 4, 32))
     cu = torch.tensor([0, 5, 16], dtype=torch.int32)
