@@ -13,6 +13,13 @@ _append, _to_bshd, _to_thd = (
     OPS.bshd_to_thd.default,
 )
 
+# A member of an enum takes as long to find as an attribute of a tensor.
+_SBHD, _BSHD, _THD = (
+    NVTE_QKV_Format.NVTE_SBHD,
+    NVTE_QKV_Format.NVTE_BSHD,
+    NVTE_QKV_Format.NVTE_THD,
+)
+
 
 def _of_batch(name: str, prefix_sums: Tensor, batch: int) -> Tensor:
     """The first batch + 1: buffers for CUDA graphs are as long as the largest batch."""
@@ -56,8 +63,7 @@ def copy_to_kv_cache(
     With is_non_paged, page_table lists the rows of the cache where the sequences lie now; they
     move to rows 0, 1, ... first.
     """
-    formats = (NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_BSHD, NVTE_QKV_Format.NVTE_THD)
-    if qkv_format not in formats:
+    if qkv_format not in (_SBHD, _BSHD, _THD):
         raise ValueError(f"qkv_format is {qkv_format!r}; needs NVTE_SBHD, NVTE_BSHD or NVTE_THD")
     slots = k_cache.shape[1] * max_pages_per_seq
     if max_seq_len != slots:
@@ -65,9 +71,9 @@ def copy_to_kv_cache(
             f"max_seq_len is {max_seq_len}; needs {slots}: {max_pages_per_seq} pages of "
             f"{k_cache.shape[1]} slots"
         )
-    if qkv_format == NVTE_QKV_Format.NVTE_SBHD:
+    if qkv_format == _SBHD:
         new_k, new_v = new_k.transpose(0, 1), new_v.transpose(0, 1)
-    if qkv_format != NVTE_QKV_Format.NVTE_THD and tuple(new_k.shape[:2]) != (b, max_ctx_len):
+    if qkv_format != _THD and new_k.shape[:2] != (b, max_ctx_len):
         raise ValueError(
             f"b and max_ctx_len are {b} and {max_ctx_len}; needs the sequences and tokens of "
             f"new_k, {tuple(new_k.shape[:2])}"

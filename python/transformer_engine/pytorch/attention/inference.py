@@ -429,7 +429,8 @@ class InferenceParams:
         self, layer_number: int, new_k: Tensor, new_v: Tensor, qkv_format: str
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, int, str]:
         """Appends the new tokens of a layer. The caches, lengths and format for its attention."""
-        self._set_format(qkv_format)
+        if qkv_format != self.input_qkv_format:
+            self._set_format(qkv_format)
         k_cache, v_cache = self.cache_manager.step(
             layer_number, new_k, new_v, self.cu_seqlens_q, self.cu_seqlens_kv, qkv_format
         )
