@@ -1,63 +1,21 @@
-// The oracle's forward and backward, row by row. Each quantity is an Approx, so that the error of
-// an engine that computes it in lower precision is carried along step by step.
+// The oracle's forward pass, row by row. Each quantity is an Approx, so that the error of an engine
+// that computes it in lower precision is carried along step by step.
 #include "kit/oracle.h"
 
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
 
-#include "kit/approx.h"
+#include "kit/oracle_solver.h"
 
 namespace tea::oracle {
 namespace {
-using std::abs;
-
 Tensor zeros(int64_t n, double value = 0) {
   return {std::vector<double>(n, value), std::vector<double>(n, 0.0), rounding(Type::kFp32)};
 }
+}  // namespace
 
-// One visible (row, column).
-struct Pair {
-  int64_t col, kv;   // the column; the flat index of its key and value
-  double keep;       // 0 or 1 / (1 - p)
-  Approx x, bend;    // the score; the slope of the softcap
-  double log_error;  // of exp(x - maximum)
-};
-
-class Solver {
- public:
-  Solver(const Case& c, const Precision& p)
-      : c_(c), p_(p), u_(p.unit_acc), flush_(u_ < 1e-12 ? DBL_MIN : FLT_MIN) {}
-  Result solve();
-
- private:
-  Approx dot(const double* a, const double* b, int64_t n, double factor) const;
-  void bend(Pair& pair) const;
-  void scores();
-  void softmax();
-  void output();
-  void gradients();
-  void pair_gradients(const Pair& pair, Approx shift);
-  void allocate();
-  Tensor store(Tensor& t, double factor, double scale, const Rounding& type) const;
-  Tensor amax(const Peak& peak) const;
-
-  // Of P and dS, which an engine may round before or after it multiplies them by `factor`.
-  Rounding rounding_of_p(double factor, Type fp8 = Type::kExact) const {
-    Rounding r = fp8 == Type::kExact ? p_.p : Rounding{};
-    r.floor *= factor;
-    return r;
-  }
-
-  const Case& c_;
-  const Precision& p_;
-  const double u_, flush_;  // flush_: an engine may treat smaller numbers as zero
-  Result r_;
-  Peak s_amax_{0}, dp_amax_{0};
-  int64_t b_, h_, i_, row_;  // the row at hand, and its flat index
-  std::vector<Pair> pairs_;
-  double lse_, max_, max_error_, z_error_;  // z_error_: relative, of the denominator
-};
+using std::abs;
 
 // Rounding each partial sum, none larger than the sum of magnitudes, costs n units at worst; half
 // of it here, since a check allows twice the bound.
@@ -170,78 +128,6 @@ void Solver::output() {
   }
 }
 
-// dS = P * (keep * dP - delta + dlse), where delta = sum of dO * O. `shift` is dlse - delta.
-void Solver::gradients() {
-  const double* dout = &c_.dout[row_ * c_.dim_v];
-  Approx shift{c_.dlse.empty() ? 0 : c_.dlse[row_], 0};
-  double error = u_ * abs(shift.value), size = 0;
-  const bool stored = !c_.o_stored.empty();
-  const double factor = c_.fp8.dout_scale_inv * (stored ? c_.fp8.o_scale_inv : 1);
-  for (int64_t n = row_ * c_.dim_v, d = 0; d < c_.dim_v; ++d) {
-    const double o = stored ? c_.o_stored[n + d] : r_.o.value[n + d];
-    if (!pairs_.empty()) shift.value -= factor * dout[d] * o;
-    size += abs(factor * dout[d] * o);
-    if (!stored)
-      error += abs(factor * dout[d]) *
-               (r_.o.bound[n + d] + p_.o.unit * abs(o) + p_.o.floor / c_.fp8.o_scale);
-  }
-  if (pairs_.empty()) error = size = 0;
-  shift.error = error + u_ * (static_cast<double>(c_.dim_v) / 2 + 4) * size;
-  for (const Pair& pair : pairs_) pair_gradients(pair, shift);
-  if (c_.sink.empty() || lse_ == -kInfinity) return;
-  const double p = std::exp(c_.sink[h_] - lse_);
-  const double off = r_.lse.bound[row_] + u_ * (abs(c_.sink[h_]) + abs(lse_) + 4);
-  const double unsure = p > 0 ? exp_error(c_.sink[h_] - lse_, off) : 0;
-  const double rows = static_cast<double>(c_.batch * c_.max_q) / 2 + 4;
-  r_.dsink.value[h_] += p * shift.value;
-  const double flushed = p < p_.least ? p : 0;
-  r_.dsink.bound[h_] +=
-      (p + unsure) * shift.error + abs(shift.value) * (unsure + flushed + p * rows * u_);
-}
-
-void Solver::pair_gradients(const Pair& pair, Approx shift) {
-  const Fp8& f = c_.fp8;
-  const double p = std::exp(pair.x.value - lse_), keep = pair.keep;
-  const double off = pair.log_error + r_.lse.bound[row_] + u_ * abs(lse_);
-  const double dp = exp_error(pair.x.value - lse_, off) + flush_;
-  const double *v = &c_.v[pair.kv * c_.dim_v], *dout = &c_.dout[row_ * c_.dim_v];
-  const double rows =
-      u_ * (static_cast<double>(c_.length_q[b_] * (c_.heads_q / c_.heads_kv)) / 2 + 8);
-  const double cols = u_ * (static_cast<double>(pairs_.size()) / 2 + 8);
-  // Such a P may be infinite in the engine, which not even a zero factor makes small.
-  const double blown = dp > FLT_MAX ? dp : 0;
-  if (keep == 0 && std::isnan(p)) {  // dropping may multiply by zero or leave out
-    std::fill_n(&r_.dv.bound[pair.kv * c_.dim_v], c_.dim_v, kInfinity);
-  } else {
-    const Approx kept{keep * p, std::max(keep * dp, blown)};
-    accumulate(operand(kept, f.s, f.s_scale, rounding_of_p(keep, f.s)), rows, dout, c_.dim_v, r_.dv,
-               pair.kv * c_.dim_v, p_.least);
-  }
-
-  const Approx a = dot(dout, v, c_.dim_v, keep * f.dout_scale_inv * f.v_scale_inv);
-  const double t = a.value + shift.value;
-  const double te = a.error + shift.error + 2 * u_ * (abs(a.value) + abs(shift.value));
-  const double unsure = dp * (abs(t) + te) + 2 * u_ * abs(p * t) + flush_;
-  const Approx after{p * t, p * te + std::max(unsure, blown)};
-  const Approx before{after.value * pair.bend.value,
-                      after.error * (abs(pair.bend.value) + pair.bend.error) +
-                          abs(after.value) * (pair.bend.error + u_)};
-  const Approx g{c_.scale * before.value,
-                 abs(c_.scale) * (before.error + 2 * u_ * abs(before.value))};
-  if (c_.bias_kind != Bias::kNone) {
-    const Approx& dbias = c_.bias_kind == Bias::kPostScale ? after : g;
-    r_.dbias.value[row_ * c_.max_kv + pair.col] = dbias.value;
-    r_.dbias.bound[row_ * c_.max_kv + pair.col] = dbias.error;
-  }
-  dp_amax_.add({abs(g.value), g.error});
-  const Approx w = operand(g, f.dp, f.dp_scale, rounding_of_p(std::max(1.0, abs(c_.scale)), f.dp));
-  accumulate(w, cols, &c_.k[pair.kv * c_.dim_qk], c_.dim_qk, r_.dq, row_ * c_.dim_qk, p_.least);
-  accumulate(w, rows, &c_.q[row_ * c_.dim_qk], c_.dim_qk, r_.dk, pair.kv * c_.dim_qk, p_.least);
-  if (std::max(abs(g.value), abs(before.value)) < p_.p.largest) return;
-  std::fill_n(&r_.dq.bound[row_ * c_.dim_qk], c_.dim_qk, kInfinity);
-  std::fill_n(&r_.dk.bound[pair.kv * c_.dim_qk], c_.dim_qk, kInfinity);
-}
-
 Tensor Solver::amax(const Peak& peak) const {
   const double unit = rounding(Type::kFp32).unit;
   return {{peak.value}, {peak.error() + unit * peak.value + FLT_MIN}, rounding(Type::kFp32)};
@@ -302,8 +188,6 @@ Result Solver::solve() {
   store(r_.dsink, 1, 1, rounding(Type::kFp32));
   return std::move(r_);
 }
-
-}  // namespace
 
 Result solve(const Case& c, const Precision& precision) { return Solver(c, precision).solve(); }
 

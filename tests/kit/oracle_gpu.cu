@@ -129,7 +129,8 @@ __device__ double max_of_lanes(double x) {
 // What a row does with a column, for O and for the gradients. `weight`: of the value in O.
 struct Terms {
   Approx weight, dv, dqk;
-  bool blown;  // dS may leave the range of the type that it is rounded to
+  bool blown;        // dS may leave the range of the type that it is rounded to
+  bool dropped_nan;  // which dropping may multiply by zero or leave out
 };
 
 __device__ Approx rounded(Approx a, const Rounding& r, double factor) {
@@ -150,7 +151,8 @@ __device__ Terms gradient_terms(const Given& c, const Stats& s, const Score& sco
   const double dp = exp_error(score.x.value - s.lse, off) + c.flush;
   const double blown = dp > FLT_MAX ? dp : 0;
   Terms out{};
-  out.dv = rounded({keep * p, fmax(keep * dp, blown)}, c.p, keep);
+  out.dropped_nan = keep == 0 && isnan(p);
+  if (!out.dropped_nan) out.dv = rounded({keep * p, fmax(keep * dp, blown)}, c.p, keep);
   const Approx a = product(c, dout, v, c.dim_v, keep);
   const double t = a.value + s.shift;
   const double te = a.error + s.shift_error + 2 * u * (fabs(a.value) + fabs(s.shift));
@@ -324,7 +326,7 @@ __global__ void key(Given c, Found f) {
                 b = at / c.max_kv / c.heads_kv, shared = c.heads_q / c.heads_kv;
   if (j >= c.length_kv[b]) return;
   Sums dk, dv;
-  bool unknown = false;
+  bool unknown = false, unknown_v = false;
   const double rows = c.unit * (0.5 * c.length_q[b] * shared + 8);
   for (int64_t h = group * shared; h < (group + 1) * shared; ++h)
     for (int64_t first = 0; first < c.length_q[b]; first += kWarp) {
@@ -335,6 +337,7 @@ __global__ void key(Given c, Found f) {
         t = gradient_terms(c, f.stats[c.row(b, h, i)], score(c, b, h, i, j), kept(c, b, h, i, j),
                            c.dout + c.row(b, h, i) * c.dim_v, c.v + at * c.dim_v);
       unknown |= __any_sync(kAll, mine && t.blown);
+      unknown_v |= __any_sync(kAll, mine && t.dropped_nan);
       for (unsigned todo = __ballot_sync(kAll, mine); todo; todo &= todo - 1) {
         const int lane = __ffs(todo) - 1;
         const int64_t row = c.row(b, h, first + lane);
@@ -343,7 +346,7 @@ __global__ void key(Given c, Found f) {
       }
     }
   dk.store(f.dk + at * c.dim_qk, f.dk_bound + at * c.dim_qk, c.dim_qk, unknown);
-  dv.store(f.dv + at * c.dim_v, f.dv_bound + at * c.dim_v, c.dim_v, false);
+  dv.store(f.dv + at * c.dim_v, f.dv_bound + at * c.dim_v, c.dim_v, unknown_v);
 }
 
 void require(cudaError_t code, const char* what) {

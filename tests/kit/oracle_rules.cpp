@@ -37,8 +37,8 @@ Precision precision(Type type) {
 double Tensor::error(size_t i, double actual) const {
   constexpr double kWrong = std::numeric_limits<double>::infinity(), kUnknown = 1e100;
   const double want = value[i], allowed = bound[i];
-  if (allowed >= std::min(type.largest, kUnknown) || actual == want) return 0;
   if (std::isnan(want)) return std::isfinite(actual) ? kWrong : 0;
+  if (allowed >= std::min(type.largest, kUnknown) || actual == want) return 0;
   if (std::isinf(actual) && std::isfinite(want) && !type.saturates) {
     const double toward = std::copysign(1.0, actual) * want;
     return toward + 2 * allowed >= type.largest ? 0 : kWrong;

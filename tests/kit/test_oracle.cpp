@@ -237,6 +237,16 @@ TEST(Oracle, DroppedNansMayCountAsZero) {
   EXPECT_FALSE(dropped.lse.accepts(0, 0));
 }
 
+TEST(Oracle, KeptNansStayBesideDroppedOnes) {
+  Case c = plain(2, 2);
+  c.k[0] = NAN;
+  c.dropout = 0.5;
+  while (keeps(c, 0, 0, 0, 0) || !keeps(c, 0, 0, 1, 0)) ++c.seed;
+  const Result r = solve(c, kDouble);
+  EXPECT_TRUE(r.dv.accepts(0, NAN));
+  EXPECT_FALSE(r.dv.accepts(0, 0));
+}
+
 TEST(Oracle, MinusInfinityInTheBiasHidesAKey) {
   Case c = plain(2, 3), fewer = plain(2, 3);
   c.bias_kind = Bias::kPostScale;
