@@ -26,7 +26,7 @@ ALLOWED = ROOT / "tests/gpu/sanitizer_allowed.txt"
 ANY_PROBLEM = "dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 batch=1 seqlen_q=64 seqlen_kv=64"
 MATRIX = "--gtest_filter=Sanitized.*"
 MATRIX_OF = {"racecheck": "--gtest_filter=Races.*"}  # the other tools: MATRIX
-ENGINE_KERNEL = re.compile(r"8portable|6hopper")
+ENGINE_KERNEL = re.compile(r"8portable|6hopper|5cudnn")
 PERTURBED = 8  # runs, each of which sleeps elsewhere
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
