@@ -104,6 +104,7 @@ class Walk {
       : p_(view.p),
         block_(block),
         columns_(columns),
+        scale_(static_cast<float>(p_.scale_value())),
         out_(out),
         t_(view, block, columns, scratch),
         packed_(p_, block.group, Pass::kForward, block.group.packed) {
@@ -256,8 +257,8 @@ class Walk {
   // complete the chunk are hidden.
   void logits(Chunk& chunk) {
     const Columns keys{chunk.first, chunk.first + chunk.keys};
-    if (chunk.keys == kDepth && t_.is_plain() && t_.whole(keys) && p_.scale_value() > 0) {
-      chunk.factor = static_cast<float>(p_.scale_value()), chunk.whole = true;
+    if (chunk.keys == kDepth && t_.is_plain() && t_.whole(keys) && scale_ > 0) {
+      chunk.factor = scale_, chunk.whole = true;
       return;
     }
     t_.s = chunk.s;
@@ -363,6 +364,7 @@ class Walk {
   const Problem& p_;
   const RowBlock& block_;
   const Columns columns_;
+  const float scale_;
   const Partial<float> out_;
   Tile<float> t_;
   const Packed<T> packed_;
