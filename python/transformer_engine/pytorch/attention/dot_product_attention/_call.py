@@ -1,5 +1,6 @@
 """One call of DotProductAttention: its arguments, then what follows from them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from transformer_engine.pytorch.attention.dot_product_attention._lengths import 
     get_cu_seqlens,
     get_full_cu_seqlens,
 )
+from transformer_engine.pytorch.attention.dot_product_attention._masks import words_of
 from transformer_engine.pytorch.constants import AttnBiasTypes
 
 _RANKS = {"sbhd": 4, "bshd": 4, "thd": 3}
@@ -21,22 +23,22 @@ _RANKS = {"sbhd": 4, "bshd": 4, "thd": 3}
 
 @dataclass(slots=True)
 class Call:
-    """Tensors and options of a call, with the module's defaults filled in."""
+    """Tensors and options of a call; None where the module's own count, until fill()."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     attention_mask: Tensor | tuple[Tensor, Tensor] | None
-    qkv_format: str
+    qkv_format: str | None
     cu_seqlens_q: Tensor | None
     cu_seqlens_kv: Tensor | None
     cu_seqlens_q_padded: Tensor | None
     cu_seqlens_kv_padded: Tensor | None
     max_seqlen_q: int | None
     max_seqlen_kv: int | None
-    mask: str
-    window: tuple[int, int]
-    bottom_right: bool
+    mask: str | None
+    window: Sequence[int] | None
+    bottom_right: bool | None
     bias_type: str
     bias: Tensor | None
     slopes: Tensor | None
@@ -47,6 +49,17 @@ class Call:
     layout: str = ""
     q_format: str = ""
     kv_format: str = ""
+
+    def fill(
+        self, mask: str, window: Sequence[int], bottom_right: bool | None, qkv_format: str
+    ) -> None:
+        """Takes the module's words where the call has none, and gives each its one spelling."""
+        self.mask, self.window, self.bottom_right = words_of(
+            mask if self.mask is None else self.mask,
+            tuple(window if self.window is None else self.window),
+            bottom_right if self.bottom_right is None else self.bottom_right,
+        )
+        self.qkv_format = self.qkv_format or qkv_format
 
     def use_cache(self, layer_number: int) -> None:
         """Puts the new keys and values into the KV cache, and the cache in their place."""
@@ -140,9 +153,11 @@ class Call:
         """What a choice of a backend depends on; the number of tokens is not part of it."""
         q, k, v, bias, slopes = self.q, self.k, self.v, self.bias, self.slopes
         sizes: tuple = q.shape, k.shape, v.shape
-        if self.q_format == "thd":
-            (_, *of_q), (_, *of_k), (_, *of_v) = sizes
-            sizes = (*of_q, *of_k, *of_v, self.cu_seqlens_q.shape)
+        if self.kv_format == "thd":
+            (_, heads, dim), (_, groups, dim_k), (_, groups_v, dim_v) = sizes
+            sizes = heads, dim, groups, dim_k, groups_v, dim_v, self.cu_seqlens_q.shape
+        elif self.q_format == "thd":
+            sizes = sizes[0][1:], *sizes[1:], self.cu_seqlens_q.shape
         # fmt: off
         return (
             self.layout, sizes, q.dtype, k.dtype, v.dtype, type(q), q.device, k.device, self.mask,

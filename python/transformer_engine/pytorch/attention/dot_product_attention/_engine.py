@@ -1,7 +1,7 @@
 """A call in the words of TransformerEngine: how Flash and Fused reach our engines."""
 
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -39,7 +39,8 @@ def _refuse_small(name: str, tensor: Tensor | None, kind: str) -> None:
     refuse(name, seen, f"{needed} with {kind}")
 
 
-class Form(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Form:
     """What the words of a call say to attention()."""
 
     format: str
@@ -76,7 +77,8 @@ def form_of(qkv_layout: str, mask: str, window: tuple[int, int], bottom_right: b
     )
 
 
-class EngineCall(NamedTuple):
+@dataclass(slots=True)  # takes half as long to make and to read as a named tuple
+class EngineCall:
     """What a call asks for, beside its three tensors."""
 
     form: Form
@@ -97,9 +99,9 @@ class EngineCall(NamedTuple):
         """O, and the largest score of each head if it is asked for; with gradients."""
         form, (most_q, most_kv) = self.form, self.max_seqlens
         cu_q, cu_kv = self.cu_seqlens if form.padded else (None, None)
-        starts_q, starts_kv = (
-            starts_of(self.cu_seqlens, self.offsets) if form.ragged_q else (None, None)
-        )
+        starts_q, starts_kv = self.offsets
+        if starts_q is not None or starts_kv is not None:
+            starts_q, starts_kv = starts_of(self.cu_seqlens, self.offsets)
         # Keywords one by one: a dictionary of them takes as long as everything else here.
         out = attention(
             q,
@@ -118,7 +120,7 @@ class EngineCall(NamedTuple):
             cu_seqlens_kv=cu_kv,
             max_seqlen_q=most_q if form.ragged_q else None,
             max_seqlen_kv=most_kv if form.ragged_kv or self.page_table is not None else None,
-            offsets_q=starts_q,
+            offsets_q=starts_q if form.ragged_q else None,
             offsets_kv=starts_kv if form.ragged_kv else None,
             page_table=self.page_table,
             return_max_logit=self.return_max_logit,
@@ -128,12 +130,6 @@ class EngineCall(NamedTuple):
             return out
         o, largest = out
         return o, largest_of_heads(largest, o.dtype)
-
-
-def merged(out: Tensor) -> Tensor:
-    """O with the last two dimensions, heads and elements, as one. Cheaper than flatten()."""
-    *rows, heads, dim = out.shape
-    return out.view(*rows, heads * dim)
 
 
 def pages_of(inference_params: object, cu_seqlens: Tensor) -> Tensor | None:

@@ -11,7 +11,6 @@ from transformer_engine.pytorch._refusal import refuse_later, require
 from transformer_engine.pytorch.attention.dot_product_attention._engine import (
     EngineCall,
     form_of,
-    merged,
     pages_of,
 )
 from transformer_engine.pytorch.attention.dot_product_attention._flash_package import (
@@ -170,4 +169,4 @@ class FlashAttention(torch.nn.Module):
             else:
                 require(num_splits == 1, "num_splits", num_splits, "1 without flash-attn-3")
                 out = call.run(*tensors)
-        return merged(out)
+        return out.flatten(-2)

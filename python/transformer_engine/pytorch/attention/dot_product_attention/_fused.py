@@ -2,6 +2,7 @@
 
 import os
 from contextlib import nullcontext
+from functools import partial
 from operator import itemgetter
 
 import torch
@@ -12,7 +13,6 @@ from transformer_engine.pytorch.attention.dot_product_attention._engine import (
     EngineCall,
     check_small,
     form_of,
-    merged,
     pages_of,
 )
 from transformer_engine.pytorch.constants import QKVLayouts, TE_DType
@@ -239,21 +239,27 @@ class FusedAttention(torch.nn.Module):
             wants_max,
         )
         tensors = (query_layer, key_layer, value_layer)
-        with context():
-            # Gradients of packed tensors are written into one buffer too, but by a call that has no
-            # argument for slopes.
-            if qkv_layout in _INTERLEAVED and alibi_slopes is None:
-                options = (fast_zero_fill, qkv_layout, core_attention_bias_type, attn_mask_type)
-                result = self._by_node(call, tensors, options, fused_attention_backend)
-            else:
-                start_offload(*tensors)
-                result = call.run(*tensors)
+        # Gradients of packed tensors are written into one buffer too, but by a call that has no
+        # argument for slopes.
+        run = call.run
+        if qkv_layout in _INTERLEAVED and alibi_slopes is None:
+            options = (fast_zero_fill, qkv_layout, core_attention_bias_type, attn_mask_type)
+            run = partial(self._by_node, call, options, fused_attention_backend)
+        else:
+            start_offload(*tensors)
+        if call.dropout:
+            with context():
+                result = run(*tensors)
+        else:
+            result = run(*tensors)
         if not wants_max:
-            return merged(result)
+            return result.flatten(-2)
         out, largest = result
-        return merged(out), largest
+        return out.flatten(-2), largest
 
-    def _by_node(self, call: EngineCall, tensors: tuple, options: tuple, backend: object) -> Tensor:
+    def _by_node(
+        self, call: EngineCall, options: tuple, backend: object, *tensors: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
         return FusedAttnFunc.apply(
             self.training,
             *call.max_seqlens,

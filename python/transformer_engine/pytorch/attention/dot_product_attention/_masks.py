@@ -29,6 +29,14 @@ def normalised_mask(attn_mask_type: str) -> str:
     return name
 
 
+@lru_cache(maxsize=1024)
+def words_of(mask: str, window: Window, bottom_right: bool | None) -> tuple[str, Window, bool]:
+    """The mask, the window and the diagonal of a call, each in its one spelling."""
+    mask = normalised_mask(mask)
+    window = tuple(check_set_window_size(mask, window))
+    return mask, window, is_bottom_right(mask, bottom_right)
+
+
 def is_bottom_right(attn_mask_type: str, asked: bool | None) -> bool:
     """Which diagonal counts: the causal masks say it themselves, the others follow the flag."""
     if attn_mask_type in ("causal", "padding_causal"):

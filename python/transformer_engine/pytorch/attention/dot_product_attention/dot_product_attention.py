@@ -16,7 +16,6 @@ from transformer_engine.pytorch.attention.dot_product_attention._flash import Fl
 from transformer_engine.pytorch.attention.dot_product_attention._fused import FusedAttention
 from transformer_engine.pytorch.attention.dot_product_attention._masks import (
     check_set_window_size,
-    is_bottom_right,
     normalised_mask,
 )
 from transformer_engine.pytorch.attention.dot_product_attention._selection import (
@@ -47,8 +46,9 @@ _decisions: dict[tuple, "_Decision"] = {}
 _latest: tuple[tuple, "_Decision | None"] = ((), None)  # of them: comparing is faster than hashing
 _MOST_DECISIONS = 4096
 _NO_CONTEXT = nullcontext()
-# What a choice depends on beside the call. From the dictionary of a module, because an attribute of
-# one takes five times as long.
+# From the dictionary of a module, because an attribute of one takes five times as long: what a call
+# may leave open, and what a choice depends on beside the call.
+_DEFAULTS = itemgetter("attn_mask_type", "window_size", "bottom_right_diagonal", "qkv_format")
 _SETTINGS = itemgetter(
     *("training", "deterministic", "softmax_type", "return_max_logit", "attention_dropout"),
     *("heads", "num_gqa_groups_per_partition"),
@@ -242,16 +242,11 @@ class DotProductAttention(TransformerEngineBaseModule):
         For thd give max_seqlen_q and max_seqlen_kv: without them they are read from the device.
         """
         require(not fp8_output, "fp8_output", True, "False: FP8 attention is not there yet")
-        mask = self.attn_mask_type if attn_mask_type is None else normalised_mask(attn_mask_type)
-        window = self.window_size if window_size is None else window_size
-        if bottom_right_diagonal is None:
-            bottom_right_diagonal = self.bottom_right_diagonal
         # fmt: off
         call = Call(
-            query_layer, key_layer, value_layer, attention_mask, qkv_format or self.qkv_format,
-            cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, max_seqlen_q,
-            max_seqlen_kv, mask, tuple(check_set_window_size(mask, window)),
-            is_bottom_right(mask, bottom_right_diagonal), core_attention_bias_type,
+            query_layer, key_layer, value_layer, attention_mask, qkv_format, cu_seqlens_q,
+            cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, max_seqlen_q, max_seqlen_kv,
+            attn_mask_type, window_size, bottom_right_diagonal, core_attention_bias_type,
             core_attention_bias, alibi_slopes, fast_zero_fill, inference_params, pad_between_seqs,
             num_splits,
         )
@@ -261,6 +256,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         return self._run(call, checkpoint_core_attention)
 
     def _run(self, call: Call, checkpoint_core_attention: bool) -> Tensor | tuple[Tensor, Tensor]:
+        call.fill(*_DEFAULTS(self.__dict__))
         if call.inference_params is not None:
             if self.attention_type != "cross":
                 self.attention_type = self._backends[2].attention_type = "cross"
@@ -290,7 +286,7 @@ class DotProductAttention(TransformerEngineBaseModule):
             _latest = ((), None)
         own = self.__dict__
         ranks = 1 if own["cp_group"] is None else _group_size(own["cp_group"])
-        key = (call.key(), ranks, *_SETTINGS(own))
+        key = (call.key(), ranks, _SETTINGS(own))
         latest, decision = _latest
         if latest != key:
             decision = _decisions.get(key)
