@@ -123,6 +123,10 @@ class Attention:
             run.stream = torch.cuda.current_stream(self._memory.device).cuda_stream
         return run
 
+    def set_o(self, o: torch.Tensor) -> None:
+        """Where forward() writes from now on: memory as that which was planned for."""
+        self._pointers[INDEX["O"]] = o.data_ptr()
+
     def forward(self) -> None:
         """Writes O, and LSE where the problem asks for it."""
         self._library.require("tea_forward", self._plan, ctypes.byref(self._run))
