@@ -23,10 +23,11 @@ _SBHD, _BSHD, _THD = (
 
 def _of_batch(name: str, prefix_sums: Tensor, batch: int) -> Tensor:
     """The first batch + 1: buffers for CUDA graphs are as long as the largest batch."""
-    if prefix_sums.shape[0] == batch + 1:
+    (entries,) = prefix_sums.shape
+    if entries == batch + 1:
         return prefix_sums
-    if prefix_sums.shape[0] <= batch:
-        raise ValueError(f"{name} has {prefix_sums.shape[0]} entries; needs batch + 1, {batch + 1}")
+    if entries <= batch:
+        raise ValueError(f"{name} has {entries} entries; needs batch + 1, {batch + 1}")
     return prefix_sums[: batch + 1]
 
 

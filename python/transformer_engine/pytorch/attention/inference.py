@@ -36,8 +36,8 @@ def _new_tokens(new_k: Tensor, qkv_format: str, max_batch_size: int) -> tuple[in
     """Sequences and tokens of each; ragged tokens are counted on the device."""
     if qkv_format == "thd":
         return max_batch_size, 1
-    batch, length = (1, 0) if qkv_format == "sbhd" else (0, 1)
-    return new_k.shape[batch], new_k.shape[length]
+    batch, length, *_ = new_k.shape
+    return (length, batch) if qkv_format == "sbhd" else (batch, length)
 
 
 class KVCacheManager:

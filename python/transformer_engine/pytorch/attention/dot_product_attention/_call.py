@@ -69,7 +69,7 @@ class Call:
         if self.mask == "padding_causal":
             self.mask = "padding_causal_bottom_right"
         self.bottom_right = "causal" in self.mask or self.bottom_right
-        q, k, v = (t.contiguous() for t in (self.q, self.k, self.v))
+        k, v = self.k.contiguous(), self.v.contiguous()
         self.cu_seqlens_q_padded = self.cu_seqlens_kv_padded = None
         (
             self.k,
@@ -79,7 +79,7 @@ class Call:
             self.max_seqlen_kv,
             self.qkv_format,
         ) = self.inference_params.step(layer_number, k, v, self.qkv_format)
-        self.q = q
+        self.q = q = self.q.contiguous()
         if self.qkv_format[0] != "t":  # the lengths are kept for more sequences than there may be
             entries = q.shape[self.qkv_format.index("b")] + 1
             self.cu_seqlens_q = first(self.cu_seqlens_q, entries)

@@ -73,6 +73,12 @@ def _layout(q: Tensor, k: Tensor, v: Tensor, form: str) -> str:
     return _SEPARATE[form]
 
 
+def _dense_rows(tensor: Tensor) -> Tensor:
+    """As it is, unless its last dimension is strided."""
+    dense = tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1
+    return tensor if dense else tensor.contiguous()
+
+
 @cache
 def _of_cache(qkv_format: str, paged: bool) -> tuple[str, str, str]:
     """With a KV cache: the layout, and the formats of q and of the cache."""
@@ -95,7 +101,7 @@ def get_qkv_layout(
         separate = _SEPARATE.get(qkv_format)
         if separate and q.is_contiguous() and k.is_contiguous() and v.is_contiguous():
             return separate, q, k, v, qkv_format, qkv_format
-    q, k, v = (t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous() for t in (q, k, v))
+    q, k, v = _dense_rows(q), _dense_rows(k), _dense_rows(v)
     if inference_params is None:
         if qkv_format not in FORMATS:
             refuse("qkv_format", repr(qkv_format), "sbhd, bshd or thd")
