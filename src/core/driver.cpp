@@ -19,6 +19,7 @@ using Address = unsigned long long;
 constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kSharedOptIn = 97;
 constexpr int kMemoryType = 2, kIsManaged = 8, kOrdinal = 9;
 constexpr unsigned kDeviceMemory = 2;
+constexpr int kRelaxed = 2;  // of CUstreamCaptureMode
 
 // `name` is the entry, with the version of its binary interface.
 #define TEA_DRIVER_ENTRIES(ENTRY)                                                      \
@@ -33,6 +34,7 @@ constexpr unsigned kDeviceMemory = 2;
   ENTRY(pop, "cuCtxPopCurrent_v2", Context*)                                           \
   ENTRY(pointer_attributes, "cuPointerGetAttributes", unsigned, int*, void**, Address) \
   ENTRY(is_capturing, "cuStreamIsCapturing", void*, int*)                              \
+  ENTRY(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", int*)              \
   ENTRY(memset8, "cuMemsetD8Async", Address, unsigned char, size_t, void*)             \
   ENTRY(memcpy, "cuMemcpyAsync", Address, Address, size_t, void*)
 
@@ -159,6 +161,12 @@ bool is_capturing(void* stream) {
   require(entries().is_capturing(stream, &state), "cuStreamIsCapturing");
   return state != 0;
 }
+
+OutsideCapture::OutsideCapture() : mode_(kRelaxed) {
+  require(entries().exchange_capture_mode(&mode_), "cuThreadExchangeStreamCaptureMode");
+}
+
+OutsideCapture::~OutsideCapture() { entries().exchange_capture_mode(&mode_); }
 
 OnDevice::OnDevice(int device) {
   int current = kHost;

@@ -33,6 +33,19 @@ void copy(void* to, const void* from, size_t bytes, void* stream);
 // Whether a CUDA graph is being captured on `stream`.
 bool is_capturing(void* stream);
 
+// Within its scope this thread may load and allocate although a CUDA graph is being captured, on
+// any thread: none of that joins the graph.
+class OutsideCapture {
+ public:
+  OutsideCapture();
+  ~OutsideCapture();
+  OutsideCapture(const OutsideCapture&) = delete;
+  OutsideCapture& operator=(const OutsideCapture&) = delete;
+
+ private:
+  int mode_;  // that of before
+};
+
 // Within its scope the CUDA context of this thread is one of `device`: the current one if it is
 // that already, else the device's primary context, the one that CUDA's runtime and the frameworks
 // use.

@@ -1,6 +1,8 @@
 // The table of engines: the first that accepts, runs.
 #include "core/registry.h"
 
+#include <algorithm>
+
 #include "cpu/flash.h"
 #include "cpu/reference.h"
 #if defined(TE_ATTENTION_CUDA)
@@ -43,10 +45,49 @@ uint64_t hopper_workspace(const Problem& problem, const Geometry& size, Directio
 }
 constexpr Engine kHopper{"hopper", hopper::kKnows, plan_hopper, hopper_workspace};
 
+#if defined(TE_ATTENTION_CUDNN)
+
+// The same, and backward by cuDNN where that was measured to be faster. The portable engine's
+// backward pass does the runs that cuDNN cannot: which one runs is a matter of the plan and the run
+// alone, never of whether the run is captured.
+struct PairOrCudnn final : Executable {
+  Problem problem;
+  std::unique_ptr<Executable> pair, cudnn;
+  PairOrCudnn(const Problem& p, std::unique_ptr<Executable> both, std::unique_ptr<Executable> back)
+      : problem(p), pair(std::move(both)), cudnn(std::move(back)) {
+    yields = pair->yields;
+  }
+  void forward(const Run& run) const override { pair->forward(run); }
+  void backward(const Run& run) const override {
+    (cudnn::takes_origin(problem, run) ? cudnn : pair)->backward(run);
+  }
+};
+
+Attempt plan_hopper_cudnn(const Problem& problem, const Device& device) {
+  Attempt pair = plan_hopper(problem, device);
+  if (std::holds_alternative<Refusal>(pair)) return pair;
+  Attempt back = cudnn::plan_backward(problem, device);
+  if (const auto* refusal = std::get_if<Refusal>(&back))
+    return Refusal{"backward is by cudnn, which refuses: " + refusal->why};
+  return std::make_unique<PairOrCudnn>(problem, std::move(std::get<1>(pair)),
+                                       std::move(std::get<1>(back)));
+}
+uint64_t hopper_cudnn_workspace(const Problem& problem, const Geometry& size, Direction direction) {
+  const uint64_t own = hopper_workspace(problem, size, direction);
+  return direction == Direction::kForward ? own
+                                          : std::max(own, cudnn::backward_workspace(problem, size));
+}
+constexpr Engine kHopperCudnn{"hopper-cudnn", hopper::kKnows, plan_hopper_cudnn,
+                              hopper_cudnn_workspace};
+
+#endif
 #endif
 
 constexpr Engine kEngines[] = {
 #if defined(TE_ATTENTION_CUDA)
+#if defined(TE_ATTENTION_CUDNN)
+    kHopperCudnn,
+#endif
     kHopper,         portable::kPortable,
 #if defined(TE_ATTENTION_CUDNN)
     cudnn::kCudnn,

@@ -9,6 +9,7 @@
 #include "core/driver.h"
 #include "core/error.h"
 #include "cudnn/errata.h"
+#include "cudnn/faster.h"
 #include "cudnn/library.h"
 #include "cudnn/work.h"
 
@@ -20,11 +21,8 @@ constexpr int kLeastSm = 80;
 constexpr int64_t kMostSequences = 65535;        // blocks of a grid in its third dimension
 constexpr int64_t kMostRows = int64_t{1} << 30;  // cuDNN's bounds are ints
 
-// cuDNN counts rows and columns from the shard's own corner: a mask must not be moved by an origin.
-// (ALiBi is there only with a causal mask.)
 void check_origin(const Problem& p, const Run& run) {
-  if (!p.causal && !p.window_left && !p.window_right) return;
-  if (!run.origin_device && run.origin[2] == run.origin[3]) return;
+  if (takes_origin(p, run)) return;
   throw Error(TEA_UNSUPPORTED, run.origin_device
                                    ? "run.origin_device is a pointer; cudnn needs NULL with a mask"
                                    : "run.origin has row " + shown(run.origin[2]) + " and column " +
@@ -73,6 +71,7 @@ struct Cudnn final : Executable {
         key.capacity.batch > kMostSequences,
         "the batch is " + shown(key.capacity.batch) + "; needs at most " + shown(kMostSequences));
     const driver::OnDevice here(device.index);
+    const driver::OutsideCapture loads;  // a plan may be made while its run is being captured
     auto made = build(problem, size, key, device);
     const auto* graph = std::get_if<std::shared_ptr<const Graph>>(&made);
     if (!graph) return made;
@@ -198,7 +197,23 @@ std::string why_not(const Problem& p, const Device& device) {
   return bad_stride(p);
 }
 
+// Forward; backward with the gradients that a run may ask for, and without them.
+std::vector<GraphKey> graphs_of(const Problem& p, Passes passes) {
+  std::vector<GraphKey> keys;
+  if (passes == Passes::kBoth) keys.push_back({example_of(p), Direction::kForward, false, false});
+  if (p.training)
+    keys.push_back({example_of(p), Direction::kBackward, p.bias != 0, p.softmax != 0});
+  if (p.training && (p.bias || p.softmax))
+    keys.push_back({example_of(p), Direction::kBackward, false, false});
+  return keys;
+}
+
 }  // namespace
+
+bool takes_origin(const Problem& p, const Run& run) {
+  if (!p.causal && !p.window_left && !p.window_right) return true;
+  return !run.origin_device && run.origin[2] == run.origin[3];
+}
 
 Attempt plan(const Problem& p, const Device& device) {
   const std::string why = why_not(p, device);
@@ -206,7 +221,25 @@ Attempt plan(const Problem& p, const Device& device) {
   return plan_with(library(), p, device);
 }
 
-Attempt plan_with(const Library& found, const Problem& p, const Device& device) {
+Attempt plan_backward(const Problem& p, const Device& device) {
+  TEA_REFUSE_IF(
+      !is_plain(p),
+      "it has options, or seqlen_q differs from seqlen_kv, or fp16 heads share keys; needs "
+      "dense self-attention that trains");
+  TEA_REFUSE_IF(!has_row(p), "dim_qk is " + shown(p.dim_qk) + ", dim_v " + shown(p.v_dim()) +
+                                 ", seqlen_q " + shown(p.seqlen_q) + ", batch " + shown(p.batch) +
+                                 " and heads_q " + shown(p.heads_q) +
+                                 "; cuDNN's backward pass was not measured to be faster there");
+  const std::string why = why_not(p, device);
+  TEA_REFUSE_IF(!why.empty(), why);
+  const Library& found = library();
+  TEA_REFUSE_IF(found.symbols && !has_row(p, device.sm, found.version),
+                "cuDNN " + shown(found.version) + " on sm_" + shown(device.sm) +
+                    " was not measured to be faster");
+  return plan_with(found, p, device, Passes::kBackward);
+}
+
+Attempt plan_with(const Library& found, const Problem& p, const Device& device, Passes passes) {
   const std::string why = why_not(p, device);
   TEA_REFUSE_IF(!why.empty(), why);
   TEA_REFUSE_IF(!found.symbols, "cuDNN was not found: " + found.why_none);
@@ -218,13 +251,7 @@ Attempt plan_with(const Library& found, const Problem& p, const Device& device) 
 
   auto ready = std::make_unique<Cudnn>(p, device);
   if (fixed_and_empty(p)) return ready;
-  // Forward; backward with the gradients that a run may ask for, and without them.
-  std::vector<GraphKey> keys{{example_of(p), Direction::kForward, false, false}};
-  if (p.training)
-    keys.push_back({example_of(p), Direction::kBackward, p.bias != 0, p.softmax != 0});
-  if (p.training && (p.bias || p.softmax))
-    keys.push_back({example_of(p), Direction::kBackward, false, false});
-  for (const GraphKey& key : keys) {
+  for (const GraphKey& key : graphs_of(p, passes)) {
     const auto made = ready->make(default_geometry(p), key);
     if (const auto* refusal = std::get_if<Refusal>(&made))
       return Refusal{(key.direction == Direction::kForward ? "forward: " : "backward: ") +
@@ -236,6 +263,10 @@ Attempt plan_with(const Library& found, const Problem& p, const Device& device) 
 uint64_t workspace(const Problem& p, const Geometry& size, Direction d) {
   const Capacity n = capacity_of(p, size);
   return layout(p, size, n, d).library + library_bound(p, size, n, d);
+}
+
+uint64_t backward_workspace(const Problem& p, const Geometry& size) {
+  return is_plain(p) && has_row(p) ? workspace(p, size, Direction::kBackward) : 0;
 }
 
 }  // namespace tea::cudnn

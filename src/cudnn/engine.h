@@ -1,15 +1,28 @@
 // The engine that runs cuDNN's attention, forward and backward, for 16-bit types. It runs only
 // where it is named: its graphs are built for sizes, which takes time, and its kernels are not
-// ours.
+// ours. Its backward pass alone also serves plans of another engine (core/registry.cpp).
 #pragma once
 #include "core/engine.h"
 #include "cudnn/library.h"
 
 namespace tea::cudnn {
 
+enum class Passes { kBoth, kBackward };
+
 Attempt plan(const Problem& problem, const Device& device);
-Attempt plan_with(const Library& library, const Problem& problem, const Device& device);
+Attempt plan_with(const Library& library, const Problem& problem, const Device& device,
+                  Passes passes = Passes::kBoth);
 uint64_t workspace(const Problem& problem, const Geometry& size, Direction direction);
+
+// An Executable that does backward only, where faster.h has a row for it. Its graph is built: runs
+// can be captured, the plan's first one too.
+Attempt plan_backward(const Problem& problem, const Device& device);
+// Of backward; 0 where faster.h has no row.
+uint64_t backward_workspace(const Problem& problem, const Geometry& size);
+
+// cuDNN counts rows and columns from the shard's own corner: whether an origin moves no mask.
+// (ALiBi is there only with a causal mask.)
+bool takes_origin(const Problem& problem, const Run& run);
 
 inline constexpr Known kKnows[] = {
     {"dtype", 1u << TEA_FP16 | 1u << TEA_BF16},

@@ -44,6 +44,7 @@ fe::DataType_t type_of(int32_t dtype) {
 struct Handle {
   std::mutex mutex;
   cudnnHandle_t handle = nullptr;
+  cudaStream_t stream = nullptr;  // of the last call; a new handle has the default one
 };
 
 Handle& handle_of(int device) {
@@ -83,8 +84,11 @@ class Built final : public Graph {
     for (const int slot : slots_) sorted[count++] = pointers[static_cast<size_t>(slot)];
     Handle& here = handle_of(device_);
     const std::lock_guard lock(here.mutex);
-    require(fe::detail::set_stream(here.handle, static_cast<cudaStream_t>(stream)),
-            "cudnnSetStream");
+    if (here.stream != stream) {
+      const auto next = static_cast<cudaStream_t>(stream);
+      require(fe::detail::set_stream(here.handle, next), "cudnnSetStream");
+      here.stream = next;
+    }
     require(graph_->execute(here.handle, sorted, count, workspace), "execution");
   }
 

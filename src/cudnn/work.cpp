@@ -97,22 +97,25 @@ Layout layout(const Problem& p, const Geometry& size, const Capacity& n, Directi
   return out;
 }
 
-// What cuDNN may have: sums in fp32 of the gradients that many blocks add to, and two numbers of a
-// row. Those of ragged tensors lie as far apart as the tensors' own rows.
+// What cuDNN may have: sums of dQ in fp32, four numbers of a row, and the gradients of K and V by
+// query head before their sum, which are of 16 bits where sizes are dense (9.19). Those of ragged
+// tensors lie as far apart as the tensors' own rows.
 uint64_t library_bound(const Problem& p, const Geometry& size, const Capacity& n, Direction d) {
   constexpr uint64_t kSlack = 1 << 20;
   if (d == Direction::kForward) return kSlack;
-  const auto bytes = [&](int64_t tokens, int64_t rows, int64_t heads, int64_t dim, int64_t stride) {
+  const auto count = [&](int64_t tokens, int64_t rows, int64_t heads, int64_t dim, int64_t stride) {
     const int64_t packed = heads * dim;
-    return 4 * static_cast<uint64_t>(tokens ? tokens * std::max(packed, stride)
-                                            : n.batch * rounded_up(rows, 128) * packed);
+    if (!heads) return uint64_t{0};
+    return static_cast<uint64_t>(tokens ? tokens * std::max(packed, stride)
+                                        : n.batch * rounded_up(rows, 128) * packed);
   };
   const int64_t group = p.heads_q / p.heads_kv;
   const int64_t shared = group > 1 ? p.heads_q : 0;  // K and V: a sum for each query head
-  return bytes(n.tokens_q, n.max_q, p.heads_q, p.dim_qk, size.dq.seq) +
-         bytes(n.tokens_q, n.max_q, p.heads_q, 4, size.lse.seq) +
-         bytes(n.tokens_kv, n.max_kv, shared, p.dim_qk, shared ? group * size.dk.seq : 0) +
-         bytes(n.tokens_kv, n.max_kv, shared, p.v_dim(), shared ? group * size.dv.seq : 0) + kSlack;
+  const uint64_t each = n.tokens_kv ? 4 : 2;
+  return 4 * count(n.tokens_q, n.max_q, p.heads_q, p.dim_qk, size.dq.seq) +
+         4 * count(n.tokens_q, n.max_q, p.heads_q, 4, size.lse.seq) +
+         each * count(n.tokens_kv, n.max_kv, shared, p.dim_qk, group * size.dk.seq) +
+         each * count(n.tokens_kv, n.max_kv, shared, p.v_dim(), group * size.dv.seq) + kSlack;
 }
 
 Pointers pointers(const Run& run, const Layout& layout) {

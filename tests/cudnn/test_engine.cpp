@@ -5,6 +5,7 @@
 #include "cudnn/bucket.h"
 #include "cudnn/engine.h"
 #include "cudnn/errata.h"
+#include "cudnn/faster.h"
 
 namespace tea::cudnn {
 namespace {
@@ -86,6 +87,82 @@ TEST(CudnnEngine, RefusesWithoutALibraryOrWithAnOldOne) {
   int symbols = 0;
   EXPECT_EQ(why({&symbols, "", 90300}), "cuDNN is 90300; needs 90800 or later");
   EXPECT_TRUE(starts_with(why({&symbols, "", 91000}), "a known error of cuDNN: "));
+}
+
+constexpr const char* kSquare =
+    "dtype=bf16 dim_qk=128 batch=32 heads_q=4 heads_kv=2 seqlen_q=512 seqlen_kv=512 ";
+Problem square(const std::string& more = "training=1") {
+  return Problem::parse(kSquare + more).normalised();
+}
+
+TEST(CudnnFaster, SpeaksOfGradientsWithoutOptionsOnly) {
+  EXPECT_TRUE(is_plain(square()));
+  EXPECT_TRUE(is_plain(square("training=1 causal=1 outputs=max")));
+  EXPECT_FALSE(is_plain(square("")));
+  Problem half = square();
+  half.dtype = TEA_FP16;
+  EXPECT_FALSE(is_plain(half));
+  half.heads_kv = half.heads_q;
+  EXPECT_TRUE(is_plain(half));
+  for (const char* more : {"deterministic=1", "q_form=padded", "kv_form=padded", "window_left=9",
+                           "window_right=9", "bias=post_scale", "alibi=standard causal=1",
+                           "softmax=off_by_one", "softcap=20", "dropout=0.1", "lse_gradient=1"})
+    EXPECT_FALSE(is_plain(square(std::string("training=1 ") + more))) << more;
+  const auto plain = [](const std::string& text) { return is_plain(Problem::parse(text)); };
+  EXPECT_FALSE(plain("dtype=fp32 dim_qk=64 training=1 batch=1 seqlen_q=512 seqlen_kv=512"));
+  EXPECT_FALSE(plain("dtype=bf16 dim_qk=64 training=1 batch=1 seqlen_q=512 seqlen_kv=513"));
+  EXPECT_FALSE(plain("dtype=bf16 dim_qk=64 training=1 batch=0 seqlen_q=512 seqlen_kv=512"));
+}
+
+TEST(CudnnFaster, HoldsForWhatWasMeasured) {
+  constexpr Faster rows[] = {{90, 91900, 91999, 128, 128, 256, 2 * 4 * 512 * 512}};
+  Problem p = square();
+  EXPECT_TRUE(has_row(p, 90, 91900, rows));
+  EXPECT_TRUE(has_row(p, 90, 91999, rows));
+  EXPECT_FALSE(has_row(p, 90, 92000, rows));
+  EXPECT_FALSE(has_row(p, 90, 91899, rows));
+  EXPECT_FALSE(has_row(p, 100, 91900, rows));
+  p.dim_v = 64;
+  EXPECT_FALSE(has_row(p, rows));
+  p = square(), p.batch = 100, p.seqlen_q = p.seqlen_kv = 255;
+  EXPECT_FALSE(has_row(p, rows));
+  p = square(), p.batch = 1;
+  EXPECT_FALSE(has_row(p, rows));
+}
+
+TEST(CudnnFaster, SaysWhyBackwardIsNotCudnns) {
+  const auto why = [](const Problem& p) { return std::get<Refusal>(plan_backward(p, kH200)).why; };
+  EXPECT_TRUE(starts_with(why(square("training=1 window_left=9")), "it has options"));
+  Problem small = square();
+  small.dim_qk = 40;
+  EXPECT_EQ(
+      why(small),
+      "dim_qk is 40, dim_v 40, seqlen_q 512, batch 32 and heads_q 4; cuDNN's backward pass was "
+      "not measured to be faster there");
+  EXPECT_TRUE(starts_with(why(square("training=1 alignment=8")), "alignment is 8"));
+}
+
+TEST(CudnnFaster, AsksForWorkspaceWhereItHasARowOnly) {
+  const auto bytes = [](const Problem& p) { return backward_workspace(p, default_geometry(p)); };
+  EXPECT_EQ(bytes(square()), workspace(square(), default_geometry(square()), Direction::kBackward));
+  EXPECT_EQ(bytes(square("training=1 deterministic=1")), 0u);
+  EXPECT_EQ(bytes(square("")), 0u);
+}
+
+// Masks that an origin moves are for another engine's backward pass; others are where they were.
+TEST(CudnnOrigin, IsTakenWhereItMovesNoMask) {
+  tea::Run run{};
+  const Problem causal = square("training=1 causal=1"), full = square();
+  EXPECT_TRUE(takes_origin(causal, run));
+  run.origin[2] = run.origin[3] = 64;
+  EXPECT_TRUE(takes_origin(causal, run));
+  run.origin[2] = 65;
+  EXPECT_FALSE(takes_origin(causal, run));
+  EXPECT_TRUE(takes_origin(full, run));
+  const int64_t device[4] = {};
+  run.origin[2] = 64, run.origin_device = device;
+  EXPECT_FALSE(takes_origin(causal, run));
+  EXPECT_TRUE(takes_origin(full, run));
 }
 
 TEST(CudnnCapacity, KeepsWhatTheProblemGives) {

@@ -21,6 +21,24 @@ constexpr const char* kLarge[] = {
     "dtype=bf16 q_form=ragged kv_form=paged page_size=64 causal=1 bottom_right=1 heads_q=16 "
     "heads_kv=2 dim_qk=128 outputs=lse | lens_q=1,1,4,1 lens_kv=20000,777,16384,64 seed=6",
     "dtype=bf16 heads_q=8 heads_kv=8 dim_qk=128 batch=1 seqlen_q=1 seqlen_kv=60000 | seed=7",
+    // Gradients of self-attention without options, where one engine may go forward and another
+    // back: parts of tiles, groups, layouts, values at the ends, origins that move the mask or not.
+    "dtype=bf16 training=1 causal=1 heads_q=8 heads_kv=8 dim_qk=64 batch=2 seqlen_q=2048 "
+    "seqlen_kv=2048 | seed=9",
+    "dtype=fp16 training=1 heads_q=8 heads_kv=8 dim_qk=256 batch=1 seqlen_q=2048 seqlen_kv=2048 | "
+    "seed=10 values=outliers",
+    "dtype=bf16 training=1 causal=1 heads_q=8 heads_kv=8 dim_qk=192 dim_v=128 batch=1 "
+    "seqlen_q=2500 seqlen_kv=2500 | seed=11",
+    "dtype=bf16 training=1 causal=1 heads_q=8 heads_kv=2 dim_qk=128 batch=1 seqlen_q=2057 "
+    "seqlen_kv=2057 outputs=lse+max | seed=12 layout=odd",
+    "dtype=fp16 training=1 heads_q=8 heads_kv=8 dim_qk=128 batch=1 seqlen_q=2050 seqlen_kv=2050 | "
+    "seed=13 layout=packed3 values=maxfinite",
+    "dtype=bf16 training=1 causal=1 heads_q=8 heads_kv=8 dim_qk=128 batch=1 seqlen_q=2060 "
+    "seqlen_kv=2060 | seed=14 origin=1,2,64,64",
+    "dtype=bf16 training=1 causal=1 heads_q=8 heads_kv=8 dim_qk=128 batch=1 seqlen_q=2060 "
+    "seqlen_kv=2060 | seed=15 origin=1,2,64,0",
+    "dtype=bf16 training=1 causal=1 heads_q=8 heads_kv=8 dim_qk=128 batch=1 seqlen_q=2060 "
+    "seqlen_kv=2060 | seed=16 origin=1,2,70,6 origin_in_memory=1",
     "dtype=bf16 training=1 causal=1 heads_q=2 heads_kv=1 dim_qk=512 batch=1 seqlen_q=2048 "
     "seqlen_kv=2048 | seed=8 values=outliers",
 };
@@ -30,6 +48,7 @@ class Large : public testing::TestWithParam<const char*> {};
 TEST_P(Large, AgreesWithTheOracle) {
   const Report report =
       check(Case::parse(GetParam()), "", {.device = 0, .solve = oracle::solve_on_gpu});
+  std::printf("  by %s\n", report.engine.c_str());
   for (const Closeness& c : report.tensors)
     std::printf("  %-8s worst error %7.3f of 2 bounds over %lld elements\n", c.tensor.c_str(),
                 c.ratio, static_cast<long long>(c.elements));

@@ -1,0 +1,55 @@
+// Where cuDNN's backward pass is taken for our own: plain problems of which it was measured to be
+// the faster one, by versions of cuDNN whose results were compared with the oracle's.
+#pragma once
+#include <algorithm>
+#include <span>
+
+#include "core/problem.h"
+
+namespace tea::cudnn {
+
+struct Faster {
+  int sm;
+  size_t first, last;  // versions of cuDNN, both included
+  int32_t dim_qk, dim_v;
+  int64_t least_rows;   // of a sequence
+  int64_t least_pairs;  // of rows and keys, over batch and query heads
+};
+
+// docs/measurements/h200-cudnn-backward.jsonl: each row begins where the time saved pays for
+// building a graph, 65 ms or, of the first of a head dimension, a second: from 0.05 ms a run on.
+inline constexpr Faster kFaster[] = {
+    {90, 91900, 91999, 32, 32, 128, 1 << 27},   {90, 91900, 91999, 64, 64, 64, 1 << 25},
+    {90, 91900, 91999, 80, 80, 128, 1 << 26},   {90, 91900, 91999, 96, 96, 128, 1 << 26},
+    {90, 91900, 91999, 128, 128, 64, 1 << 25},  {90, 91900, 91999, 192, 128, 128, 1 << 25},
+    {90, 91900, 91999, 256, 256, 128, 1 << 25},
+};
+
+// What the rows speak of: gradients of dense self-attention, causal or full, without any option.
+// Every row and every key has a result there, so that nothing can be NaN that is not used. In fp16
+// no heads may share keys: each head's gradient is rounded before the sum, and overflows there.
+inline bool is_plain(const Problem& p) {
+  const bool square = p.batch && p.seqlen_q && p.seqlen_q == p.seqlen_kv;
+  const bool fits = p.dtype == TEA_BF16 || (p.dtype == TEA_FP16 && p.heads_q == p.heads_kv);
+  return p.training && square && fits && !p.deterministic && !p.q_form && !p.kv_form &&
+         !p.window_left && !p.window_right && !p.bias && !p.alibi && !p.softmax && !p.softcap &&
+         !p.drops() && !p.lse_gradient;
+}
+
+// Whether a row may apply to a plain problem, whatever the GPU and the library are.
+inline bool has_row(const Problem& p, std::span<const Faster> rows = kFaster) {
+  const auto real = [](int64_t n) { return static_cast<double>(n); };  // products may be huge
+  const double pairs = real(p.batch) * real(p.heads_q) * real(p.seqlen_q) * real(p.seqlen_kv);
+  return std::ranges::any_of(rows, [&](const Faster& row) {
+    return row.dim_qk == p.dim_qk && row.dim_v == p.v_dim() && p.seqlen_q >= row.least_rows &&
+           pairs >= real(row.least_pairs);
+  });
+}
+inline bool has_row(const Problem& p, int sm, size_t version,
+                    std::span<const Faster> rows = kFaster) {
+  return std::ranges::any_of(rows, [&](const Faster& row) {
+    return row.sm == sm && version >= row.first && version <= row.last && has_row(p, {&row, 1});
+  });
+}
+
+}  // namespace tea::cudnn
