@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import attention, functional
 
+from te_attention import torch as tea
 from te_attention.torch import sdpa
 
 CASES = {
@@ -42,6 +43,26 @@ def test_enabled_ends_with_its_block() -> None:
 def test_it_is_registered_and_not_active_by_itself() -> None:
     assert sdpa.NAME in attention.list_flash_attention_impls()
     assert attention.current_flash_attention_impl() is None
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_the_kernels_behind_the_backend(device: str, dropout: float) -> None:
+    options = {"device": device, "dtype": torch.bfloat16}
+    q, k, v, dout = (torch.randn(2, 4, 32, 64, **options) for _ in range(4))
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    torch.manual_seed(3)
+    want = tea.attention(*leaves, mask="causal", dropout=dropout)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        o, lse, _, _, *lengths, rng_state, offset, _ = sdpa._flash_forward(q, k, v, dropout, True)
+        got = sdpa._flash_backward(
+            *(dout, q, k, v, o, lse, None, None, *lengths, dropout, True, rng_state, offset),
+            scale=None,
+        )
+    assert torch.equal(o, want)
+    for a, b in zip(got, torch.autograd.grad(want, leaves, dout), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.gpu

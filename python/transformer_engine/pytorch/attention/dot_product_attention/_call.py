@@ -160,8 +160,9 @@ class Call:
             sizes = sizes[0][1:], *sizes[1:], self.cu_seqlens_q.shape
         # fmt: off
         return (
-            self.layout, sizes, q.dtype, k.dtype, v.dtype, type(q), q.device, k.device, self.mask,
-            self.window, self.bottom_right, self.max_seqlen_q, self.max_seqlen_kv, self.bias_type,
+            self.layout, sizes, q.dtype, k.dtype, v.dtype, type(q), q.device, k.device, v.device,
+            self.mask, self.window, self.bottom_right, self.max_seqlen_q, self.max_seqlen_kv,
+            self.bias_type,
             None if bias is None else (bias.shape, bias.requires_grad),
             None if slopes is None else slopes.shape, self.pad_between_seqs, self.num_splits,
             self.attention_mask is None, self.inference_params is None,

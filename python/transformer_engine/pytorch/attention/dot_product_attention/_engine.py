@@ -96,7 +96,7 @@ class EngineCall:
     return_max_logit: bool = False
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """O, and the largest score of each head if it is asked for; with gradients."""
+        """O with heads merged, and the largest score of each head if it is asked for."""
         form, (most_q, most_kv) = self.form, self.max_seqlens
         cu_q, cu_kv = self.cu_seqlens if form.padded else (None, None)
         starts_q, starts_kv = self.offsets
@@ -127,9 +127,9 @@ class EngineCall:
             deterministic=self.deterministic,
         )
         if not self.return_max_logit:
-            return out
+            return out.flatten(-2)
         o, largest = out
-        return o, largest_of_heads(largest, o.dtype)
+        return o.flatten(-2), largest_of_heads(largest, o.dtype)
 
 
 def pages_of(inference_params: object, cu_seqlens: Tensor) -> Tensor | None:

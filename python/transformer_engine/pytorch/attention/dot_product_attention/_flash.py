@@ -165,8 +165,6 @@ class FlashAttention(torch.nn.Module):
         version = flash_attention_backend or FlashAttentionUtils.version
         with self.attention_dropout_ctx():
             if inference_params is None and _served(call, version, query_layer):
-                out = _by_package(call, version, tensors, num_splits)
-            else:
-                require(num_splits == 1, "num_splits", num_splits, "1 without flash-attn-3")
-                out = call.run(*tensors)
-        return out.flatten(-2)
+                return _by_package(call, version, tensors, num_splits).flatten(-2)
+            require(num_splits == 1, "num_splits", num_splits, "1 without flash-attn-3")
+            return call.run(*tensors)

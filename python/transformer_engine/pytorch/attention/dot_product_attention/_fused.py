@@ -239,28 +239,22 @@ class FusedAttention(torch.nn.Module):
             wants_max,
         )
         tensors = (query_layer, key_layer, value_layer)
-        # Gradients of packed tensors are written into one buffer too, but by a call that has no
-        # argument for slopes.
         run = call.run
         if qkv_layout in _INTERLEAVED and alibi_slopes is None:
             options = (fast_zero_fill, qkv_layout, core_attention_bias_type, attn_mask_type)
             run = partial(self._by_node, call, options, fused_attention_backend)
         else:
             start_offload(*tensors)
-        if call.dropout:
-            with context():
-                result = run(*tensors)
-        else:
-            result = run(*tensors)
-        if not wants_max:
-            return result.flatten(-2)
-        out, largest = result
-        return out.flatten(-2), largest
+        if not call.dropout:
+            return run(*tensors)
+        with context():
+            return run(*tensors)
 
     def _by_node(
         self, call: EngineCall, options: tuple, backend: object, *tensors: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
-        return FusedAttnFunc.apply(
+        """Writes gradients of packed tensors into one buffer too. Knows no slopes."""
+        result = FusedAttnFunc.apply(
             self.training,
             *call.max_seqlens,
             *call.cu_seqlens,
@@ -281,3 +275,7 @@ class FusedAttention(torch.nn.Module):
             self.layer_number,
             self.return_max_logit,
         )
+        if not self.return_max_logit:
+            return result.flatten(-2)
+        out, largest = result
+        return out.flatten(-2), largest

@@ -1,6 +1,6 @@
 """Layouts: how q, k and v lie in memory, found from their strides and addresses."""
 
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 from torch import Tensor
@@ -11,7 +11,7 @@ FORMATS = ("sbhd", "bshd", "thd")
 _SEPARATE = {form: f"{form}_{form}_{form}" for form in FORMATS}
 
 
-@cache
+@lru_cache(maxsize=1024)
 def formats_of(qkv_layout: str) -> tuple[str, str]:
     """The formats of q, and of k and v."""
     parts = qkv_layout.removeprefix("paged_kv_").split("_")
@@ -84,6 +84,8 @@ def _of_cache(qkv_format: str, paged: bool) -> tuple[str, str, str]:
     """With a KV cache: the layout, and the formats of q and of the cache."""
     q_format, _, kv_format = qkv_format.partition("_2")
     kv_format = kv_format or q_format
+    if q_format not in FORMATS or kv_format not in FORMATS:
+        refuse("qkv_format", repr(qkv_format), "sbhd, bshd or thd, or two of them as in thd_2bshd")
     layout = f"{q_format}_{kv_format}_{kv_format}"
     return f"paged_kv_{layout}" if paged else layout, q_format, kv_format
 

@@ -95,6 +95,21 @@ class AttentionParams:
     num_splits: int = 1
 
 
+class CacheKind(NamedTuple):
+    """What the rules ask of a KV cache. Choices are remembered, and must not keep its memory."""
+
+    is_paged: bool
+    page_size: int | None
+
+
+def cache_kind(inference_params: object) -> CacheKind | None:
+    """None where there is no cache."""
+    if inference_params is None:
+        return None
+    paged = getattr(inference_params, "is_paged", False)
+    return CacheKind(paged, inference_params.page_size if paged else None)
+
+
 class _Case:
     """AttentionParams, and what the rules derive from them. Unknown names are those of params."""
 

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from transformer_engine.pytorch.attention.dot_product_attention._masks import (
 from transformer_engine.pytorch.attention.dot_product_attention._selection import (
     AttentionParams,
     Choice,
+    cache_kind,
     get_attention_backend,
     refuse_all,
 )
@@ -327,7 +327,7 @@ class DotProductAttention(TransformerEngineBaseModule):
             cp_comm_type=self.cp_comm_type,
             deterministic=self.deterministic,
             is_training=self.training,
-            inference_params=call.inference_params,
+            inference_params=cache_kind(call.inference_params),
             softmax_type=self.softmax_type,
             return_max_logit=self.return_max_logit,
             num_splits=call.num_splits,
@@ -335,8 +335,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         choice = get_attention_backend(params)
         if not any(choice[i] for i in (0, 2, 4)):
             refuse_all(params)
-        # What is kept must not keep a KV cache alive; its shapes are in what chose.
-        return _Decision(replace(params, inference_params=None), choice)
+        return _Decision(params, choice)
 
     def _sink(self, call: Call) -> Tensor | None:
         if self.softmax_offset is None:

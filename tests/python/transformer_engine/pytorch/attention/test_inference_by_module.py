@@ -100,6 +100,8 @@ def test_no_choice_keeps_a_cache_alive() -> None:
     served = serving.requests(torch.bfloat16, "cpu", 1)
     ours = serving.params(16, "bshd", torch.bfloat16, "cpu")
     one_step(module("bshd", "cpu"), served, ours, next(serving.schedule(served)), "bshd")
+    kind = _attention_backends["attention_params"].inference_params
+    assert (kind.is_paged, kind.page_size) == (True, 16)
     alive = weakref.ref(ours)
     del ours
     gc.collect()

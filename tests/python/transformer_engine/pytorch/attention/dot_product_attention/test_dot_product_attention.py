@@ -161,6 +161,8 @@ def test_calls_of_two_kinds_that_take_turns() -> None:
         assert _attention_backends["attention_params"].attn_mask_type == masks[i]
     with pytest.raises(ValueError, match=r"key_layer is torch\.float32"):
         dpa(q, k.float(), v, attn_mask_type=masks[0])
+    with pytest.raises(ValueError, match=r"value_layer is torch\.bfloat16 on meta"):
+        dpa(q, k, v.to("meta"), attn_mask_type=masks[0])
 
 
 def test_max_seqlens_of_ragged_sequences_are_found() -> None:
