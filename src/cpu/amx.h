@@ -59,33 +59,32 @@ template <int n>
 using Number = std::integral_constant<int, n>;
 
 // Which terms of A and B meet. One product after the other shares a term with the one before, which
-// then is in its tiles already. `quarters`: how much of the vectors' share of a step is done by
-// then.
+// then is in its tiles already. Beside it the vectors do quarters [from, to) of their share of a
+// step.
 struct Round {
   int a, b;
   bool loads_a, loads_b;
-  int quarters;
+  int from, to;
 };
 
 // bf16 is one term. fp32 is three, the largest first: what is left out, products of a second with a
 // third and of two thirds, is below 2^-24 of the whole. The largest product comes last, so that a
 // sum is rounded at its full size once.
 template <int T>
-inline constexpr Round kRounds[] = {{0, 0, true, true, 4}};
+inline constexpr Round kRounds[] = {{0, 0, true, true, 0, 4}};
 template <>
-inline constexpr Round kRounds<3>[] = {{2, 0, true, true, 1},  {1, 0, true, false, 1},
-                                       {1, 1, false, true, 2}, {0, 1, true, false, 3},
-                                       {0, 2, false, true, 3}, {0, 0, false, true, 4}};
+inline constexpr Round kRounds<3>[] = {{2, 0, true, true, 0, 1},  {1, 0, true, false, 1, 1},
+                                       {1, 1, false, true, 1, 2}, {0, 1, true, false, 2, 3},
+                                       {0, 2, false, true, 3, 3}, {0, 0, false, true, 3, 4}};
 
 // M x N products of tiles of one round at step k. `between` is called after each product with the
 // quarters [from, to) of a step that are its share, if any.
 template <int M, int N, int T, int I, class Between>
 TEA_WORD void multiply_round(int64_t k, const Tiles& a, const Tiles& b, Between& between) {
   constexpr Round now = kRounds<T>[I];
-  constexpr int begin = I > 0 ? kRounds<T>[I > 0 ? I - 1 : 0].quarters : 0;
   const auto done = [&]<int product>(Number<product>) __attribute__((always_inline)) {
-    constexpr int from = begin + (now.quarters - begin) * product / (M * N);
-    constexpr int to = begin + (now.quarters - begin) * (product + 1) / (M * N);
+    constexpr int from = now.from + (now.to - now.from) * product / (M * N);
+    constexpr int to = now.from + (now.to - now.from) * (product + 1) / (M * N);
     if constexpr (from < to) between(Number<from>{}, Number<to>{});
   };
   if constexpr (now.loads_b) load_tile<6>(b.at(0, k, now.b), b.pitch);

@@ -31,8 +31,12 @@ class WalkBack {
     q_pairs_ = pack_block_pairs(q, kSmall, take(n.wide_k * 2 * kTileBytes));
     dout_pairs_ = pack_block_pairs(dout, 1, take(n.wide_v * 2 * kTileBytes));
     const int64_t first = block.group.seen.begin;
-    ordinary_ = q.ordinary && dout.ordinary &&
-                packed_.is_ordinary({block.all.begin - first, block.all.end - first});
+    const Columns seen{block.all.begin - first, block.all.end - first};
+    scores_ = {packed_.rows_k(0), q_, n.deep_k, first,
+               q.ordinary && packed_.is_ordinary(seen, kOrdinaryK)};
+    load_rows(view);
+    ordinary_ = T == 1 || (scores_.ordinary && dout.ordinary && is_moderate() &&
+                           packed_.is_ordinary(seen, kOrdinaryV));
   }
 
   static int64_t scratch(const Problem& p) {
@@ -44,9 +48,10 @@ class WalkBack {
 
   // Whether the operands are what products of their terms are exact for.
   bool is_ordinary() const { return ordinary_; }
+  const UnitScores<T>& unit_scores() const { return scores_; }
 
-  void operator()(const View& view) {
-    load_rows(view);
+  void operator()() {
+    add_dsink();
     const int64_t base = block_.group.seen.begin;
     const Sizes& n = packed_.size;
     for (int64_t j = (block_.all.begin - base) / kDepth * kDepth; base + j < block_.all.end;
@@ -78,8 +83,25 @@ class WalkBack {
   void load_rows(const View& view) {
     const Subnormals kept(true);  // as in the other sets: delta is as exact as there
     t_.load_queries(TEA_DOUT, 1, p_.v_dim(), t_.dim_v(), t_.dout_rows);
-    row_sums(view, block_, t_, g_.dsink);
+    std::fill_n(dsink_, kRows, 0.0);
+    row_sums(view, block_, t_, dsink_);
     std::fill_n(t_.dq, t_.dim_k() * kRows, 0.0f);
+  }
+
+  void add_dsink() {
+    for (int lane = 0; lane < kRows; ++lane) g_.dsink[lane] += dsink_[lane];
+  }
+
+  // Whether dS / kSmall stays in the range of fp32; not where NaN is.
+  bool is_moderate() const {
+    float most = 0;
+    bool known = true;
+    for (int lane = 0; lane < kRows; ++lane) {
+      const float delta = std::fabs(t_.delta[lane]);
+      known &= delta == delta, most = std::max(most, delta);
+    }
+    const float scale = std::fabs(scale_);
+    return known && scale <= 0x1p10f && most * scale < 0x1p80f;
   }
 
   // P and dS of the step, as operands.
@@ -100,7 +122,7 @@ class WalkBack {
   TEA_INLINE Operands element(int64_t j, int lane) const {
     if (j >= t_.cols) return {Terms<T>(VF{}), Terms<T>(VF{})};
     const float factor = t_.is_plain() ? scale_ : 1;  // logits may be in place already
-    const VF x = load(t_.s + j * kRows + lane) * factor - load(t_.lse + lane);
+    const VF x = logit_of(load(t_.s + j * kRows + lane), splat(factor)) - load(t_.lse + lane);
     const Pair<float> at = gradient_of_logit(p_, t_, power_of_two(x * kLog2e), lane, j);
     const float scale = T == 1 ? scale_ : scale_ / kSmall;
     return {Terms<T>(at.p), Terms<T>(before_scale(p_, t_, at.dx, scale, lane, j))};
@@ -136,6 +158,8 @@ class WalkBack {
   Tile<float> t_;
   const Packed<T> packed_;
   bool ordinary_;
+  UnitScores<T> scores_;
+  double dsink_[kRows];
   float *s_, *dp_;                         // [key][row] of the step
   std::byte *probs_, *ds_, *ds_pairs_;     // P and dS as A, dS as B
   Tiles q_, dout_, q_pairs_, dout_pairs_;  // as B, along their elements or rows

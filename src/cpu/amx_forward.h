@@ -18,24 +18,24 @@ void raise_maxima(const Chunk& chunk, float* max) {
   for (int n = 0; n < N * kSide; n += kSide) {
     VF high = load(chunk.s + n);
     for (int j = 1; j < kDepth; ++j) high = larger(load(chunk.s + j * kRows + n), high);
-    store(max + n, larger(high * chunk.factor, load(max + n)));
+    store(max + n, larger(logit_of(high, splat(chunk.factor)), load(max + n)));
   }
 }
 
-// In what logits are relative to their base: powers of two, which takes one instruction, but is
-// only as exact as P of bf16 needs; else powers of e.
-template <int T>
-constexpr float kPower = T == 1 ? kLog2e : 1;
+// x / ln 2 - y, rounded once: what is left of a large logit is exact.
+TEA_WORD VF above(VF x, VF y) {
+  return (VF)_mm512_fmsub_ps((__m512)x, _mm512_set1_ps(kLog2e), (__m512)y);
+}
 
-// P = exp(logit - base) as B of the second product, and its sum over the chunk, in steps of two
-// keys whose quarters are the vectors of rows. `keep`: factors of dropout. Always inlined, so that
-// bases and sums stay in registers.
+// P = 2^(logit / ln 2 - base) as B of the second product, and its sum over the chunk, in steps of
+// two keys whose quarters are the vectors of rows. `keep`: factors of dropout. Always inlined, so
+// that bases and sums stay in registers.
 template <int N, int T>
 class Exponentials {
  public:
   TEA_INLINE Exponentials(const Chunk& chunk, const float* base, const float* keep, std::byte* p,
                           int64_t term)
-      : s_(chunk.s), keep_(keep), p_(p), term_(term), scale_(splat(chunk.factor * kPower<T>)) {
+      : s_(chunk.s), keep_(keep), p_(p), term_(term), scale_(splat(chunk.factor)) {
     for (int n = 0; n < N; ++n) base_[n] = load(base + n * kSide), sum_[n] = VF{};
   }
   static constexpr int kSteps = kDepth / 2;
@@ -70,12 +70,8 @@ class Exponentials {
     const Terms<T> a(low), b(high);
     for (int t = 0; t < T; ++t) _mm512_store_si512(to + t * term_, pairs_of(a, b, t));
   }
-  // Logits may be so large that the scale and the difference must not be rounded as one: the
-  // largest logit is its own base, and its P is 1.
   TEA_INLINE VF power(VF s, VF base) const {
-    if constexpr (T == 1) return power_of_two(s * scale_ - base);
-    const VF logit = (VF)_mm512_maskz_mul_ps(0xFFFF, (__m512)s, (__m512)scale_);
-    return power_of_two((logit - base) * kLog2e);
+    return power_of_two(above(logit_of(s, scale_), base));
   }
   TEA_INLINE void advance(int count) {
     s_ += count * 2 * kRows, p_ += count * 4 * kRows, left_ -= count;
@@ -113,7 +109,10 @@ class Walk {
     panel_keys_ = panel_keys();
     const BlockRows<T> q(view, block, TEA_Q, p_.dim_qk);
     queries_ = pack_block(q, probs_ + 2 * T * kPanelBytes);
-    ordinary_ = q.ordinary && packed_.is_ordinary(seen());
+    const Columns all{block.all.begin - base_key(), block.all.end - base_key()};  // as backward
+    scores_ = {packed_.rows_k(0), queries_, packed_.size.deep_k, base_key(),
+               q.ordinary && packed_.is_ordinary(all, kOrdinaryK)};
+    ordinary_ = scores_.ordinary && packed_.is_ordinary(seen(), kOrdinaryV);
     std::fill_n(out.max, kRows, kNone), std::fill_n(reference_, kRows, kNone);
     std::fill_n(out.sum, kRows, 0.0f), std::fill_n(base_, kRows, 0.0f);
   }
@@ -125,6 +124,7 @@ class Walk {
 
   // Whether the operands are what products of their terms are exact for.
   bool is_ordinary() const { return ordinary_; }
+  const UnitScores<T>& unit_scores() const { return scores_; }
 
   void operator()() {
     switch (groups()) {
@@ -182,7 +182,7 @@ class Walk {
       now = next;
     }
     finish_values();
-    move_base<N>();
+    move_base<N>(true);
   }
 
   // P and its sums of one chunk, beside the scores of the next.
@@ -330,8 +330,7 @@ class Walk {
   void rebase_if_needed() {
     bool needed = false;
     for (int n = 0; n < N * kSide; n += kSide) {
-      const VF high = load(out_.max + n) * kPower<T>;
-      const VF most = load(reference_ + n) + kSlack * kPower<T> / kLog2e;
+      const VF high = load(out_.max + n) * kLog2e, most = load(reference_ + n) + float{kSlack};
       needed |= _mm512_cmp_ps_mask((__m512)high, (__m512)most, _CMP_GT_OQ) != 0;
     }
     if (!needed) return;
@@ -339,19 +338,21 @@ class Walk {
     move_base<N>();
   }
 
-  // O and the sum, from what they were relative to, to the maximum.
+  // O and the sum, from what they were relative to, to the maximum; in the end to no rounding of
+  // it.
   template <int N>
-  void move_base() {
+  void move_base(bool end = false) {
     alignas(64) float shrink[N * kSide];
     bool shrinks = false;
     started_ = N == kGroups && !(p_.outputs & (TEA_OUTPUT_MAX | TEA_OUTPUT_SUM_EXP));
     for (int n = 0; n < N * kSide; n += kSide) {
-      const VF before = load(reference_ + n), now = load(out_.max + n) * kPower<T>;
+      const VF before = load(reference_ + n), max = load(out_.max + n), now = max * kLog2e;
       const VF base = now == splat(kNone) ? VF{} : now;
-      const VF factor = power_of_two((before - base) * (kLog2e / kPower<T>));
+      const VF change = end ? -above(max, before) : before - base;
+      const VF factor = now == splat(kNone) ? splat(1.0f) : power_of_two(change);
       store(out_.sum + n, load(out_.sum + n) * factor);
       store(reference_ + n, now), store(base_ + n, base), store(shrink + n, factor);
-      shrinks |= _mm512_cmpneq_ps_mask((__m512)before, (__m512)now) != 0;
+      shrinks |= _mm512_cmpneq_ps_mask((__m512)factor, _mm512_set1_ps(1)) != 0;
       started_ &= _mm512_cmp_ps_mask((__m512)now, (__m512)splat(kNone), _CMP_EQ_OQ) == 0;
     }
     for (int64_t d = 0; shrinks && part_ > 0 && d < p_.v_dim(); ++d)
@@ -369,6 +370,7 @@ class Walk {
   Tile<float> t_;
   const Packed<T> packed_;
   bool ordinary_;
+  UnitScores<T> scores_;
   float* s_;                                          // of two chunks
   std::byte* probs_;                                  // P of two panels as B
   Tiles queries_;                                     // Q as B
@@ -376,5 +378,5 @@ class Walk {
   int64_t part_ = 0;                                  // of the product that waits: how much is done
   int64_t panel_keys_ = 0, first_key_ = 0;            // of a panel; of the walk
   bool started_ = false;                              // each row has a base, and needs no maximum
-  alignas(64) float reference_[kRows], base_[kRows];  // times kPower; base: 0 if there is none
+  alignas(64) float reference_[kRows], base_[kRows];  // in powers of two; base: 0 if there is none
 };

@@ -38,11 +38,12 @@ TEA_WORD void each_term(Body&& body) {
 // dS are not lost as subnormal.
 constexpr float kSmall = 0x1p-30f;
 
-// Whether three terms hold a row exactly, also times kSmall, and no product of two such rows leaves
-// the range of fp32: no NaN, and nothing but zero outside of [2^-60, 2^20].
+// Whether three terms hold a row exactly, also times kSmall, and no product of its terms with those
+// of another such row leaves the normal numbers of fp32: no NaN, and nothing but zero outside of
+// [2^-45, 2^20].
 bool is_ordinary(const uint16_t*, int64_t) { return true; }
 bool is_ordinary(const float* row, int64_t n) {
-  constexpr uint32_t kLeast = (127 - 60) << 23, kMost = (127 + 20) << 23;
+  constexpr uint32_t kLeast = (127 - 45) << 23, kMost = (127 + 20) << 23;
   const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF), least = _mm512_set1_epi32(kLeast);
   const __m512i range = _mm512_set1_epi32(kMost - kLeast);
   __mmask16 odd = 0;
@@ -55,8 +56,10 @@ bool is_ordinary(const float* row, int64_t n) {
   return odd == 0;
 }
 
+constexpr std::byte kOrdinaryK{1}, kOrdinaryV{2};
+
 // A packed head, by tiles: rows of K; forward: V transposed; backward: rows of V, K transposed. Of
-// several terms one after the other. Then a byte for every kDepth keys: whether they are ordinary.
+// several terms one after the other. Then a byte for every kDepth keys: which are ordinary.
 template <int T>
 struct Packed {
   Packed(const Problem& p, const Group& g, Pass pass, const std::byte* memory)
@@ -82,11 +85,11 @@ struct Packed {
   Tiles turned_k(int64_t first) const { return turned(k_turned_, size.wide_k, first); }
   Tiles turned_v(int64_t first) const { return turned(v_turned_, size.wide_v, first); }
 
-  // Whether keys [first, first + kDepth) are ordinary.
+  // kOrdinaryK and kOrdinaryV of keys [first, first + kDepth).
   const std::byte* ordinary(int64_t first) const { return memory_ + T * term_ + first / kDepth; }
-  bool is_ordinary(Columns keys) const {
+  bool is_ordinary(Columns keys, std::byte side) const {
     for (int64_t j = keys.begin / kDepth * kDepth; j < keys.end; j += kDepth)
-      if (*ordinary(j) == std::byte{0}) return false;
+      if ((*ordinary(j) & side) == std::byte{0}) return false;
     return true;
   }
 
@@ -124,14 +127,15 @@ void pack_head(const View& view, const Group& g, Pass pass, int64_t first, std::
   const int64_t end = std::min(first + kPackedKeys, g.seen.end - g.seen.begin);
   for (int64_t j = first; j < end; j += kDepth) {
     const Element<T>*k[kDepth]{}, *v[kDepth]{};
-    bool ordinary = true;
+    std::byte ordinary = kOrdinaryK | kOrdinaryV;
     for (int64_t i = 0; i < std::min<int64_t>(kDepth, end - j); ++i) {
       const RowAt at{g.kv, g.b, g.kv_head, g.seen.begin + j + i};
       k[i] = static_cast<const Element<T>*>(view.address(of_k, at));
       v[i] = static_cast<const Element<T>*>(view.address(of_v, at));
-      ordinary &= is_ordinary(k[i], p.dim_qk) && is_ordinary(v[i], p.v_dim());
+      if (!is_ordinary(k[i], p.dim_qk)) ordinary &= ~kOrdinaryK;
+      if (!is_ordinary(v[i], p.v_dim())) ordinary &= ~kOrdinaryV;
     }
-    *writable(packed.ordinary(j)) = std::byte{ordinary};
+    *writable(packed.ordinary(j)) = ordinary;
     each_term<T>([&]<int t>(Number<t>) {
       const auto rows = rows_of<T, t>();
       for (int half = 0; half < 2; ++half) {
@@ -188,3 +192,22 @@ Tiles pack_block_pairs(const BlockRows<T>& rows, float factor, std::byte* to) {
   });
   return {to, kTileBytes, half, 64, term};
 }
+
+// The scores of a block by the unit, where vectors do the rest: they are the same in both passes,
+// whatever V, dO and O are.
+template <int T>
+struct UnitScores {
+  Tiles keys, queries;
+  int64_t steps, base;  // base: the first key of the packed head
+  bool ordinary;        // whether Q and K are
+
+  // The tile that has this column begins here.
+  int64_t first(int64_t column) const { return base + (column - base) / kDepth * kDepth; }
+
+  void operator()(Tile<float>& t, bool wants_bend) const {
+    Tiles k = keys;
+    k.data = keys.at((t.first - base) / kSide);
+    Product<T>{tiles_of(t.cols, kSide), t.lanes() / kSide, steps, k, queries, t.s, kRows, false}();
+    t.logits(wants_bend);
+  }
+};

@@ -18,6 +18,12 @@ TEA_WORD VF power_of_two(VF x) {
   return (VF)_mm512_scalef_ps((__m512)p, (__m512)x);
 }
 
+// A score times the scale, never part of a multiply-add: both passes form the same logit, so that
+// of the largest one nothing is left when a maximum or LSE that came from it is subtracted.
+TEA_WORD VF logit_of(VF score, VF scale) {
+  return (VF)_mm512_maskz_mul_ps(0xFFFF, (__m512)score, (__m512)scale);
+}
+
 // Two vectors of numbers that are not negative as bf16, element by element. Ties round up.
 TEA_WORD __m512i as_pairs_up(VF low, VF high) {
   const __m512i half = _mm512_set1_epi32(0x8000);

@@ -46,7 +46,10 @@ class Kept {
   explicit Kept(int64_t n) : buffer_(std::move(idle())) {
     if (!buffer_ || buffer_->size() < n) buffer_ = std::make_unique<Buffer<Real>>(n);
   }
-  ~Kept() { idle() = std::move(buffer_); }
+  // What is larger than packed heads usually are goes back to the system.
+  ~Kept() {
+    if (buffer_->size() * int64_t{sizeof(Real)} <= kPackedBytes) idle() = std::move(buffer_);
+  }
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;
   Real* get() const { return buffer_->get(); }

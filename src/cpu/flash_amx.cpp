@@ -37,8 +37,12 @@ double attend_amx(const View& view, const RowBlock& block, Columns columns, Part
   const Configured unit;
   const Subnormals none(false);
   Walk<T> walk(view, block, columns, out, scratch);
-  if (!walk.is_ordinary()) return kAvx512.single->attend(view, block, columns, out, scratch);
-  walk();
+  if (walk.is_ordinary())
+    walk();
+  else if (walk.unit_scores().ordinary)
+    attend(view, block, columns, out, scratch, walk.unit_scores());
+  else
+    kAvx512.single->attend(view, block, columns, out, scratch);
   return 0;
 }
 
@@ -62,24 +66,29 @@ double attend_any(const View& view, const RowBlock& block, Columns columns, Part
       view.p, [&]<int T>(Number<T>) { return attend_amx<T>(view, block, columns, out, scratch); });
 }
 
-// Not of a bias, nor where the operands are not ordinary.
 template <int T>
-bool backward_amx(const View& view, const RowBlock& block, Gradients<float>& g, float* scratch) {
-  if (g.dbias) return false;
-  const Configured unit;
+void walk_back(WalkBack<T>& walk, const View& view, const RowBlock& block, Gradients<float>& g) {
   const Subnormals none(false);
-  WalkBack<T> walk(view, block, g, scratch);
-  if (!walk.is_ordinary()) return false;
-  walk(view);
+  walk();
   store_dq(view, block, walk.dq(), g);
-  return true;
 }
 
-// What the unit leaves is for AVX-512, which reads K and V as they lie.
+template <int T>
+void backward_amx(const View& view, const RowBlock& block, Gradients<float>& g, float* scratch) {
+  const Configured unit;
+  WalkBack<T> walk(view, block, g, scratch);
+  if (walk.is_ordinary())
+    walk_back(walk, view, block, g);
+  else if (walk.unit_scores().ordinary)
+    backward(view, block, g, scratch, walk.unit_scores());
+  else
+    kAvx512.single->backward(view, block, g, scratch);
+}
+
+// The gradient of a bias is left to AVX-512, which reads K and V as they lie.
 void backward_any(const View& view, const RowBlock& block, Gradients<float>& g, float* scratch) {
-  const bool done = with_terms(
-      view.p, [&]<int T>(Number<T>) { return backward_amx<T>(view, block, g, scratch); });
-  if (!done) kAvx512.single->backward(view, block, g, scratch);
+  if (g.dbias) return kAvx512.single->backward(view, block, g, scratch);
+  with_terms(view.p, [&]<int T>(Number<T>) { backward_amx<T>(view, block, g, scratch); });
 }
 
 constexpr Kernels<float> kAmxKernels{scratch_amx,   packed_bytes_amx, pack_amx,         attend_any,

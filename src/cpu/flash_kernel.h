@@ -268,20 +268,6 @@ class Tile {
   bool partial_ = false;
 };
 
-// x = cast(x * scale) * scale_inv, for the fp8 types.
-template <class Real>
-void cast_tile(Real* x, int64_t n, int32_t dtype, double scale, double scale_inv) {
-  for (int64_t i = 0; i < n; ++i)
-    x[i] = static_cast<Real>(cast_to_fp8(static_cast<double>(x[i]) * scale, dtype) * scale_inv);
-}
-
-template <class Real>
-double largest(const Real* x, int64_t n) {
-  Real high = 0;
-  for (int64_t i = 0; i < n; ++i) high = std::fmax(high, std::fabs(x[i]));
-  return static_cast<double>(high);
-}
-
 // ------------------------------------------------------------------------------------- forward
 
 // The largest logits so far; then P = exp(x - max), its sum, and what earlier parts shrink by.
@@ -340,9 +326,16 @@ void apply_dropout(Tile<Real>& t) {
     }
 }
 
+// How tiles get their scores, and where the tile with a column begins.
 template <class Real>
+struct VectorScores {
+  int64_t first(int64_t column) const { return column; }
+  void operator()(Tile<Real>& t, bool wants_bend) const { t.scores(wants_bend); }
+};
+
+template <class Real, class Scores>
 double attend(const View& view, const RowBlock& block, Columns columns, Partial<Real> out,
-              Real* scratch) {
+              Real* scratch, const Scores& scores) {
   const Problem& p = view.p;
   const Subnormals none(false);
   Tile<Real> t(view, block, columns, scratch);
@@ -353,9 +346,9 @@ double attend(const View& view, const RowBlock& block, Columns columns, Partial<
   transpose(t.q_rows, t.dim_k(), kRows, t.dim_k(), t.q, kRows);
   if (p.is_fp8()) find_max(t, columns, out.max);
   double amax = 0;
-  for (int64_t j0 = columns.begin; j0 < columns.end; j0 += kCols) {
+  for (int64_t j0 = scores.first(columns.begin); j0 < columns.end; j0 += kCols) {
     t.load_keys(j0, std::min<int64_t>(j0 + kCols, columns.end));
-    t.scores(false);
+    scores(t, false);
     softmax(t, out, p.v_dim());
     if (p.drops()) {
       t.dropout();
@@ -369,6 +362,12 @@ double attend(const View& view, const RowBlock& block, Columns columns, Partial<
     multiply<Real>(p.v_dim(), t.lanes(), t.cols, t.v.transposed(), t.s, kRows, out.o, kRows, true);
   }
   return amax;
+}
+
+template <class Real>
+double attend(const View& view, const RowBlock& block, Columns columns, Partial<Real> out,
+              Real* scratch) {
+  return attend(view, block, columns, out, scratch, VectorScores<Real>{});
 }
 
 // The logit of the extra term in the denominator; -infinity: there is none.
@@ -509,10 +508,10 @@ void add_bias_gradient(const RowBlock& block, const Tile<Real>& t, Gradients<Rea
       g.dbias[lane * g.dbias_row + (t.first + j) * g.dbias_col] += t.dp[j * kRows + lane];
 }
 
+// From the scores of a tile to its part of the gradients.
 template <class Real>
 void backward_tile(const View& view, const RowBlock& block, Tile<Real>& t, Gradients<Real>& g) {
   const Problem& p = view.p;
-  t.scores(p.softcap > 0);
   multiply<Real>(t.cols, t.lanes(), p.v_dim(), t.v, t.dout, kRows, t.dp, kRows, false);
   if (p.drops()) t.dropout();
   probabilities(p, t);
@@ -569,8 +568,9 @@ double store_keys(const View& view, tea_tensor t, tea_tensor scale_of, const Gro
   return amax;
 }
 
-template <class Real>
-void backward(const View& view, const RowBlock& block, Gradients<Real>& g, Real* scratch) {
+template <class Real, class Scores>
+void backward(const View& view, const RowBlock& block, Gradients<Real>& g, Real* scratch,
+              const Scores& scores) {
   const Problem& p = view.p;
   Tile<Real> t(view, block, block.all, scratch);
   t.load_queries(TEA_Q, view.scalar(TEA_Q_SCALE_INV), p.dim_qk, t.dim_k(), t.q_rows);
@@ -579,11 +579,17 @@ void backward(const View& view, const RowBlock& block, Gradients<Real>& g, Real*
   transpose(t.dout_rows, t.dim_v(), kRows, t.dim_v(), t.dout, kRows);
   row_sums(view, block, t, g.dsink);
   for (int64_t i = 0; i < t.dim_k() * kRows; ++i) t.dq[i] = 0;
-  for (int64_t j0 = block.all.begin; j0 < block.all.end; j0 += kCols) {
+  for (int64_t j0 = scores.first(block.all.begin); j0 < block.all.end; j0 += kCols) {
     t.load_keys(j0, std::min<int64_t>(j0 + kCols, block.all.end));
+    scores(t, p.softcap > 0);
     backward_tile(view, block, t, g);
   }
   if (!g.dbias) store_dq(view, block, t.dq, g);
+}
+
+template <class Real>
+void backward(const View& view, const RowBlock& block, Gradients<Real>& g, Real* scratch) {
+  backward(view, block, g, scratch, VectorScores<Real>{});
 }
 
 template <class Real>

@@ -51,6 +51,20 @@ void store_row(void* to, int32_t dtype, int64_t n, const Real* from) {
   }
 }
 
+// x = cast(x * scale) * scale_inv, for the fp8 types.
+template <class Real>
+void cast_tile(Real* x, int64_t n, int32_t dtype, double scale, double scale_inv) {
+  for (int64_t i = 0; i < n; ++i)
+    x[i] = static_cast<Real>(cast_to_fp8(static_cast<double>(x[i]) * scale, dtype) * scale_inv);
+}
+
+template <class Real>
+double largest(const Real* x, int64_t n) {
+  Real high = 0;
+  for (int64_t i = 0; i < n; ++i) high = std::fmax(high, std::fabs(x[i]));
+  return static_cast<double>(high);
+}
+
 // One step of a transposition: exchanges bit S of the number of the row with that of the lane.
 template <int S, class Real>
 TEA_WORD void transpose_step(V<Real> (&row)[kLanes<Real>]) {
