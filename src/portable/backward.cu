@@ -427,7 +427,7 @@ struct Kernel {
     }
     __syncthreads();
     store_keys(k, dk, dv);
-    if constexpr (kGeneral) raise_by_block(w.scales.dp_amax, largest);
+    if constexpr (kGeneral) raise_by_warp(w.scales.dp_amax, largest);
   }
 };
 

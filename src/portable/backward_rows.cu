@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads) finish_entry(const __grid_constant__
   float largest = 0;
   each_item(p.work.w,
             [&](const Item& item) { largest = fmaxf(largest, finish_row<kDtype>(p, item, at)); });
-  raise_by_block(p.work.w.scales.dq_amax, largest);
+  raise_by_warp(p.work.w.scales.dq_amax, largest);
 }
 
 // One block for each head; rows are added up in an order that only the sizes decide. In double

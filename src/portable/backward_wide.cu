@@ -184,7 +184,7 @@ struct Wide {
           first, all, item.attended);
     store(dv, {w.dv, place(w.dv), begin, w.dim_v, f.dv, scalar(w.scales.dv), w.scales.dv_amax},
           first, all, item.attended);
-    raise_by_block(w.scales.dp_amax, largest_ds);
+    raise_by_warp(w.scales.dp_amax, largest_ds);
   }
 
   TEA_DEVICE void queries(int64_t b, int64_t h, int first, int begin) {

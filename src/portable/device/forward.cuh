@@ -460,8 +460,8 @@ struct Kernel {
 #pragma unroll
           for (int i = 0; i < 4; ++i)
             largest = fmaxf(largest, fabsf(finished(o[m][n][i], factors.of[m][half_of(i)])));
-      raise_by_block(w.scales.o_amax, largest);
-      raise_by_block(w.scales.s_amax, s_largest);
+      raise_by_warp(w.scales.o_amax, largest);
+      raise_by_warp(w.scales.s_amax, s_largest);
     }
     TEA_DEVICE void store_partial(const Output& o, const OnlineSoftmax (&softmax)[kTall],
                                   int rows) const {

@@ -200,7 +200,7 @@ TEA_DEVICE void store_sums(const float (*sums)[kWidth], const Result& to, int fi
     store_float(to.rows.data, to.rows.dtype, to.head_element + row * to.rows.seq + column,
                 value * to.scale);
   }
-  raise_by_block(to.amax, largest);
+  raise_by_warp(to.amax, largest);
 }
 
 }  // namespace tea::portable

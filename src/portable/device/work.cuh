@@ -76,8 +76,8 @@ TEA_DEVICE void raise(float* amax, float value) {
   if (amax && value > 0) atomicMax(reinterpret_cast<int*>(amax), __float_as_int(value));
 }
 
-// The block's largest into an amax. Every thread must call.
-TEA_DEVICE void raise_by_block(float* amax, float largest) {
+// A warp's largest into an amax. Every thread of it must call.
+TEA_DEVICE void raise_by_warp(float* amax, float largest) {
   if (!amax) return;
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, d));
