@@ -285,30 +285,44 @@ struct Kernel {
     }
   }
 
-  // dS K, added to the sums of the rows.
-  static TEA_DEVICE void add_dq(const Block& k, const Walk& at, int thread) {
+  using QuerySums = typename OfQueries::Sums;
+
+  // kWhole: the walk sees all of the warp's rows, and the sums have all of its dimensions.
+  template <bool kWhole>
+  static TEA_DEVICE void add_to_sums(const Block& k, const Walk& at, const QuerySums& dq, int row,
+                                     int column, int lane) {
     const RowSums& sums = k.p.work.sums;
-    const int row = OfQueries::row(thread / 32), column = OfQueries::column(thread / 32);
-    const int lane = thread % 32;
-    typename OfQueries::Sums dq = {};
-    multiply_tiles<kDtype, kCols / 16, Summed::kAlongRows, Summed::kAcrossRows>(
-        dq, Square{shared_address(k.s.ds)}, row, Operand{shared_address(k.s.k)}, column);
     const int64_t first = first_entry(k.p.work, k.item, at.head);
     const int length = static_cast<int>(k.item.q.length);
 #pragma unroll
-    for (int m = 0; m < OfQueries::kRows16; ++m)
+    for (int m = 0; m < OfQueries::kRows16; ++m) {
+      const int top = at.first + row + 16 * m;
+      const DqBlock block = dq_block(sums, first, top, length);
+      float* to = block.at(lane / 4, column) + lane % 4 * 4;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int r = at.first + row + 16 * m + 8 * half + lane / 4;
-        if (r < k.begin || r >= k.end) continue;
-        float* to = sums.dq + dq_sum(sums, first, r, length, column) + lane % 4 * 4;
-        const int step = dq_step(r, length);
+      for (int half = 0; half < 2; ++half, to += 8 * block.row) {
+        const int r = top + 8 * half + lane / 4;
+        const bool seen = r >= k.begin && r < k.end;
 #pragma unroll
-        for (int n = 0; n < OfQueries::kTiles; n += 2, to += step)
-          if (column + 8 * n < sums.width)
-            add_4(to, dq[m][n][2 * half], dq[m][n][2 * half + 1], dq[m][n + 1][2 * half],
-                  dq[m][n + 1][2 * half + 1]);
+        for (int n = 0; n < OfQueries::kTiles; n += 2)
+          if (kWhole || (seen && column + 8 * n < sums.width))
+            add_4(to + n / 2 * block.dims, dq[m][n][2 * half], dq[m][n][2 * half + 1],
+                  dq[m][n + 1][2 * half], dq[m][n + 1][2 * half + 1]);
       }
+    }
+  }
+  // dS K, added to the sums of the rows.
+  static TEA_DEVICE void add_dq(const Block& k, const Walk& at, int thread) {
+    const int row = OfQueries::row(thread / 32), column = OfQueries::column(thread / 32);
+    QuerySums dq = {};
+    multiply_tiles<kDtype, kCols / 16, Summed::kAlongRows, Summed::kAcrossRows>(
+        dq, Square{shared_address(k.s.ds)}, row, Operand{shared_address(k.s.k)}, column);
+    const int first = at.first + row;
+    if (first >= k.begin && first + OfQueries::kHigh <= k.end &&
+        column + OfQueries::kWide <= k.p.work.sums.width)
+      add_to_sums<true>(k, at, dq, row, column, thread % 32);
+    else
+      add_to_sums<false>(k, at, dq, row, column, thread % 32);
   }
 
   using KeySums = typename OfKeys::Sums;
@@ -361,7 +375,7 @@ struct Kernel {
   }
   static TEA_DEVICE void store_keys(const Block& k, const KeySums& dk, const KeySums& dv) {
     const Work& w = k.p.work.w;
-    const Factors f = factors_of(w);
+    const Factors f = factors_of<!kGeneral>(w);
     const auto place = [&](const Rows& to) {
       return first_element(to, w.keys, k.item.kv, k.item.b, k.kv_head);
     };

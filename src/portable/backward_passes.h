@@ -17,7 +17,7 @@ namespace tea::portable {
 struct RowSums {
   float* lse2;    // [heads_q][rows]: LSE in powers of two; +infinity where nothing is attended
   float* delta;   // [heads_q][rows]: dO . O - dLSE
-  float* dq;      // [heads_q][rows][width]: dQ before its scale, as dq_sum() says; null: unused
+  float* dq;      // [heads_q][rows][width]: dQ before its scale, as dq_block() says; null: unused
   int64_t rows;   // over all sequences
   int32_t width;  // of a row of dq: dim_qk, up to a multiple of 16
 };

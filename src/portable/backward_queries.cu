@@ -79,7 +79,7 @@ struct Kernel {
         head(h),
         kv_head(h / (w.heads_q / w.heads_kv)),
         first(row),
-        f(factors_of(w)),
+        f(factors_of<!kGeneral>(w)),
         rows(seeing_rows(of)),
         dq{} {
     rows = {max(rows.begin, int64_t{first}), min(rows.end, int64_t{first} + kRows)};

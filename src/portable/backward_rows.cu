@@ -151,11 +151,12 @@ TEA_DEVICE float finish_row(const Parameters& p, const Item& item, const Place& 
   const int length = static_cast<int>(item.q.length);
   const int64_t element =
       first_element(w.dq, w.queries, item.q, item.b, at.head) + at.row * w.dq.seq;
+  const DqBlock block = dq_block(sums, first, at.row / 16 * 16, length);
   const float factor = factors_of(w).dq, scale = scalar(w.scales.dq);
   float largest = 0;
   for (int d = at.member * 16; d < w.dim_qk; d += static_cast<int>(p.team) * 16) {
     float x[16] = {};
-    if (sees) load_sums(x, sums.dq + dq_sum(sums, first, at.row, length, d));
+    if (sees) load_sums(x, block.at(at.row % 16, d));
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       x[i] *= factor;

@@ -28,16 +28,20 @@ TEA_DEVICE int64_t first_entry(const BackwardWork& work, const Item& item, int64
   return head * work.sums.rows + (ragged ? item.q.start : item.b * work.w.queries.capacity);
 }
 
-// 16 dimensions of a row's sums of dQ, from `column` on, a multiple of 16. A whole block of 16 rows
-// keeps them side by side, so that what a warp adds at once lies in 512 bytes in sequence; the rows
-// that a sequence has beyond whole blocks lie in order. The rows of a block have its memory
-// together in either way.
-TEA_DEVICE bool in_whole_block(int row, int length) { return row / 16 * 16 + 16 <= length; }
-TEA_DEVICE int dq_step(int row, int length) { return in_whole_block(row, length) ? 256 : 16; }
-TEA_DEVICE int64_t dq_sum(const RowSums& sums, int64_t first_entry, int row, int length,
-                          int column) {
-  if (!in_whole_block(row, length)) return (first_entry + row) * sums.width + column;
-  return (first_entry + row / 16 * 16) * sums.width + row % 16 * 16 + column * 16;
+// The sums of dQ of 16 rows, 16 dimensions at a time. A whole block of rows keeps those of all its
+// rows side by side, so that what a warp adds at once lies in 512 bytes in sequence; the rows that
+// a sequence has beyond whole blocks lie in order. A block's rows have its memory in either way.
+struct DqBlock {
+  float* sums;
+  int row, dims;  // from a row to the next one, from 16 dimensions to the next
+  TEA_DEVICE float* at(int in_block, int column) const {
+    return sums + in_block * row + column / 16 * dims;
+  }
+};
+// `top`: the first row of the block, a multiple of 16.
+TEA_DEVICE DqBlock dq_block(const RowSums& sums, int64_t first_entry, int top, int length) {
+  float* const first = sums.dq + (first_entry + top) * sums.width;
+  return top + 16 <= length ? DqBlock{first, 16, 256} : DqBlock{first, sums.width, 16};
 }
 
 // What to multiply by, and where: 1 but for the scale and the scalars of FP8.
@@ -48,9 +52,12 @@ struct Factors {
   float before;      // dS, before its largest is recorded
   float dq, dk, dv;  // the sums of the second product
 };
+// kPlain: neither FP8 nor dropout, which a plain kernel knows when it is compiled.
+template <bool kPlain = false>
 TEA_DEVICE Factors factors_of(const Work& w) {
   const Scales& s = w.scales;
-  if (!is_fp8(w.q.dtype)) return {{1, w.scale}, 1, 1, 1, 1, w.scale, w.scale, w.keep_factor};
+  if (kPlain || !is_fp8(w.q.dtype))
+    return {{1, w.scale}, 1, 1, 1, 1, w.scale, w.scale, kPlain ? 1.0f : w.keep_factor};
   const float q = scalar(s.q_inv), k = scalar(s.k_inv), dout = scalar(s.dout_inv),
               dp = scalar(s.dp_inv);
   return {{q * k, w.scale}, dout * scalar(s.v_inv), scalar(s.s), scalar(s.dp), w.scale, dp * k,
@@ -147,32 +154,38 @@ struct Strip {
 template <bool kAny, int kRows, int kThreads, int kDtype, int kDim>
 TEA_DEVICE void load_rows(const Tile<kDtype, kDim>& tile, const Rows& rows, int64_t head_element,
                           int first, const Columns& valid, int begin, int dim) {
-  constexpr int kEighths = kDim / 8;
-  static_assert(kRows * kEighths % kThreads == 0);
+  constexpr int kEighths = kDim / 8, kStep = kThreads / kEighths;  // kStep: rows at a time
+  static_assert(kThreads % kEighths == 0 && kRows % kStep == 0);
   const int thread = afresh(static_cast<int>(threadIdx.x));
-  const int low = static_cast<int>(valid.begin), high = static_cast<int>(valid.end);
-  const auto each = [&](int n, auto&& load) {
-    const int row = n / kEighths, column = n % kEighths * 8;
-    const bool inside = first + row >= low && first + row < high && begin + column < dim;
-    load(row, column, head_element + (first + row) * rows.seq + begin + column, inside);
+  const int before =
+      first - static_cast<int>(valid.begin);  // of the tile's rows after the first valid
+  const auto count = static_cast<unsigned>(max(valid.end - valid.begin, int64_t{0}));
+  const auto inside = [&](int row, int column) {
+    return static_cast<unsigned>(before + row) < (begin + column < dim ? count : 0);
+  };
+  const auto element = [&](int row, int column) {
+    return head_element + (first + row) * rows.seq + begin + column;
   };
   if (!kAny || (rows.dtype == kDtype && rows.wide)) {
-    const char* const data = static_cast<const char*>(rows.data);
+    // The thread's column stays, its row and the pointer move on. Rows that are not inside are not
+    // read, wherever the pointer is.
+    const int row = thread / kEighths, column = thread % kEighths * 8;
+    const char* from =
+        static_cast<const char*>(rows.data) + element(row, column) * kElementBytes<kDtype>;
+    const int64_t pitch = kStep * rows.seq * kElementBytes<kDtype>;
 #pragma unroll
-    for (int i = 0; i < kRows * kEighths / kThreads; ++i)
-      each(i * kThreads + thread, [&](int row, int column, int64_t element, bool inside) {
-        copy_eight(tile, row, column, inside ? data + element * kElementBytes<kDtype> : data,
-                   inside);
-      });
+    for (int i = 0; i < kRows; i += kStep, from += pitch)
+      copy_eight(tile, row + i, column, from, inside(row + i, column));
   } else {
 #pragma unroll 1
-    for (int n = thread; n < kRows * kEighths; n += kThreads)
-      each(n, [&](int row, int column, int64_t element, bool inside) {
+    for (int n = thread; n < kRows * kEighths; n += kThreads) {
+      const int row = n / kEighths, column = n % kEighths * 8;
+      const bool there = inside(row, column);
 #pragma unroll 1
-        for (int j = 0; j < 8; ++j)
-          store_one(tile, row, column + j,
-                    inside ? load_float(rows.data, rows.dtype, element + j) : 0.0f);
-      });
+      for (int j = 0; j < 8; ++j)
+        store_one(tile, row, column + j,
+                  there ? load_float(rows.data, rows.dtype, element(row, column) + j) : 0.0f);
+    }
   }
 }
 

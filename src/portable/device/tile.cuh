@@ -214,6 +214,21 @@ TEA_DEVICE void multiply(float (&c0)[4], float (&c1)[4], const Left<kDtype>& a,
 // or across them.
 enum class Summed { kAlongRows, kAcrossRows };
 
+// A tile from row `first` on, or from a column on: what can go into the address does, so that the
+// fragments' distances from it are constant.
+template <class T>
+struct TilePart {
+  T tile;
+  int first;  // row or column that remains
+};
+template <bool kRows, int kDtype, int kDim>
+TEA_DEVICE TilePart<Tile<kDtype, kDim>> part_of(const Tile<kDtype, kDim>& tile, int first) {
+  using T = Tile<kDtype, kDim>;
+  constexpr int kWhole = 128 / T::kBytes;  // columns within which pieces are permuted
+  if (kRows) return {{tile.address + first * T::kRowBytes}, 0};
+  return {{tile.address + first / kWhole * 128}, first % kWhole};
+}
+
 // c += a b over 16 kSteps of the summed dimension: rows from `row` of a, columns from `column` of
 // b.
 template <int kDtype, int kSteps, Summed kOfLeft, Summed kOfRight, int kRows16, int kTiles, class A,
@@ -221,18 +236,24 @@ template <int kDtype, int kSteps, Summed kOfLeft, Summed kOfRight, int kRows16, 
 TEA_DEVICE void multiply_tiles(float (&c)[kRows16][kTiles][4], const A& a, int row, const B& b,
                                int column) {
   const int l = afresh(lane());
+  constexpr bool kLeftAlong = kOfLeft == Summed::kAlongRows,
+                 kRightAlong = kOfRight == Summed::kAlongRows;
+  const auto left_part = part_of<kLeftAlong>(a, row);
+  const auto right_part = part_of<kRightAlong>(b, column);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     Left<kDtype> left[kRows16];
 #pragma unroll
     for (int m = 0; m < kRows16; ++m)
-      left[m] = kOfLeft == Summed::kAlongRows ? load_left(a, row + 16 * m, 16 * step, l)
-                                              : load_left_transposed(a, row + 16 * m, 16 * step, l);
+      left[m] = kLeftAlong
+                    ? load_left(left_part.tile, left_part.first + 16 * m, 16 * step, l)
+                    : load_left_transposed(left_part.tile, left_part.first + 16 * m, 16 * step, l);
 #pragma unroll
     for (int n = 0; n < kTiles / 2; ++n) {
-      const Right<kDtype> right = kOfRight == Summed::kAlongRows
-                                      ? load_right(b, column + 16 * n, 16 * step, l)
-                                      : load_right_transposed(b, column + 16 * n, 16 * step, l);
+      const Right<kDtype> right =
+          kRightAlong
+              ? load_right(right_part.tile, right_part.first + 16 * n, 16 * step, l)
+              : load_right_transposed(right_part.tile, right_part.first + 16 * n, 16 * step, l);
 #pragma unroll
       for (int m = 0; m < kRows16; ++m)
         multiply<kDtype>(c[m][2 * n], c[m][2 * n + 1], left[m], right);
