@@ -78,7 +78,7 @@ struct Kernel {
           k{shared_address(s.k)},
           v{shared_address(s.v)},
           row(warp() % C.row.warps * 16 * kTall),
-          column(warp() / C.row.warps * kOwnV) {}
+          column(kGroups == 1 ? 0 : warp() / C.row.warps * kOwnV) {}
 
     TEA_DEVICE Query query(int local) const {
       if constexpr (!C.general) return {tile.first + local, tile.head};
@@ -194,6 +194,13 @@ struct Kernel {
 
     // ----------------------------------------------------------------------------- products
 
+    // Of 16 head dimensions. One strip of rows has few products to hide the loads of the next ones
+    // behind, and registers for them.
+    struct Operands {
+      Left<kDtype> q[kTall];
+      Right<kDtype> k[kCols / 16];
+    };
+    static constexpr bool kAhead = !C.general && kTall == 1;
     TEA_DEVICE void multiply_qk(Scores& s) const {
 #pragma unroll
       for (int m = 0; m < kTall; ++m)
@@ -201,17 +208,26 @@ struct Kernel {
         for (int n = 0; n < kCols / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) s[m][n][i] = 0;
+      const auto queries = part_of<true>(q, row);
+      const auto operands = [&](int d) {
+        Operands x;
+#pragma unroll
+        for (int m = 0; m < kTall; ++m) x.q[m] = load_left(queries.tile, 16 * m, d);
+#pragma unroll
+        for (int n = 0; n < kCols / 16; ++n) x.k[n] = load_right(k, 16 * n, d);
+        return x;
+      };
+      Operands next;
+      if (kAhead) next = operands(0);
 #pragma unroll(C.general ? 4 : kDim / 16)  // rolled up, it compiles faster
       for (int d = 0; d < kDim; d += 16) {
-        Left<kDtype> a[kTall];
+        const Operands now = kAhead ? next : operands(d);
+        if (kAhead && d + 16 < kDim) next = operands(d + 16);
 #pragma unroll
-        for (int m = 0; m < kTall; ++m) a[m] = load_left(q, row + 16 * m, d);
+        for (int n = 0; n < kCols / 16; ++n)
 #pragma unroll
-        for (int n = 0; n < kCols / 16; ++n) {
-          const Right<kDtype> b = load_right(k, 16 * n, d);
-#pragma unroll
-          for (int m = 0; m < kTall; ++m) multiply(s[m][2 * n], s[m][2 * n + 1], a[m], b);
-        }
+          for (int m = 0; m < kTall; ++m)
+            multiply(s[m][2 * n], s[m][2 * n + 1], now.q[m], now.k[n]);
       }
     }
     TEA_DEVICE void multiply_pv(Output& o, const Scores& s) const {
@@ -323,6 +339,7 @@ struct Kernel {
     // row's maximum, which it finds in a pass of its own. Returns the largest P before its cast.
     TEA_DEVICE float attend(Output& o, OnlineSoftmax (&softmax)[kTall], Blocks b) const {
       const float scale_log2 = C.general ? kLog2E : w.scale * kLog2E;
+      const float slack = w.per_row.max || w.per_row.sum_exp ? 0.0f : OnlineSoftmax::kSlack;
       const Edge e = edge();
       const Slopes slopes = C.general ? slopes_of() : Slopes{};
       Dropping dropping = {};
@@ -351,9 +368,10 @@ struct Kernel {
               continue;
             }
             float shrink[2];
-            softmax[m].template update<C.fp8>(s[m], scale_log2, shrink);
-            // After the first blocks tops seldom rise; all lanes of the warp must agree.
-            if (__any_sync(0xffffffff, shrink[0] != 1 || shrink[1] != 1)) shrink_rows(o[m], shrink);
+            softmax[m].template update<C.fp8>(s[m], scale_log2, slack, shrink);
+            // After the first block, which finds zeros, tops seldom rise. All lanes must agree.
+            if (block != b.end - 1 && __any_sync(0xffffffff, shrink[0] != 1 || shrink[1] != 1))
+              shrink_rows(o[m], shrink);
           }
           if (pass == 0) continue;
           if (C.general && w.rng) drop_all(s, dropping, block);

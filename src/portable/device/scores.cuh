@@ -170,8 +170,8 @@ TEA_DEVICE void drop(float (&p)[kTiles][4], const Dropping& d, int64_t row, int6
 }
 
 // Softmax of rows that arrive in tiles (Milakov and Gimelshein, 2018). For the thread's two rows of
-// an accumulator: the largest score so far, and the thread's share of the sum of
-// exp(scale * (score - top)). A row with nothing to attend keeps top = -infinity, sum = 0.
+// an accumulator: the largest score so far, or less by a little, and the thread's share of the sum
+// of exp(scale * (score - top)). A row with nothing to attend keeps top = -infinity, sum = 0.
 struct OnlineSoftmax {
   float top[2], sum[2];
 
@@ -198,14 +198,19 @@ struct OnlineSoftmax {
   // scores of this size have anyway. From kFar on it could take them out of range; there the factor
   // is a power of two, whose product is exact, since scores that differ at all differ by more
   // than 8. Exact: the top is subtracted first, so that no exponential is above 1.
-  static constexpr float kFar = 1 << 28;
+  //
+  // A top that would rise by no more than `slack` stays, so that nothing shrinks; exponentials are
+  // at most 2^slack then, which half precision holds: with 7 even where a base near kFar is off by
+  // 8, since scores there differ by more. With 0 the top is the largest score.
+  static constexpr float kFar = 1 << 28, kSlack = 7;
   template <bool kExact, int kTiles>
-  TEA_DEVICE void update(float (&s)[kTiles][4], float scale_log2, float (&shrink)[2]) {
+  TEA_DEVICE void update(float (&s)[kTiles][4], float scale_log2, float slack, float (&shrink)[2]) {
     const float before[2] = {top[0], top[1]};
     float finite[2], factor[2], base[2];
     raise_top(s);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      if ((top[r] - before[r]) * scale_log2 <= slack) top[r] = before[r];
       finite[r] = top[r] == kMinusInfinity ? 0.0f : top[r];  // else NaN
       shrink[r] = exp2_fast((before[r] - finite[r]) * scale_log2);
       sum[r] *= shrink[r];
