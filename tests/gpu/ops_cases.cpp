@@ -371,7 +371,7 @@ void flash_prepare(Side& s) {
 void fill(Side& s) {
   const int32_t dtype = s.one_of(kAll);
   const int64_t count = s.chance(70) ? s.pick(0, 300) : s.pick(0, 100000), skip = s.pick(0, 20);
-  auto* const data = static_cast<uint8_t*>(s.fresh(TEA_E4M3, (count + skip) * dtype_bytes(dtype)));
+  auto* const data = static_cast<uint8_t*>(s.fresh(dtype, count + skip));
   const double value = s.one_of({0.0, -0.1, 1e9, double(-INFINITY), double(NAN)});
   const bool bytes = s.chance(30);
   s.run([&] {
