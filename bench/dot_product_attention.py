@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
 """What the host spends on a call of DotProductAttention and of attention(): JSON lines.
 
-usage: PYTHONPATH=BUILD/python dot_product_attention.py [--device cuda]
+usage: PYTHONPATH=BUILD/python dot_product_attention.py [--device cuda | --instructions]
 
 Small tensors, so that the GPU waits for the host. The two take turns, and the least of all rounds
 counts, for each of them. What is called "both" ends when the GPU has done the backward pass too, so
 it is no time of the host alone; "checkpoint" is the forward pass under PyTorch's checkpoint, for
 both. With a KV cache a call is a step of decoding; attention() has the operator that appends in
-front of it, as the module has.
+front of it, as the module has. --instructions counts instead, on the CPU, where times say little.
 """
 
 import argparse
+import gc
 import json
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
+from instructions import run_counted
 from torch.utils.checkpoint import checkpoint
 
 import te_attention.torch as tea
@@ -26,9 +30,10 @@ DIM, ROWS, COUNT, ROUNDS = 64, 32, 100, 9
 CASES = (("bshd", "causal"), ("sbhd", "no_mask"), ("thd", "padding_causal"))
 NAMES = {"causal": "causal", "no_mask": "bottom_right", "padding_causal": "causal"}
 SEQUENCES, PAGE = 2, 16
+Measure: TypeAlias = Callable[[list[Callable]], tuple]  # the unit, then a figure for each
 
 
-def microseconds(calls: list[Callable], device: str) -> list[float]:
+def microseconds(calls: list[Callable], device: str) -> tuple[str, float, ...]:
     """Of one call of each."""
     best = [float("inf")] * len(calls)
     for _ in range(ROUNDS):
@@ -41,17 +46,17 @@ def microseconds(calls: list[Callable], device: str) -> list[float]:
             for _ in range(COUNT):
                 call()
             best[i] = min(best[i], (time.perf_counter() - start) / COUNT)
-    return [seconds * 1e6 for seconds in best]
+    return "us", *(round(seconds * 1e6, 1) for seconds in best)
 
 
-def report(what: dict, module: Callable, function: Callable, device: str) -> None:
+def report(what: dict, module: Callable, function: Callable, measure: Measure) -> None:
     """Prints a row."""
-    of_module, of_function = (round(us, 1) for us in microseconds([module, function], device))
-    row = what | {"module_us": of_module, "attention_us": of_function}
-    print(json.dumps(row | {"over_us": round(of_module - of_function, 1)}), flush=True)
+    unit, of_module, of_function = measure([module, function])
+    row = what | {f"module_{unit}": of_module, f"attention_{unit}": of_function}
+    print(json.dumps(row | {f"over_{unit}": round(of_module - of_function, 1)}), flush=True)
 
 
-def without_cache(form: str, mask: str, device: str) -> None:
+def without_cache(form: str, mask: str, device: str, measure: Measure) -> None:
     """The rows of one format."""
     shape = {"thd": (ROWS, 1, DIM), "bshd": (1, ROWS, 1, DIM), "sbhd": (ROWS, 1, 1, DIM)}[form]
     options = {"device": device, "dtype": torch.bfloat16}
@@ -82,10 +87,10 @@ def without_cache(form: str, mask: str, device: str) -> None:
         ),
     }
     for what, calls in rows.items():
-        report({"format": form, "mask": mask, "what": what}, *calls, device)
+        report({"format": form, "mask": mask, "what": what}, *calls, measure)
 
 
-def with_cache(form: str, paged: bool, device: str) -> None:
+def with_cache(form: str, paged: bool, device: str, measure: Measure) -> None:
     """The row of one format and kind of cache."""
     options = {"device": device, "dtype": torch.bfloat16}
     shape = {"thd": (SEQUENCES, 1, DIM), "bshd": (SEQUENCES, 1, 1, DIM)}[form]
@@ -119,20 +124,41 @@ def with_cache(form: str, paged: bool, device: str) -> None:
     with torch.no_grad():
         step = lambda: module(q, k, v, inference_params=caches, **most)  # noqa: E731
         assert torch.equal(step(), function().flatten(-2))
-        report(what, step, function, device)
+        report(what, step, function, measure)
 
 
-def main() -> None:
+def every_row(device: str, measure: Measure) -> None:
+    """All formats, then all caches."""
+    for form, mask in CASES:
+        without_cache(form, mask, device, measure)
+    for form in ("bshd", "thd"):
+        for paged in (False, True):
+            with_cache(form, paged, device, measure)
+
+
+def count_instructions() -> int:
+    """Every row on the CPU; the exit code."""
+    os.environ["TE_ATTENTION_THREADS"] = "1"
+
+    def program(count: Callable[[Callable], int]) -> None:
+        torch.set_num_threads(1)
+        gc.disable()
+        every_row("cpu", lambda calls: ("instructions", *map(count, calls)))
+
+    return run_counted(program)
+
+
+def main() -> int:
     """Reads the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
-    device = parser.parse_args().device
-    for form, mask in CASES:
-        without_cache(form, mask, device)
-    for form in ("bshd", "thd"):
-        for paged in (False, True):
-            with_cache(form, paged, device)
+    parser.add_argument("--instructions", action="store_true")
+    options = parser.parse_args()
+    if options.instructions:
+        return count_instructions()
+    every_row(options.device, lambda calls: microseconds(calls, options.device))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
