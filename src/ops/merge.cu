@@ -8,7 +8,7 @@ namespace tea {
 namespace {
 
 constexpr int kMostParts = 120;  // whose pointers fit into the kernel's parameters
-constexpr int kUnderWay = 4;     // vectors that a thread sums at a time
+constexpr int kUnderWay = 2;     // vectors that a thread sums at a time
 
 struct Merge {
   tea_merge a;
@@ -19,7 +19,7 @@ struct Merge {
 };
 
 template <int32_t part, int32_t result, bool wide>
-__global__ void __launch_bounds__(kBlock) merge(const __grid_constant__ Merge m) {
+__global__ void __launch_bounds__(kBlock, 4) merge(const __grid_constant__ Merge m) {
   using Real = std::conditional_t<part == TEA_FP64 || result == TEA_FP64, double, float>;
   using Stored = RowVector<part, wide>;
   using Part = typename Stored::Numbers;

@@ -24,9 +24,11 @@ struct MergeRow {
 // The LSE over all parts, whose pointers `lse_of(i)` gives, at element `at`.
 template <class Real, class Parts>
 TEA_HOST_DEVICE Real merged_lse(int32_t parts, const Parts& lse_of, int64_t at) {
-  Real lse = -INFINITY;
-  for (int32_t i = 0; i < parts; ++i) lse = log_add(lse, Real{lse_of(i)[at]});
-  return lse;
+  Real high = -INFINITY, sum = 0;
+  for (int32_t i = 0; i < parts; ++i) high = fmax(high, Real{lse_of(i)[at]});
+  if (high == -INFINITY) high = 0;  // all parts are empty, or one is NaN
+  for (int32_t i = 0; i < parts; ++i) sum += exp(Real{lse_of(i)[at]} - high);
+  return high + log(sum);
 }
 
 // What a part counts for; 0 if its O is not to be looked at.
