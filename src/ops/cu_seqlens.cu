@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 void count(const tea_cu_seqlens& a, const Place& place) {
-  constexpr int64_t kOfLane = 16 * kUnderWay, kRounds = 2;
+  constexpr int64_t kOfLane = 16 * kUnderWay, kRounds = 8;
   int32_t* const counts = a.cu_seqlens + 1;
   Pieces pieces{0, 0, Team::of(a.seqlen, kOfLane, kWarp)};
   pieces.bytes = pieces.team.lanes() * kOfLane * kRounds;
