@@ -1,6 +1,7 @@
-// Scaled softmax. A group of threads shares a row and holds it in registers, so that it is read and
-// written once; rows longer than that are read again, from the caches. The next row of a group
-// comes into shared memory while one is worked on: the work alone leaves memory idle for as long.
+// Scaled softmax. A team of threads shares a row and holds it in registers, so that it is read and
+// written once; rows longer than that are read again, from the caches. These kernels are bound by
+// instructions before they are bound by memory: most rows are all that their teams can hold, and
+// have kernels that ask nothing.
 #include "ops/launch.cuh"
 #include "ops/softmax.h"
 #include "ops/vectors.cuh"
@@ -8,16 +9,18 @@
 namespace tea {
 namespace {
 
-constexpr int kMostThreads = 512, kWarp = 32;
+constexpr int kMostThreads = 512, kLeastThreads = 128, kWarp = 32;
 constexpr int kHeld = 4;  // vectors of a row that a thread holds
+constexpr int kRounds =
+    8;  // blocks of a multiprocessor one after the other, each with several rows
 
-// The kernels: of rows on multiples of 16 bytes or not, with a mask or not, held or read again.
-template <int32_t type, bool is_wide, bool is_masked, bool is_held>
+// The kernels: of rows on multiples of 16 bytes or not, with a mask or not, held or read again;
+// whether each row is all that its team can hold.
+template <int32_t type, bool is_wide, bool is_masked, bool is_held, bool is_whole>
 struct Config {
   static constexpr int32_t dtype = type;
-  static constexpr bool wide = is_wide, masked = is_masked, held = is_held;
-  // Rows are fetched ahead. (The mask of two elements is less than one copy moves.)
-  static constexpr bool ahead = wide && held && !(masked && dtype == TEA_FP64);
+  static constexpr bool wide = is_wide, masked = is_masked, held = is_held, whole = is_whole;
+  static_assert((wide && held) || !whole);
 };
 
 // NaN wins, or a masked row could hide it.
@@ -50,8 +53,9 @@ template <class Real, class Combine>
 __device__ Real reduced(Real value, const Team& team, const Combine& combine) {
   __shared__ Real of_warp[kMostThreads / kWarp];
   const int lanes = team.lanes(), warps = lanes / kWarp;
-  for (int offset = (lanes < kWarp ? lanes : kWarp) / 2; offset; offset /= 2)
-    value = combine(value, __shfl_xor_sync(~0u, value, offset));
+#pragma unroll
+  for (int offset = kWarp / 2; offset; offset /= 2)
+    if (offset < lanes) value = combine(value, __shfl_xor_sync(~0u, value, offset));
   if (lanes <= kWarp) return value;
   const int thread = threadIdx.x, first = (thread >> team.shift) * warps;
   if (thread % kWarp == 0) of_warp[thread / kWarp] = value;
@@ -63,65 +67,16 @@ __device__ Real reduced(Real value, const Team& team, const Combine& combine) {
   return value;
 }
 
-// Copies to shared memory that go on beside the thread, of 4, 8 or 16 bytes; and the wait for all.
-template <int kBytes>
-__device__ __forceinline__ void copy_async(uint32_t shared, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(kBytes)
-               : "memory");
-}
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
-// What they brought.
-__device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
-  uint4 x;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(from)
-               : "memory");
-  return x;
-}
-template <int kBytes>
-__device__ __forceinline__ uint2 load_shared_bytes(uint32_t from) {
-  uint2 x = {};
-  if constexpr (kBytes == 8)
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
-  else
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x.x) : "r"(from) : "memory");
-  return x;
-}
-
 // A bit for each byte of `bytes`, its highest: clear where the byte is 1.
 __device__ __forceinline__ uint32_t other_than_one(uint32_t bytes) {
   const uint32_t difference = bytes ^ 0x01010101u;
   return ((difference & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | difference;
 }
 
-// A thread's own part of the next row, in shared memory. It alone writes and reads it, and a vector
-// of its neighbour lies beside each of its own.
-template <class C>
-struct Ahead {
-  static constexpr int kMaskBytes = VectorOf<C::dtype>::kSize;
-  static constexpr int bytes(int inputs) {  // of a thread
-    return C::ahead ? kHeld * (inputs * 16 + (C::masked ? kMaskBytes : 0)) : 0;
-  }
-
-  uint32_t own, marks;  // in shared memory: this thread's first vector and its mask
-  __device__ explicit Ahead(const void* shared) {
-    const auto begin = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-    own = begin + threadIdx.x * 16;
-    marks = begin + kHeld * blockDim.x * 16 + threadIdx.x * kMaskBytes;  // where there is one input
-  }
-  __device__ uint32_t vector(int input, int k) const {
-    return own + (input * kHeld + k) * blockDim.x * 16;
-  }
-  __device__ uint32_t mask(int k) const { return marks + k * blockDim.x * kMaskBytes; }
-};
-
-// The row that this thread works on, from the first column of its part on. These kernels are bound
-// by instructions before they are bound by memory: columns of held rows are counted in 32 bits, and
-// work on vectors of which the row sees nothing is left out.
-template <class C>
+// The row that this thread works on, from the first column of its part on. Columns of held rows are
+// counted in 32 bits. kSkips: vectors of which it sees nothing are left out; where they are few, or
+// cost little, the branches cost more.
+template <class C, bool kSkips>
 struct Row {
   using Stored = RowVector<C::dtype, C::wide>;
   using Vector = typename Stored::Numbers;
@@ -139,9 +94,13 @@ struct Row {
     const int column = team.lane() * kSize;
     first = line * a.cols + column;
     seen = cols = -column, mask = nullptr, distance = team.lanes() * kSize;
-    if (line >= a.batch * a.heads * a.rows) return;
-    cols += static_cast<Column>(a.cols), seen = cols;
-    if (a.kind == TEA_SCORE_MASK_NONE) return;
+    if (line < a.batch * a.heads * a.rows) {
+      cols += static_cast<Column>(a.cols), seen = cols;
+      if constexpr (C::masked || !C::whole)
+        if (a.kind != TEA_SCORE_MASK_NONE) look_up(a, line, column);
+    }
+  }
+  __device__ void look_up(const tea_scaled_softmax& a, int64_t line, int column) {
     const int64_t matrix = quotient(line, a.rows), row = line - matrix * a.rows;
     seen = static_cast<Column>(visible_count(a, row)) - column;
     if constexpr (C::masked) mask = mask_row(a, matrix, row);
@@ -156,20 +115,19 @@ struct Row {
     else
       for (Column begin = 0; begin < all; begin += distance * kHeld) body(begin);
   }
-  // Calls body with the number of every vector of which the row sees something, and how much.
+  // Calls body with the number of every vector and how many of its columns the row sees, which may
+  // be fewer; with kSkips not where it sees none.
   template <class Body>
   __device__ __forceinline__ void each_vector(Column begin, const Body& body) const {
+    if (C::whole && seen <= 0) return;
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k)
-      if (const Column left = seen - begin - k * distance; left > 0) body(k, left);
-  }
-  // The same for the place of every element in them.
-  template <class Body>
-  __device__ __forceinline__ void each(Column begin, const Body& body) const {
-    each_vector(begin, [&](int k, Column) {
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) body(k, i);
-    });
+    for (int k = 0; k < kHeld; ++k) {
+      const Column left = seen - begin - k * distance;
+      if constexpr (C::whole)
+        body(k, std::integral_constant<Column, kSize>());
+      else if (!kSkips || left > 0)
+        body(k, left);
+    }
   }
   // What the row does not see of a vector becomes `value`.
   __device__ static void end_at(Vector& x, Column left, Real value) {
@@ -178,77 +136,52 @@ struct Row {
     for (int i = 0; i < kSize; ++i) x.x[i] = i < left ? x.x[i] : value;
   }
 
-  // The bytes of the mask that belong to a vector, `left` of which the row sees.
-  __device__ uint2 marks(const Ahead<C>& ahead, Column begin, int k, Column left) const {
-    if constexpr (C::ahead) {
-      return load_shared_bytes<kSize>(ahead.mask(k));
-    } else {
-      alignas(8) uint8_t bytes[8] = {};
-      load_bits(reinterpret_cast<uint8_t(&)[kSize]>(bytes), mask + begin + k * distance, left,
-                C::wide ? kSize : 1);
-      return reinterpret_cast<const uint2&>(bytes);
-    }
-  }
-  __device__ static void set_masked(Vector& x, const uint2& marks) {
-    const uint32_t other[] = {other_than_one(marks.x), other_than_one(marks.y)};
+  // The mask where it belongs to a vector, `left` of which the row sees.
+  __device__ void set_masked(Vector& x, Column at, Column left) const {
+    alignas(8) uint8_t bytes[8] = {};
+    auto& own = reinterpret_cast<uint8_t(&)[kSize]>(bytes);
+    if (C::wide ? left > 0 : true)
+      load_bits(own, mask + at, C::wide ? kSize : left, C::wide ? kSize : 1);
+    const auto& marks = reinterpret_cast<const uint32_t(&)[2]>(bytes);
+    const uint32_t other[] = {other_than_one(marks[0]), other_than_one(marks[1])};
 #pragma unroll
     for (int i = 0; i < kSize; ++i)
       if (!(other[i / 4] & 0x80u << i % 4 * 8)) x.x[i] = Real{kMaskedScore};
   }
 
-  // Has the row's vectors of an input copied, and its mask with those of the first.
-  __device__ void fetch(const Ahead<C>& to, int input, const void* from) const {
-    const Bits* const begin = static_cast<const Bits*>(from) + first;
-    each_vector(0, [&](int k, Column) {
-      copy_async<16>(to.vector(input, k), begin + k * distance);
-      if constexpr (C::masked)
-        if (mask) copy_async<kSize>(to.mask(k), mask + k * distance);
+  // The vectors from `begin` on; zeros that are not seen.
+  __device__ void load(Stored (&x)[kHeld], const void* from, Column begin) const {
+    each_vector(begin, [&](int k, auto left) {
+      x[k].load(static_cast<const Bits*>(from) + first + begin + k * distance, left);
     });
   }
-  // The vectors from `begin` on: those that were fetched, or from memory.
-  __device__ void load(Stored (&x)[kHeld], const Ahead<C>& ahead, int input, const void* from,
-                       Column begin) const {
+  // Vector k, of which the row sees `left`, as scores.
+  __device__ Vector scores(const Stored& stored, Column begin, int k, Column left,
+                           Real scale) const {
+    Vector x = stored.numbers();
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      const Column at = begin + k * distance;
-      if constexpr (C::ahead) {
-        x[k] = {};
-        if (at < seen) reinterpret_cast<uint4&>(x[k]) = load_shared_16(ahead.vector(input, k));
-      } else {
-        x[k].load(static_cast<const Bits*>(from) + first + at, seen - at);
-      }
-    }
-  }
-  __device__ void load_scores(Vector (&x)[kHeld], const Ahead<C>& ahead, const void* from,
-                              Column begin, Real scale) const {
-    Stored stored[kHeld];
-    load(stored, ahead, 0, from, begin);
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      x[k] = stored[k].numbers();
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) x[k].x[i] *= scale;
-    }
-    each_vector(begin, [&](int k, Column left) {
-      if constexpr (C::masked)
-        if (mask) set_masked(x[k], marks(ahead, begin, k, left));
-      end_at(x[k], left, Real{-INFINITY});
-    });
+    for (int i = 0; i < kSize; ++i) x.x[i] *= scale;
+    if constexpr (C::masked)
+      if ((C::held && C::wide) || mask) set_masked(x, begin + k * distance, left);
+    end_at(x, left, Real{-INFINITY});
+    return x;
   }
   // All columns from `begin` on: what numbers(k) gives, but zeros that the row does not see.
   template <class Numbers>
   __device__ void store(void* to, Column begin, const Numbers& numbers) const {
+    Bits* const out = static_cast<Bits*>(to) + first + begin;
+    each_vector(begin, [&](int k, auto left) {
+      Vector x = numbers(k);
+      end_at(x, left, Real{0});
+      Stored y;
+      y.set(x);
+      y.store(out + k * distance, C::whole ? kSize : cols - begin - k * distance);
+    });
+    if constexpr (kSkips && !C::whole) {
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      const Column at = begin + k * distance;
-      if (at >= cols) break;
-      Stored y = {};
-      if (at < seen) {
-        Vector x = numbers(k);
-        end_at(x, seen - at, Real{0});
-        y.set(x);
-      }
-      y.store(static_cast<Bits*>(to) + first + at, cols - at);
+      for (int k = 0; k < kHeld; ++k)
+        if (const Column at = begin + k * distance; at >= seen && at < cols)
+          Stored{}.store(out + k * distance, cols - at);
     }
   }
 };
@@ -263,47 +196,50 @@ __device__ Real combined(const Real (&sums)[kSums], const Team& team, const Comb
 
 template <class C>
 __global__ void __launch_bounds__(kMostThreads, 2)
-    softmax_forward(const tea_scaled_softmax a, const typename Row<C>::Real scale,
+    softmax_forward(const tea_scaled_softmax a, const typename Row<C, false>::Real scale,
                     const Team team) {
-  using R = Row<C>;
+  using R = Row<C, false>;
   using Real = typename R::Real;
   using Column = typename R::Column;
-  extern __shared__ uint4 shared[];
-  const Ahead<C> ahead(shared);
   const int64_t rows = a.batch * a.heads * a.rows;
   // Whole blocks stay together: `line` is that of the block's first team.
   const int64_t own = threadIdx.x >> team.shift;
-  R next(a, team.index(), team);
-  if constexpr (C::ahead) next.fetch(ahead, 0, a.input);
   for (int64_t line = team.index() - own; line < rows; line += team.count()) {
-    const R row = next;
+    const R row(a, line + own, team);
     const auto each_part = [&](const auto& body) {
       R::each_part(static_cast<Column>(a.cols), row.distance, body);
     };
     typename R::Vector x[kHeld];
-    Real most[kSums] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[kSums] = {};
-    if constexpr (C::ahead) wait_for_copies();
-    each_part([&](Column begin) {
-      row.load_scores(x, ahead, a.input, begin, scale);
-      row.each(begin,
-               [&](int k, int i) { most[i % kSums] = Largest()(most[i % kSums], x[k].x[i]); });
-    });
-    next = R(a, line + team.count() + own, team);
-    if constexpr (C::ahead) next.fetch(ahead, 0, a.input);
-    const Real largest = combined(most, team, Largest());
-    each_part([&](Column begin) {
-      if constexpr (!C::held) row.load_scores(x, ahead, a.input, begin, scale);
-      row.each(begin, [&](int k, int i) {
-        sums[i % kSums] += x[k].x[i] = exponential(x[k].x[i] - largest);
+    const auto load = [&](Column begin, const auto& use) {
+      typename R::Stored stored[kHeld];
+      row.load(stored, a.input, begin);
+      row.each_vector(begin, [&](int k, auto left) {
+        x[k] = row.scores(stored[k], begin, k, left, scale);
+#pragma unroll
+        for (int i = 0; i < R::kSize; ++i) use(x[k].x[i], i);
       });
+    };
+    Real most[kSums] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[kSums] = {};
+    each_part([&](Column begin) {
+      load(begin, [&](Real& score, int i) { most[i % kSums] = Largest()(most[i % kSums], score); });
+    });
+    const Real largest = combined(most, team, Largest());
+    const auto weigh = [&](Real& score, int i) {
+      sums[i % kSums] += score = exponential(score - largest);
+    };
+    each_part([&](Column begin) {
+      if constexpr (!C::held)
+        load(begin, weigh);
+      else
+        row.each_vector(begin, [&](int k, Column) {
+#pragma unroll
+          for (int i = 0; i < R::kSize; ++i) weigh(x[k].x[i], i);
+        });
     });
     const Real sum = combined(sums, team, Plus());
     const Real factor = row.mask && largest == Real{kMaskedScore} ? 0 : 1 / sum;
     each_part([&](Column begin) {
-      if constexpr (!C::held) {
-        row.load_scores(x, ahead, a.input, begin, scale);
-        row.each(begin, [&](int k, int i) { x[k].x[i] = exponential(x[k].x[i] - largest); });
-      }
+      if constexpr (!C::held) load(begin, weigh);
       row.store(a.output, begin, [&](int k) {
 #pragma unroll
         for (int i = 0; i < R::kSize; ++i) x[k].x[i] *= factor;
@@ -317,29 +253,22 @@ __global__ void __launch_bounds__(kMostThreads, 2)
 template <class C>
 __global__ void __launch_bounds__(kMostThreads, 2)
     softmax_backward(const tea_scaled_softmax a, const Team team) {
-  using R = Row<C>;
+  using R = Row<C, true>;
   using Vector = typename R::Vector;
   using Real = typename R::Real;
   using Column = typename R::Column;
-  extern __shared__ uint4 shared[];
-  const Ahead<C> ahead(shared);
   const int64_t rows = a.batch * a.heads * a.rows;
   // Whole blocks stay together: `line` is that of the block's first team.
   const int64_t own = threadIdx.x >> team.shift;
-  const auto fetch = [&](const R& row) {
-    if constexpr (C::ahead) row.fetch(ahead, 0, a.input), row.fetch(ahead, 1, a.dout);
-  };
-  R next(a, team.index(), team);
-  fetch(next);
   for (int64_t line = team.index() - own; line < rows; line += team.count()) {
-    const R row = next;
+    const R row(a, line + own, team);
     const auto each_part = [&](const auto& body) {
       R::each_part(static_cast<Column>(a.cols), row.distance, body);
     };
     typename R::Stored y[kHeld], dy[kHeld];
     const auto load = [&](Column begin) {
-      row.load(y, ahead, 0, a.input, begin);
-      row.load(dy, ahead, 1, a.dout, begin);
+      row.load(y, a.input, begin);
+      row.load(dy, a.dout, begin);
     };
     const auto numbers = [](const typename R::Stored& stored, Column left) {
       Vector x = stored.numbers();
@@ -347,18 +276,17 @@ __global__ void __launch_bounds__(kMostThreads, 2)
       return x;
     };
     Real sums[kSums] = {};
-    if constexpr (C::ahead) wait_for_copies();
     each_part([&](Column begin) {
       load(begin);
-      row.each_vector(begin, [&](int k, Column left) {
+      row.each_vector(begin, [&](int k, auto left) {
         const Vector p = numbers(y[k], left), dp = numbers(dy[k], left);
 #pragma unroll
         for (int i = 0; i < R::kSize; ++i) sums[i % kSums] += p.x[i] * dp.x[i];
       });
     });
-    next = R(a, line + team.count() + own, team);
-    fetch(next);
     const Real sum = combined(sums, team, Plus());
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) y[k].keep(), dy[k].keep();
     each_part([&](Column begin) {
       if constexpr (!C::held) load(begin);
       row.store(a.output, begin, [&](int k) {
@@ -375,7 +303,7 @@ __global__ void __launch_bounds__(kMostThreads, 2)
 // How a problem is run: by as many threads for a row as hold it, one block's at most.
 struct Way {
   Team team;
-  bool wide, masked, held;
+  bool wide, masked, held, whole;
 };
 
 template <int32_t dtype>
@@ -386,33 +314,33 @@ Way way_of(const tea_scaled_softmax& a) {
   const bool wide = access_bytes(bits(a.input) | bits(a.dout) | bits(a.output) |
                                  static_cast<uint64_t>(a.cols * kBytes)) == 16 &&
                     bits(a.mask) % kSize == 0;
-  const bool held = a.cols <= int64_t{team.lanes()} * kHeld * kSize;
-  // Without a mask a kernel that can read one does as well; the long rows have no other.
-  return {team, wide, a.mask || !held, held};
+  const int64_t most = int64_t{team.lanes()} * kHeld * kSize;
+  const bool causal =
+      a.kind == TEA_SCORE_MASK_CAUSAL || a.kind == TEA_SCORE_MASK_CAUSAL_BOTTOM_RIGHT;
+  return {team, wide, a.mask != nullptr, a.cols <= most, a.cols == most && !causal};
 }
 
-// Calls body with the Config.
+// Calls body with the Config. Without a mask a kernel that can read one does as well: narrow rows
+// and long ones have no other.
 template <int32_t dtype, class Body>
 void with_config(const Way& way, const Body& body) {
-  with_bool(way.wide, [&](auto wide) {
-    if (!way.held)
-      body(Config<dtype, wide(), true, false>());
-    else if (way.masked)
-      body(Config<dtype, wide(), true, true>());
-    else
-      body(Config<dtype, wide(), false, true>());
-  });
+  if (!way.held)
+    return with_bool(way.wide,
+                     [&](auto wide) { body(Config<dtype, wide(), true, false, false>()); });
+  if (!way.wide) return body(Config<dtype, false, true, true, false>());
+  if (way.masked)
+    return with_bool(way.whole,
+                     [&](auto whole) { body(Config<dtype, true, true, true, whole()>()); });
+  with_bool(way.whole, [&](auto whole) { body(Config<dtype, true, false, true, whole()>()); });
 }
 
-// A kernel that fetches rows ahead gets as many blocks as run at once, and each several rows.
-template <class C>
-Launch launch_of(const char* name, const tea_scaled_softmax& a, const Team& team, int inputs,
+// Many blocks more than run at once, but few enough that each has several rows.
+Launch launch_of(const char* name, const tea_scaled_softmax& a, const Team& team,
                  const Place& place) {
-  const int block = std::max(kBlock, team.lanes());
+  const int block = std::max(kLeastThreads, team.lanes());
   const int64_t threads = a.batch * a.heads * a.rows * team.lanes();
-  unsigned blocks = blocks_for(threads, block);
-  if (C::ahead) blocks = std::min(blocks, blocks_at_once(place, 2 * kMostThreads / block));
-  return {name, dim3(blocks), dim3(block), block * Ahead<C>::bytes(inputs)};
+  const unsigned most = blocks_at_once(place, kRounds * 2 * kMostThreads / block);
+  return {name, dim3(std::min(blocks_for(threads, block), most)), dim3(block)};
 }
 
 }  // namespace
@@ -422,8 +350,8 @@ void softmax_forward_on_gpu(const tea_scaled_softmax& args, double scale, const 
     const Way way = way_of<dtype()>(args);
     with_config<dtype()>(way, [&](auto config) {
       using C = decltype(config);
-      launch(launch_of<C>("softmax_forward", args, way.team, 1, place), softmax_forward<C>, place,
-             args, static_cast<typename Row<C>::Real>(scale), way.team);
+      launch(launch_of("softmax_forward", args, way.team, place), softmax_forward<C>, place, args,
+             static_cast<typename Row<C, false>::Real>(scale), way.team);
     });
   });
 }
@@ -431,12 +359,11 @@ void softmax_forward_on_gpu(const tea_scaled_softmax& args, double scale, const 
 void softmax_backward_on_gpu(const tea_scaled_softmax& args, const Place& place) {
   with_real(args.dtype, [&](auto dtype) {
     const Way way = way_of<dtype()>(args);
-    with_bool(way.wide, [&](auto wide) {
-      with_bool(way.held, [&](auto held) {
-        using C = Config<dtype(), wide(), false, held()>;
-        launch(launch_of<C>("softmax_backward", args, way.team, 2, place), softmax_backward<C>,
-               place, args, way.team);
-      });
+    with_config<dtype()>(way, [&](auto config) {
+      using G = decltype(config);
+      using C = Config<G::dtype, G::wide, false, G::held, G::whole>;
+      launch(launch_of("softmax_backward", args, way.team, place), softmax_backward<C>, place, args,
+             way.team);
     });
   });
 }

@@ -215,6 +215,11 @@ struct alignas(16) RowVector {
       __stwb(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(word));
   }
 
+  // The compiler is to keep the bits, not the numbers that it got from them, which are more.
+  __device__ void keep() {
+#pragma unroll
+    for (uint32_t& w : word) asm volatile("" : "+r"(w));
+  }
   __device__ Numbers numbers() const {
     Numbers to;
     decode<typename Numbers::Format>(reinterpret_cast<const Bits(&)[kSize]>(word), to.x);
