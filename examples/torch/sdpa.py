@@ -14,10 +14,11 @@ import te_attention.torch.sdpa
 
 @contextlib.contextmanager
 def behind_pytorchs_flash_backend():
-    """On CUDA: wherever PyTorch would choose its FlashAttention."""
+    """On CUDA: in the place of PyTorch's FlashAttention, which some GPUs have to be told to use."""
     torch.nn.attention.activate_flash_attention_impl("TE_ATTENTION")
     try:
-        yield
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            yield
     finally:
         torch.nn.attention.restore_flash_attention_impl()
 
