@@ -14,6 +14,18 @@ __host__ __device__ inline bool bends(const Forward& f) {
   return g.bias || g.softcap > 0 || g.alibi || !(f.scale > 0);
 }
 
+// A soft cap is what bends scores last: then they stay as cap_scores() leaves them.
+__host__ __device__ inline bool caps_last(const Forward& f) {
+  const General& g = f.general;
+  return g.softcap > 0 && !g.alibi && !(g.bias && !g.bias_before_scale);
+}
+
+// Scores as the softmax gets them are natural logarithms of weights times a factor and shifted.
+__host__ __device__ inline Unit unit_of(const Forward& f) {
+  const float cap = f.general.softcap;
+  return caps_last(f) ? Unit{2 * cap, cap} : Unit{bends(f) ? 1 : f.scale, 0};
+}
+
 // By the planner: what is the same for a whole tile.
 TEA_DEVICE void add_general(Work& w, const Forward& f) {
   const General& g = f.general;
@@ -24,8 +36,8 @@ TEA_DEVICE void add_general(Work& w, const Forward& f) {
   if (g.bias) {
     const int64_t at = w.sequence * g.bias_batch + w.head * g.bias_head + w.skipped * g.bias_col;
     w.bias = static_cast<const char*>(g.bias) + at * (g.bias_is_fp32 ? 4 : 2);
-    w.bias_has_runs = !g.bias_is_fp32 && g.bias_col == 1 && g.bias_row % 8 == 0 &&
-                      reinterpret_cast<uintptr_t>(w.bias) % 16 == 0;
+    w.bias_head = g.bias_head ? w.head : 0;
+    w.bias_sequence = g.bias_batch ? w.sequence : 0;
   }
   if (g.dropout > 0) {
     w.rng = {static_cast<uint64_t>(g.rng_state[0]), static_cast<uint64_t>(g.rng_state[1])};
@@ -38,52 +50,45 @@ struct Corner {
   int row, key;
 };
 
-// c * tanh(s / c) = c - 2c / (1 + e^(2s/c)) to a few units of c, of s in units of which this is
-// 2^s: cap_unit(). Four elements of a row share a division, since exponentials are what there is
-// too few of; up to 2^30 each, where tanh is 1, their product is in range.
+// c * tanh(x / c) = c - 2c / (1 + e^(2x/c)), to a few units of c. Of this, a score keeps
+// -1 / (1 + 2^s), of s in units of cap_unit().
 TEA_DEVICE float cap_unit(float cap) { return 2 * kLog2E / cap; }
+TEA_DEVICE float capped(float s) { return -reciprocal_fast(1 + exp2_fast(s)); }
+
+// Four elements of a row share a division, since exponentials are what there is too few of; up to
+// 2^30 each, where tanh is 1, their product is in range. The largest of each row are known for less
+// before the cap than after it: highest, likewise capped.
 template <int kCount>
-TEA_DEVICE void cap_scores(float (&s)[kCount], float cap) {
+TEA_DEVICE void cap_scores(float (&s)[kCount], float (&highest)[2]) {
+  thread_row_max(s, highest);
+  if (fmaxf(highest[0], highest[1]) > 30)
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[i] = min_or_nan(s[i], 30);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) highest[r] = capped(highest[r]);
 #pragma unroll
   for (int i = 0; i < kCount; i += 4) {
     const int first = i / 8 * 8 + i / 4 % 2 * 2;
     float x[4];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) x[k] = 1 + exp2_fast(min_or_nan(s[first + k / 2 * 4 + k % 2], 30));
-    const float low = x[0] * x[1], high = x[2] * x[3], all = reciprocal_fast(low * high);
+    for (int k = 0; k < 4; ++k) x[k] = 1 + exp2_fast(s[first + k / 2 * 4 + k % 2]);
+    const float low = x[0] * x[1], high = x[2] * x[3], all = -reciprocal_fast(low * high);
     const float over_low = all * high, over_high = all * low;
     const float over[4] = {over_low * x[1], over_low * x[0], over_high * x[3], over_high * x[2]};
 #pragma unroll
-    for (int k = 0; k < 4; ++k) s[first + k / 2 * 4 + k % 2] = fmaf(-2 * cap, over[k], cap);
+    for (int k = 0; k < 4; ++k) s[first + k / 2 * 4 + k % 2] = over[k];
   }
 }
 
-// The bias of a thread's two rows in a block, asked for before the products it is added to. Thread
-// q of a quad asks for columns 32 i + 8 q and the seven next of them; then the quad deals out.
-template <int kCols>
-struct BiasRuns {
-  static constexpr int kRuns = (kCols + 31) / 32;
-  uint32_t run[2][kRuns][4];  // then: of columns 32 i + 8 k, for each k, the thread's two
-
-  // Zeros where there is nothing to ask for: registers that keep what they held are not free.
-  TEA_DEVICE void ask(const Forward& f, const Work& w, int row, int block, bool in_runs) {
-    const int column = lane() % 4 * 8, key = block * kCols + column;
-    const int64_t step = f.general.bias_row * 2;
-    const char* const from = w.bias + row * step + key * 2;
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int i = 0; i < kRuns; ++i)
-        read_run(
-            run[r][i], from + 8 * r * step + 64 * i,
-            in_runs && row + 8 * r < w.rows && key + 32 * i < w.keys && column + 32 * i < kCols);
-  }
-  TEA_DEVICE void deal() {
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int i = 0; i < kRuns; ++i) quad_transpose(run[r][i]);
-  }
+// The bias of a block of 64 rows, as the copy engine leaves it in shared memory: slabs of 32
+// columns. Where all rows share a bias there is only one row; where the copy engine cannot address
+// it, none.
+struct BiasTile {
+  static constexpr Swizzle kSwizzle = Swizzle::k64;
+  static constexpr int kColumns = 32, kSlab = 64 * width(kSwizzle);
+  static constexpr int bytes(int columns) { return columns / kColumns * kSlab; }
+  const uint8_t* data;
+  int rows;
 };
 
 template <Type kType>
@@ -92,17 +97,25 @@ TEA_DEVICE float widen(uint32_t bits) {
   return float_of_half(static_cast<uint16_t>(bits));
 }
 
-// s += factor * bias.
+// s = factor * s + bias, from shared memory.
 template <Type kType, int kCount>
-TEA_DEVICE void add_bias(float (&s)[kCount], float factor, const BiasRuns<2 * kCount>& bias) {
+TEA_DEVICE void add_bias(float (&s)[kCount], float factor, const BiasTile& bias) {
+  const int row = bias.rows > 1 ? 16 * warp_of_group() + lane() % 16 : 0;
+  const uint32_t from = shared_address(bias.data);
 #pragma unroll
-  for (int i = 0; i < kCount; i += 2) {
-    const uint32_t both = bias.run[half_of(i)][i / 16][i / 4 % 4];
-    s[i] = fmaf(widen<kType>(both & 0xFFFF), factor, s[i]);
-    s[i + 1] = fmaf(widen<kType>(both >> 16), factor, s[i + 1]);
+  for (int c = 0; c < kCount / 8; ++c) {
+    uint32_t pair[4];  // of columns 16c.., in the order of the accumulator
+    load_matrices(pair, from + c / 2 * BiasTile::kSlab +
+                            swizzled(BiasTile::kSwizzle, row, c % 2 * 32 + lane() / 16 * 16));
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const uint32_t bits = k % 2 ? pair[k / 2] >> 16 : pair[k / 2] & 0xFFFF;
+      s[8 * c + k] = fmaf(s[8 * c + k], factor, widen<kType>(bits));
+    }
   }
 }
-// The same of any strides, as the float or the 16 bits of kStored, where `seen` has it.
+// The same from where it lies, with any strides, as the float or the 16 bits of kStored, where
+// `seen` has it.
 template <Type kStored, int kCount>
 TEA_DEVICE void add_bias(float (&s)[kCount], float factor, const General& g, const Work& w,
                          Corner at, const uint32_t (&seen)[2]) {
@@ -112,6 +125,7 @@ TEA_DEVICE void add_bias(float (&s)[kCount], float factor, const General& g, con
     row[r] = w.bias + ((at.row + 8 * r) * g.bias_row + at.key * g.bias_col) * kSize;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
+    s[i] *= factor;
     if (!(seen[half_of(i)] >> number_in_row(i) & 1)) continue;
     const char* const p = row[half_of(i)] + (i / 4 * 8 + i % 2) * g.bias_col * kSize;
     float b;
@@ -119,44 +133,52 @@ TEA_DEVICE void add_bias(float (&s)[kCount], float factor, const General& g, con
       b = *reinterpret_cast<const float*>(p);
     else
       b = widen<kStored>(*reinterpret_cast<const uint16_t*>(p));
-    s[i] = fmaf(b, factor, s[i]);
+    s[i] += b;
   }
 }
 
-// Turns products of queries and keys into natural logarithms of weights. seen: columns_between().
+// Turns products of queries and keys into scores in units of unit_of(). seen: columns_between().
+// Where caps_last(), highest are the largest that the thread sees in its rows.
 // Each option has a loop of its own: what a problem lacks costs a branch, not one per element.
-// kBias: there is one; in_runs: and it is in `runs`.
 template <Type kType, bool kBias, int kCount>
 TEA_DEVICE void bend(float (&s)[kCount], const Forward& f, const Work& w, Corner at,
-                     const uint32_t (&seen)[2], const BiasRuns<2 * kCount>& runs, bool in_runs) {
+                     const uint32_t (&seen)[2], const BiasTile& bias, float (&highest)[2]) {
   const General& g = f.general;
   const auto each = [&](auto&& change) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) s[i] = change(s[i], i);
   };
-  const float unit = g.softcap > 0 ? cap_unit(g.softcap) : 1;
-  each([&](float x, int) { return x * (f.scale * unit); });
-  const auto cap = [&] {
-    if (!(g.softcap > 0)) return;
-    if ((seen[0] & seen[1]) != ~0u)
-      each([&](float x, int i) {  // what is not seen may be no number
-        return seen[half_of(i)] >> number_in_row(i) & 1 ? x : 0;
-      });
-    cap_scores(s, g.softcap);
-  };
-  if constexpr (kBias) {
-    if (!g.bias_before_scale) cap();
-    const float factor = g.bias_before_scale ? f.scale * unit : 1;
-    if (in_runs)
-      add_bias<kType>(s, factor, runs);
+  const auto biased = [&](float factor) {
+    if (bias.rows)
+      add_bias<kType>(s, factor, bias);
     else if (g.bias_is_fp32)
       add_bias<Type::kFp32>(s, factor, g, w, at, seen);
     else
       add_bias<kType>(s, factor, g, w, at, seen);
-    if (g.bias_before_scale) cap();
-  } else {
-    cap();
+  };
+  if (kBias && g.bias_before_scale) biased(1);
+  float factor = f.scale;  // by which scores are still to be multiplied
+  if (g.softcap > 0) {
+    factor *= cap_unit(g.softcap);
+    each([&](float x, int) { return x * factor; });
+    if ((seen[0] & seen[1]) != ~0u)
+      each([&](float x, int i) {  // what is not seen may be no number
+        return seen[half_of(i)] >> number_in_row(i) & 1 ? x : kMinusInfinity;
+      });
+    cap_scores(s, highest);
+    if (caps_last(f)) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        if (!seen[r]) highest[r] = kMinusInfinity;
+      return;
+    }
+    each([&](float x, int) { return fmaf(2 * g.softcap, x, g.softcap); });
+    factor = 1;
   }
+  if (kBias && !g.bias_before_scale)
+    biased(factor);
+  else if (factor != 1)
+    each([&](float x, int) { return x * factor; });
   if (g.alibi) {
     const float distance = static_cast<float>(w.diagonal + at.row - at.key);
     each([&](float x, int i) {

@@ -55,9 +55,11 @@ struct Config {
 struct Parameters {
   TensorMap q, k, v;
   Forward f;
-  TileOrder order;  // of dense queries
-  // What scores are multiplied with when nothing bends them any more; the same for powers of two.
-  float scale, scale_log2;
+  TileOrder order;   // of dense queries
+  Unit unit;         // of scores when nothing bends them any more
+  float scale_log2;  // its factor for powers of two
+  int bias_rows;     // of a bias in shared memory: see BiasTile
+  TensorMap bias;
 };
 
 constexpr int kFirstTurn = 1;  // named barriers, one per consumer
@@ -78,8 +80,10 @@ struct Kernel {
     alignas(1024) uint8_t q[C.row.q_stages][kConsumers][64 * kDim * 2];
     alignas(1024) uint8_t k[2][kCols * kDim * 2];
     alignas(1024) uint8_t v[2][kCols * kDimV * 2];
+    alignas(1024) uint8_t bias[C.biased() ? kConsumers : 0][BiasTile::bytes(kCols)];
     Ring<C.row.q_stages> ring_q[kConsumers];
     Ring<2> ring_k, ring_v;
+    Ring<1> ring_bias[C.biased() ? kConsumers : 0];
     Mail<Work> mail;
   };
   static_assert(sizeof(Smem) <= 227 * 1024, "the shared-memory plan does not fit");
@@ -97,6 +101,12 @@ struct Kernel {
   // The sequence's place in a side's maps.
   static TEA_DEVICE int batch_of(const Sequences& side, const Work& w) {
     return side.form == Form::kRagged ? 0 : w.sequence;
+  }
+
+  // What BiasTile::rows is in a tile: none where a box would not start at a multiple of 16 bytes,
+  // which the copy engine answers with a fault.
+  static TEA_DEVICE int bias_rows(const Parameters& p, const Work& w) {
+    return w.skipped % 8 ? 0 : p.bias_rows;
   }
 
   // Slabs with something in them.
@@ -138,6 +148,7 @@ struct Kernel {
     Smem& s;
     Position<C.row.q_stages> at_q{};
     Position<2> at_k{}, at_v{}, at_mail{};
+    Position<1> at_bias{};
 
     // A box in those slabs that reach into the head dimension.
     template <int kHeight, int kStages>
@@ -180,14 +191,40 @@ struct Kernel {
                         Cache::kEvictLast);
       at_v.advance();
     }
+    // The bias of each consumer's rows in a block. No box is without an element here either.
+    TEA_DEVICE void load_bias(const Work& w, int block) {
+      const int height = bias_rows(p, w);
+      if (!height) return;
+      const int key = block * kCols, keys = min(kCols, w.keys - key);
+      const int slabs = (keys + BiasTile::kColumns - 1) / BiasTile::kColumns;
+#pragma unroll
+      for (int c = 0; c < kConsumers; ++c) {
+        Ring<1>& ring = s.ring_bias[c];
+        const int row = w.first + 64 * c;
+        ring.wait_empty(at_bias);
+        if (row >= w.rows) {
+          arrive(ring.full[0]);
+          continue;
+        }
+        ring.fill(at_bias, slabs * height * width(BiasTile::kSwizzle));
+#pragma unroll 1
+        for (int slab = 0; slab < slabs; ++slab)
+          load(s.bias[c] + slab * BiasTile::kSlab, p.bias, ring.full[0],
+               {w.skipped + key + slab * BiasTile::kColumns, height > 1 ? row : 0, w.bias_head,
+                w.bias_sequence});
+      }
+      at_bias.advance();
+    }
     TEA_DEVICE void load_tile(const Work& w) {
       const Blocks b = w.blocks;
       if (b.begin == b.end) return load_q(w);
       load_k(w, b.end - 1);  // before Q, whose memory may be in use for longer
       load_q(w);
+      if constexpr (C.biased()) load_bias(w, b.end - 1);
       for (int block = b.end - 1; block > b.begin; --block) {
         load_k(w, block - 1);
         load_v(w, block);
+        if constexpr (C.biased()) load_bias(w, block - 1);
       }
       load_v(w, b.begin);
     }
@@ -208,6 +245,7 @@ struct Kernel {
     const int number;
     Position<C.row.q_stages> at_q{};
     Position<2> at_k{}, at_v{}, at_mail{};
+    Position<1> at_bias{};
 
     // What a consumer carries from block to block, in registers.
     struct State {
@@ -216,7 +254,6 @@ struct Kernel {
       Weights weights;
       OnlineSoftmax softmax;
       float shrink[2];
-      BiasRuns<kCols> bias;
     };
 
     static TEA_DEVICE void clear(Output& o) {
@@ -266,44 +303,58 @@ struct Kernel {
       matrix_commit();
     }
 
-    TEA_DEVICE bool bias_in_runs(const Work& w, int block) {
-      return C.biased() && block >= w.blocks.begin && w.bias_in_runs((block + 1) * kCols);
-    }
-    TEA_DEVICE void ask_for_bias(State& x, const Work& w, int block) {
+    // What is done with the bias of a block, once it is there. rows: bias_rows().
+    template <class Use>
+    TEA_DEVICE void with_bias(int rows, Use&& use) {
       if constexpr (C.biased())
-        x.bias.ask(p.f, w, first_row(w) + row_of(0), block, bias_in_runs(w, block));
-    }
-    // From products to scores: what a row does not see becomes -infinity. `all_seen`: blocks that
-    // all rows see in full.
-    TEA_DEVICE void shape(State& x, const Work& w, int block, Blocks all_seen) {
-      Scores& scores = x.scores;
-      const bool all = block >= all_seen.begin && block < all_seen.end;
-      const bool bent = C.general() && bends(p.f);
-      if (all && !bent) return;
-      const int row = first_row(w) + row_of(0), column = block * kCols;
-      uint32_t seen[2] = {~0u, ~0u};
-      if (!all)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const Columns c = w.seen(row + 8 * r);
-          seen[r] = columns_between<kCols>(static_cast<int>(max(c.begin - column, int64_t{0})),
-                                           static_cast<int>(min(c.end - column, int64_t{kCols})));
+        if (rows) {
+          s.ring_bias[number].wait_full(at_bias);
+          use(BiasTile{s.bias[number], rows});
+          __syncwarp();
+          return release(s.ring_bias[number], at_bias);
         }
+      use(BiasTile{});
+    }
+    // Which of a thread's elements of a block are seen.
+    TEA_DEVICE void see(uint32_t (&seen)[2], const Work& w, int block) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const Blocks c = w.columns_of(first_row(w) + row_of(2 * r));
+        seen[r] = columns_between<kCols>(c.begin - block * kCols, c.end - block * kCols);
+      }
+    }
+    // From products to scores; what a row does not see becomes -infinity. highest: of the thread's
+    // rows. all_seen: blocks that all rows see in full.
+    TEA_DEVICE void shape(Scores& scores, const Work& w, int block, Blocks all_seen,
+                          float (&highest)[2]) {
+      const bool all = block >= all_seen.begin && block < all_seen.end;
+      uint32_t seen[2] = {~0u, ~0u};
+      if (!all) see(seen, w, block);
       if constexpr (C.general())
-        if (bent) {
+        if (bends(p.f)) {
+          const int row = first_row(w) + row_of(0), column = block * kCols + column_of(0);
 #pragma unroll
           for (int r = 0; r < 2; ++r)
             if (row + 8 * r >= w.rows) seen[r] = 0;  // a bias has no such row
-          const bool in_runs = bias_in_runs(w, block);
-          if (in_runs) x.bias.deal();
-          bend<C.type, C.biased()>(scores, p.f, w, {row, column + column_of(0)}, seen, x.bias,
-                                   in_runs);
-          ask_for_bias(x, w, block - 1);
+          with_bias(bias_rows(p, w), [&](const BiasTile& bias) {
+            bend<C.type, C.biased()>(scores, p.f, w, {row, column}, seen, bias, highest);
+          });
         }
-      if (all) return;
+      if (!all)
 #pragma unroll
-      for (int i = 0; i < kCols / 2; ++i)
-        if (!(seen[half_of(i)] >> number_in_row(i) & 1)) scores[i] = kMinusInfinity;
+        for (int i = 0; i < kCols / 2; ++i)
+          if (!(seen[half_of(i)] >> number_in_row(i) & 1)) scores[i] = kMinusInfinity;
+      if (!C.general() || !caps_last(p.f)) thread_row_max(scores, highest);
+    }
+    // From products to weights, before they are rounded. kShapes: some row may not see all.
+    template <bool kShapes>
+    TEA_DEVICE void soften(State& x, const Work& w, int block, Blocks all_seen) {
+      float highest[2];
+      if constexpr (kShapes)
+        shape(x.scores, w, block, all_seen, highest);
+      else
+        thread_row_max(x.scores, highest);
+      x.softmax.update(x.scores, highest, p.scale_log2, x.shrink);
     }
     // To probabilities in 16 bits, of which dropout takes some after they were summed.
     TEA_DEVICE void weigh(State& x, const Work& w, int block) {
@@ -316,10 +367,11 @@ struct Kernel {
 
     // Hands back blocks that none of the consumer's rows sees. Every block of a tile has a turn,
     // since the others count on it.
-    TEA_DEVICE void skip(int count) {
+    TEA_DEVICE void skip(int count, int rows_of_bias) {
       for (int i = 0; i < count; ++i) {
         s.ring_k.wait_full(at_k);
         release(s.ring_k, at_k);
+        with_bias(rows_of_bias, [](const BiasTile&) {});
         wait_turn();
         pass_turn();
         s.ring_v.wait_full(at_v);
@@ -356,7 +408,7 @@ struct Kernel {
     TEA_DEVICE void finish(const Output& o, const OnlineSoftmax& softmax, const Work& w) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const OnlineSoftmax::End end = softmax.finish(r, p.scale, w.sink);
+        const OnlineSoftmax::End end = softmax.finish(r, p.unit, w.sink);
         const int row = first_row(w) + row_of(2 * r);
         if (lane() % 4 == 0 && row < w.rows) {
           report(p.f.lse, w, row, end.lse);
@@ -382,7 +434,7 @@ struct Kernel {
     // A tile of which none of the consumer's rows sees anything.
     TEA_DEVICE void pass_over(State& x, const Work& w) {
       release(s.ring_q[number], at_q);
-      skip(w.blocks.end - w.blocks.begin);
+      skip(w.blocks.end - w.blocks.begin, bias_rows(p, w));
       clear(x.o);
       x.softmax.start();
       finish(x.o, x.softmax, w);
@@ -390,7 +442,6 @@ struct Kernel {
 
     // The first scores of a tile, with nothing beside them.
     TEA_DEVICE void begin(State& x, const Work& w, int block, Blocks all_seen) {
-      ask_for_bias(x, w, block);
       s.ring_k.wait_full(at_k);
       wait_turn();
       multiply_qk(x.scores, at_q);
@@ -398,9 +449,8 @@ struct Kernel {
       matrix_wait<0>();
       pin(x.scores);
       release(s.ring_k, at_k);
-      shape(x, w, block, all_seen);
       x.softmax.start();
-      x.softmax.update(x.scores, p.scale_log2, x.shrink);
+      soften<true>(x, w, block, all_seen);
       clear(x.o);
       weigh(x, w, block);
     }
@@ -416,8 +466,7 @@ struct Kernel {
       matrix_wait<1>();
       pin(x.scores);
       release(s.ring_k, at_k);
-      if constexpr (kShapes) shape(x, w, block, all_seen);
-      x.softmax.update(x.scores, p.scale_log2, x.shrink);
+      soften<kShapes>(x, w, block, all_seen);
       matrix_wait<0>();
       pin(x.o);
       release(s.ring_v, at_v);
@@ -435,9 +484,9 @@ struct Kernel {
       s.ring_q[number].wait_full(at_q);
       if (own.begin >= own.end) return pass_over(x, w);
       const Blocks all_seen = w.template clear_of<kCols>(first_row(w));
-      const int trail = own.begin - w.blocks.begin;
+      const int trail = own.begin - w.blocks.begin, rows_of_bias = bias_rows(p, w);
       int block = own.end - 1;
-      skip(w.blocks.end - own.end);
+      skip(w.blocks.end - own.end, rows_of_bias);
       begin(x, w, block, all_seen);
       const auto down_to = [&](int last, auto shapes) {
         for (; block > last; --block) step<shapes>(x, w, block - 1, all_seen);
@@ -450,7 +499,7 @@ struct Kernel {
       down_to(own.begin, std::bool_constant<C.masked()>());
       release(s.ring_q[number], at_q);
       close(x, w);
-      skip(trail);
+      skip(trail, rows_of_bias);  // the message is gone
     }
 
     TEA_DEVICE void run() {
@@ -466,9 +515,11 @@ struct Kernel {
 
   static TEA_DEVICE void start(const Parameters& p, Smem& s) {
     for (const TensorMap* map : {&p.q, &p.k, &p.v}) prefetch(*map);
+    if (C.biased() && p.bias_rows) prefetch(p.bias);
     for (auto& ring : s.ring_q) ring.start(1, 4);
     s.ring_k.start(1, 4 * kConsumers);
     s.ring_v.start(1, 4 * kConsumers);
+    for (auto& ring : s.ring_bias) ring.start(1, 4);
     s.mail.ring.start(1, 4 * kConsumers + 1);
     publish_barriers();
   }

@@ -20,9 +20,11 @@ constexpr Row kTable[] = {
     {192, 192, 2, 112, 1, false, true},     {256, 256, 2, 80, 1, false, true},
 };
 
-// The general kernels keep more in registers than a third consumer leaves.
-constexpr Row roomy(Row row) {
+// The general kernels keep more in registers than a third consumer leaves, and a bias passes
+// through shared memory: fewer keys leave room for it from 192 on.
+constexpr Row roomy(Row row, Kind kind) {
   row.consumers = std::min(row.consumers, 2);
+  if (kind == Kind::kBiased && row.dim >= 192) row.cols = row.dim == 256 ? 64 : 96;
   return row;
 }
 
@@ -51,7 +53,7 @@ struct Table {
 template <class Rows>
 constexpr Config config(int number) {
   const Row row = Rows::rows[number / Rows::types];
-  return {Rows::kind >= Kind::kGeneral ? roomy(row) : row,
+  return {Rows::kind >= Kind::kGeneral ? roomy(row, Rows::kind) : row,
           number % Rows::types ? Type::kFp16 : Type::kBf16, Rows::kind};
 }
 
@@ -82,6 +84,31 @@ int map(TensorMap* to, const Strided& x, const Sequences& side, int dim, int hea
   return encode(to, static_cast<char*>(x.data) - box_rows * x.row * 2, shape);
 }
 
+// The bias as the copy engine sees it, a dimension for each index; one that it lacks has one
+// element. rows: BiasTile's, none where the copy engine cannot address it.
+int map_bias(TensorMap* to, int* rows, const Forward& f, Type type) {
+  const General& g = f.general;
+  const auto fits = [](int64_t stride) { return stride % 8 == 0 && stride < int64_t{1} << 39; };
+  const bool aligned = reinterpret_cast<uintptr_t>(g.bias) % 16 == 0;
+  *rows = 0;
+  if (g.bias_is_fp32 || g.bias_col != 1 || !aligned || !fits(g.bias_row) || !fits(g.bias_head) ||
+      !fits(g.bias_batch) || f.keys.rows == 0)
+    return 0;
+  *rows = g.bias_row ? 64 : 1;
+  const auto extent = [](int64_t stride, int64_t n) {
+    return static_cast<uint64_t>(stride ? std::max<int64_t>(n, 1) : 1);
+  };
+  const auto bytes = [](int64_t stride) { return static_cast<uint64_t>(stride ? stride : 8) * 2; };
+  const MapShape shape = {type,
+                          BiasTile::kSwizzle,
+                          4,
+                          {extent(1, f.keys.rows), extent(g.bias_row, f.queries.rows),
+                           extent(g.bias_head, f.heads), extent(g.bias_batch, f.batch)},
+                          {0, bytes(g.bias_row), bytes(g.bias_head), bytes(g.bias_batch)},
+                          {uint32_t{BiasTile::kColumns}, static_cast<uint32_t>(*rows), 1, 1}};
+  return encode(to, g.bias, shape);
+}
+
 // Fails if the copy engine cannot address a tensor.
 template <Config C>
 Outcome fill(Parameters* p, const Forward& f) {
@@ -90,8 +117,8 @@ Outcome fill(Parameters* p, const Forward& f) {
   p->f = f;
   if (!needs_counter(f)) p->f.counter = nullptr;
   p->order = order_of(f, row_blocks, f.keys.rows, f.heads, f.batch, C.masked());
-  p->scale = C.general() && bends(f) ? 1 : f.scale;
-  p->scale_log2 = p->scale * kLog2E;
+  p->unit = unit_of(f);
+  p->scale_log2 = p->unit.factor * kLog2E;
   const struct {
     const char* what;
     TensorMap* to;
@@ -107,6 +134,9 @@ Outcome fill(Parameters* p, const Forward& f) {
     const int code = map(t.to, t.x, t.side, t.dim, t.heads, f.batch, C.type, K::kSwizzle, t.box);
     if (code) return failed(code, t.what);
   }
+  if constexpr (C.biased())
+    if (const int code = map_bias(&p->bias, &p->bias_rows, f, C.type))
+      return failed(code, "cuTensorMapEncodeTiled of bias");
   return {};
 }
 

@@ -27,19 +27,20 @@ struct Work {
   float sink;  // -infinity: none
   // For the general kernels. Where row 0 and key 0 lie in the global problem, how far ALiBi's
   // diagonal lies from theirs, and its slope; dropout's seed and the third word of its counter; the
-  // bias of row 0 and key 0, and whether it may be read 16 bytes at a time.
+  // bias of row 0 and key 0, and which of the heads and sequences that it tells apart it is.
   int64_t global_row, global_key, diagonal;
   RngState rng;
   const char* bias;
-  bool bias_has_runs;
+  int bias_head, bias_sequence;
   float slope;
   uint32_t stream;
 
-  // Of the block that ends before this key: what is read at once may end 7 keys later than it.
-  TEA_DEVICE bool bias_in_runs(int end) const {
-    return bias_has_runs && (end <= keys || keys % 8 == 0);
-  }
   TEA_DEVICE Columns seen(int row) const { return visible_columns({lo, hi}, row, keys); }
+  // The same in 32 bits; of rows behind the last, what that one sees.
+  TEA_DEVICE Blocks columns_of(int row) const {
+    const int r = min(row, rows - 1);
+    return {max(r + lo, 0), min(r + hi + 1, keys)};
+  }
   // Those that some of `count` rows from `row` on attend to, in blocks of kCols.
   template <int kCols>
   TEA_DEVICE Blocks blocks_of(int row, int count) const {

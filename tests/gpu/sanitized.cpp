@@ -29,12 +29,14 @@ Words kernels(const Words& types, const Words& dims, const Words& scores) {
 const Words kScores = {"causal=1",
                        "softcap=20 dropout=0.2 bias=post_scale bias_broadcast=batch alignment=4"};
 
-// What Hopper's engine has kernels for: no mask, a mask, and all others.
+// What Hopper's engine has kernels for: no mask, a mask, and all others; those for a bias take it
+// in two ways.
 Words kernels_of_hopper() {
   return kernels(
       {"dtype=bf16", "dtype=fp16"},
       {"dim_qk=64", "dim_qk=96", "dim_qk=128", "dim_qk=192 dim_v=128", "dim_qk=192", "dim_qk=256"},
-      {"", "causal=1", "softcap=20 dropout=0.2 alibi=standard"});
+      {"", "causal=1", "softcap=20 dropout=0.2 alibi=standard", "bias=post_scale",
+       "causal=1 bias=pre_scale bias_stride=2520,2520,72,1"});
 }
 
 // Forms, splits of the keys, and the passes beside the main ones.

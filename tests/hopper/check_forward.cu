@@ -395,16 +395,19 @@ uint64_t digest(const Launchable& l) {
 // The same bits from several runs of every kernel, and their digest, which is that of other builds.
 int check_digests(int dim, int dim_v, int) {
   const Buffer<int64_t> rng(std::vector<int64_t>{1234, 5678});
+  constexpr const char* kWays[] = {"plain", "general", "biased"};
   for (const Type type : {Type::kBf16, Type::kFp16})
     for (const int rule : {0, 1, 3})
-      for (const bool general : {false, true}) {
+      for (int way = 0; way < 3; ++way) {
         const Case c = {dim, dim_v, type, kRules[rule], {700, 911}, {2, 6, 2}, Layout::kBshd};
-        const std::string name = c.name() + (general ? "general" : "plain");
+        const std::string name = c.name() + kWays[way];
         const Data x(c);
         Launchable l(c, x);
-        if (general)
-          l.f.general.softcap = 20, l.f.general.alibi = true, l.f.general.dropout = 0.25f,
-          l.f.general.rng_state = rng.data;
+        General& g = l.f.general;
+        const int row = 912;  // of a bias, a multiple of 16 bytes: the copy engine brings it
+        const Buffer<uint16_t> bias(normals(c));
+        if (way == 1) g.softcap = 20, g.alibi = true, g.dropout = 0.25f, g.rng_state = rng.data;
+        if (way == 2) g.bias = bias.data, g.bias_row = row, g.bias_head = 24, g.bias_col = 1;
         note_work(name);
         uint64_t first = 0;
         for (int run = 0; run < 8; ++run) {

@@ -127,14 +127,16 @@ __global__ void softmax_rows(const float* scores, const float* values, float sca
     float s[kColumns / 2], shrink[2];
     for (int i = 0; i < kColumns / 2; ++i)
       s[i] = scores[row_of(i) * kKeys + tile * kColumns + column_of(i)];
-    softmax.update(s, scale * kLog2E, shrink);
+    float highest[2];
+    thread_row_max(s, highest);
+    softmax.update(s, highest, scale * kLog2E, shrink);
     o[0] *= shrink[0];
     o[1] *= shrink[1];
     for (int i = 0; i < kColumns / 2; ++i)
       o[half_of(i)] += s[i] * values[tile * kColumns + column_of(i)];
   }
   for (int r = 0; r < 2; ++r) {
-    const OnlineSoftmax::End end = softmax.finish(r, scale, sink);
+    const OnlineSoftmax::End end = softmax.finish(r, {scale, 0}, sink);
     const float sum = quad_sum(o[r]);
     if (lane() % 4 == 0) out[row_of(2 * r)] = {sum * end.factor, end.lse};
   }

@@ -94,15 +94,6 @@ TEA_DEVICE float min_or_nan(float x, float y) {
   asm("min.NaN.f32 %0, %1, %2;\n" : "=f"(z) : "f"(x), "f"(y));
   return z;
 }
-// 16 bytes of what nobody writes, or zeros. Asked for here, not where they are used.
-TEA_DEVICE void read_run(uint32_t (&to)[4], const void* from, bool there) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %5, 0;\n mov.b32 %0, 0;\n mov.b32 %1, 0;\n"
-      " mov.b32 %2, 0;\n mov.b32 %3, 0;\n"
-      " @p ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
-      : "=&r"(to[0]), "=&r"(to[1]), "=&r"(to[2]), "=&r"(to[3])
-      : "l"(from), "r"(static_cast<int>(there)));
-}
 
 // Two floats as one register, the first in the low half, rounded to nearest even.
 template <Type kType>

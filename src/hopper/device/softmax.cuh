@@ -5,6 +5,11 @@
 
 namespace tea::hopper {
 
+// What makes natural logarithms of scores: factor * score + offset; factor > 0.
+struct Unit {
+  float factor, offset;
+};
+
 // For the thread's two rows: the largest score so far, not yet scaled, and the thread's share of
 // the sum of 2^(scale * (score - top)). A row with nothing to attend keeps top = -infinity, sum =
 // 0.
@@ -23,13 +28,13 @@ struct OnlineSoftmax {
     }
   }
   // Turns scores into 2^(scale * (score - top)), masked scores being -infinity, and gives the
-  // factor by which what was accumulated before must shrink. scale_log2 = scale * log2(e),
-  // positive.
+  // factor by which what was accumulated before must shrink. highest: the largest of the thread's
+  // scores in each row. scale_log2 = scale * log2(e), positive.
   template <int kCount>
-  TEA_DEVICE void update(float (&s)[kCount], float scale_log2, float (&shrink)[2]) {
-    float highest[2] = {kMinusInfinity, kMinusInfinity}, factor[2], base[2];
+  TEA_DEVICE void update(float (&s)[kCount], const float (&highest)[2], float scale_log2,
+                         float (&shrink)[2]) {
+    float factor[2], base[2];
     const float power = __uint_as_float(__float_as_uint(scale_log2) & 0x7F800000);
-    thread_row_max(s, highest);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float now = fmaxf(top[r], quad_max(highest[r]));
@@ -52,8 +57,8 @@ struct OnlineSoftmax {
   struct End {
     float factor, lse, max, sum_exp;
   };
-  TEA_DEVICE End finish(int r, float scale, float sink = kMinusInfinity) const {
-    const float seen = quad_sum(sum[r]), own = top[r] * scale;
+  TEA_DEVICE End finish(int r, const Unit& unit, float sink = kMinusInfinity) const {
+    const float seen = quad_sum(sum[r]), own = fmaf(top[r], unit.factor, unit.offset);
     if (seen == 0) return {0, sink, kMinusInfinity, 0};  // nothing but the sink, to its last bit
     const auto power = [](float x) { return exp2_fast(x * kLog2E); };
     const float high = fmaxf(own, sink), shrink = power(own - high);

@@ -28,9 +28,10 @@ TEA_DEVICE void quad_transpose(uint32_t (&a)[4]) {
     }
 }
 
-// The largest of the thread's elements of each of its rows, not less than `top` before.
+// The largest of the thread's elements of each of its rows.
 template <int kCount>
 TEA_DEVICE void thread_row_max(const float (&d)[kCount], float (&top)[2]) {
+  top[0] = top[1] = kMinusInfinity;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) top[half_of(i)] = fmaxf(top[half_of(i)], d[i]);
 }

@@ -8,10 +8,6 @@ enum class Type { kBf16, kFp16, kE4M3, kE5M2, kFp32 };
 
 inline float reciprocal_fast(float x) { return 1 / x; }
 inline float min_or_nan(float x, float y) { return x != x || x < y ? x : y; }
-inline void read_run(uint32_t (&to)[4], const void* from, bool there) {
-  memset(to, 0, 16);
-  if (there) memcpy(to, from, 16);
-}
 inline void store_matrices(uint32_t, const uint32_t (&)[4]) {}
 template <Type kType>
 uint32_t pack(float, float) {
