@@ -234,5 +234,21 @@ TEST(CudnnErrata, HoldThePublicReports) {
   EXPECT_FALSE(applies("dim_qk=256 causal=1 window_left=9 seqlen_q=64 seqlen_kv=64", 91900));
 }
 
+TEST(CudnnErrata, HoldWhatDrawsFound) {
+  const auto applies = [](const std::string& more) {
+    return erratum(Problem::parse("dtype=bf16 heads_q=2 heads_kv=2 " + more), 91900, 90) != nullptr;
+  };
+  const std::string ragged = "q_form=ragged kv_form=ragged ";
+  EXPECT_TRUE(applies(ragged + "dim_qk=192 dim_v=16 training=1"));
+  EXPECT_FALSE(applies(ragged + "dim_qk=192 dim_v=16"));
+  EXPECT_FALSE(applies(ragged + "dim_qk=128 training=1"));
+  const std::string dense = "batch=1 seqlen_q=64 seqlen_kv=64 ";
+  EXPECT_TRUE(applies(dense + "dim_qk=64 training=1 deterministic=1 softmax=learnable"));
+  EXPECT_FALSE(applies(dense + "dim_qk=64 training=1 softmax=learnable"));
+  EXPECT_TRUE(applies(dense + "dim_qk=512 outputs=max"));
+  EXPECT_FALSE(applies(dense + "dim_qk=512 outputs=lse"));
+  EXPECT_FALSE(applies(dense + "dim_qk=256 training=1"));
+}
+
 }  // namespace
 }  // namespace tea::cudnn
