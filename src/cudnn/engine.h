@@ -1,6 +1,6 @@
-// The engine that runs cuDNN's attention, forward and backward, for 16-bit types. It runs only
-// where it is named: its graphs are built for sizes, which takes time, and its kernels are not
-// ours. Its backward pass alone also serves plans of another engine (core/registry.cpp).
+// The engine that runs cuDNN's attention, forward and backward, for 16-bit types. Its graphs are
+// built for sizes, which takes time, and its kernels are not ours: so it runs where it is named,
+// and its backward pass in plans of hopper-cudnn (core/registry.cpp).
 #pragma once
 #include "core/engine.h"
 #include "cudnn/library.h"

@@ -19,10 +19,10 @@ struct Faster {
 // docs/measurements/h200-cudnn-backward.jsonl: each row begins where the time saved pays for
 // building a graph, 65 ms or, of the first of a head dimension, a second: from 0.05 ms a run on.
 inline constexpr Faster kFaster[] = {
-    {90, 91900, 91999, 32, 32, 128, 1 << 27},   {90, 91900, 91999, 64, 64, 64, 1 << 25},
-    {90, 91900, 91999, 80, 80, 128, 1 << 26},   {90, 91900, 91999, 96, 96, 128, 1 << 26},
-    {90, 91900, 91999, 128, 128, 64, 1 << 25},  {90, 91900, 91999, 192, 128, 128, 1 << 25},
-    {90, 91900, 91999, 256, 256, 128, 1 << 25},
+    {90, 91900, 91900, 64, 64, 64, 1 << 25},
+    {90, 91900, 91900, 128, 128, 64, 1 << 25},
+    {90, 91900, 91900, 192, 128, 128, 1 << 25},
+    {90, 91900, 91900, 256, 256, 128, 1 << 25},
 };
 
 // What the rows speak of: gradients of dense self-attention, causal or full, without any option.
