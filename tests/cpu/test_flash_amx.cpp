@@ -181,14 +181,13 @@ Written written(const std::string& options) {
   return {by("cpu-amx"), by("cpu-avx512")};
 }
 
-// Types that the unit does not multiply run on AVX-512, with its bits; so do numbers of fp32 that
-// three terms do not hold.
+// Types that the unit does not multiply run on AVX-512, with its bits; so does fp32 where
+// three terms hold neither Q nor K. (Where they do, the unit makes the scores, whatever V holds.)
 TEST(FlashAmx, LeavesTheRestToAvx512) {
   if (!kAmx.available()) GTEST_SKIP() << kLacks;
   for (const char* theirs :
        {"dtype=fp16 | seed=8 values=randn", "dtype=fp64 | seed=8 values=randn",
-        "dtype=e4m3 | seed=8 values=randn", "dtype=fp32 | seed=8 values=denormal",
-        "dtype=fp32 | seed=8 values=maxfinite"}) {
+        "dtype=e4m3 | seed=8 values=randn", "dtype=fp32 | seed=8 values=denormal"}) {
     const Written both = written(theirs);
     EXPECT_EQ(both.amx, both.avx512) << theirs;
   }
