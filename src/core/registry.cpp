@@ -63,10 +63,13 @@ struct PairOrCudnn final : Executable {
   }
 };
 
+// As an engine of its own, so that it too refuses the fields that cuDNN's does not know.
+constexpr Engine kCudnnBackward{"cudnn", cudnn::kKnows, cudnn::plan_backward};
+
 Attempt plan_hopper_cudnn(const Problem& problem, const Device& device) {
   Attempt pair = plan_hopper(problem, device);
   if (std::holds_alternative<Refusal>(pair)) return pair;
-  Attempt back = cudnn::plan_backward(problem, device);
+  Attempt back = kCudnnBackward.attempt(problem, device);
   if (const auto* refusal = std::get_if<Refusal>(&back))
     return Refusal{"backward is by cudnn, which refuses: " + refusal->why};
   return std::make_unique<PairOrCudnn>(problem, std::move(std::get<1>(pair)),
