@@ -38,7 +38,7 @@ const Suite& suite_of(const std::string& name) {
 // Of the build that this program belongs to, or of what was installed with it.
 fs::path library() {
   const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
-  for (const char* folder : {".", "../lib"})
+  for (const char* folder : {".", "../" TE_ATTENTION_LIBDIR})
     if (const fs::path found = here / folder / "libte_attention.so"; fs::exists(found))
       return found.lexically_normal();
   throw Error(TEA_FAILED, "libte_attention.so is not beside " + here.string() +
