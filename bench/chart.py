@@ -42,6 +42,8 @@ def panels(records: list[dict]) -> dict[tuple, dict[str, list]]:
 def bars(records: list[dict]) -> plt.Figure:
     """A group of bars for each problem, a panel for each pass."""
     timed = [r for r in records if "tflops" in r]
+    if not timed:
+        raise SystemExit("no record has tflops: there is nothing to draw")
     names = list(dict.fromkeys(r["contender"] for r in timed))
     parts = [p for p in ("forward", "backward") if any(r["what"].endswith(p) for r in timed)]
     figure, grid = plt.subplots(1, len(parts), figsize=(6.5 * len(parts), 4.5), squeeze=False)
