@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 #include <fstream>
+#include <iostream>
 #include <mutex>
 #include <thread>
 
@@ -154,8 +155,11 @@ int info(const Options& options) {
   return 0;
 }
 
-int explain(const Options& options) {
-  const Problem problem = Problem::parse(options.argument);
+namespace {
+
+// Whether any engine runs it.
+bool explain_one(const std::string& line, const Options& options) {
+  const Problem problem = Problem::parse(line);
   size_t needed = 0;
   tea_status status = tea_explain(&problem, options.device, nullptr, 0, &needed);
   std::string text(needed, '\0');
@@ -174,7 +178,19 @@ int explain(const Options& options) {
                             .c_str());
   else
     std::printf("%s", text.c_str());
-  return runs ? 0 : 1;
+  return runs;
+}
+
+}  // namespace
+
+int explain(const Options& options) {
+  if (options.argument != "-") return explain_one(options.argument, options) ? 0 : 1;
+  bool all = true;
+  for (std::string line; std::getline(std::cin, line);) {
+    all &= explain_one(line, options);
+    if (!options.json) std::printf("\n");
+  }
+  return all ? 0 : 1;
 }
 
 int check(const Options& options) {

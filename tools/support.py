@@ -7,6 +7,7 @@ What is printed comes from tea_explain(): the code that refuses is the code that
 """
 
 import argparse
+import functools
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "docs/support.txt"
 PAGE = ROOT / "docs/support.md"
-AT_ONCE = 8  # processes: planning takes an engine some time
+AT_ONCE = 4  # processes: planning takes an engine some time
 HEAD = """# What runs where
 
 Written by `tools/support.py` from [support.txt](support.txt) and what `tea_explain()` says on
@@ -50,14 +51,19 @@ def fields(text: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in text.split())
 
 
-def explain(te_attn: Path, problem: str, device: int) -> dict[str, str]:
-    """What each engine says to a problem."""
-    command = [te_attn, "explain", problem, "--device", str(device)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = dict(re.findall(r"^([\w-]+): (.*)$", done.stdout, re.MULTILINE))
-    if not said:
-        raise SystemExit(f"{problem}: {done.stdout}{done.stderr}")
-    return {name: why for name, why in said.items() if "runs on the host" not in why}
+def explain(te_attn: Path, problems: list[str], device: int) -> list[dict[str, str]]:
+    """What each engine says to each problem: one process, since the first plan is the slow one."""
+    command = [te_attn, "explain", "-", "--device", str(device)]
+    done = subprocess.run(
+        command, input="\n".join(problems), capture_output=True, text=True, check=False
+    )
+    answers = []
+    for text in done.stdout.removesuffix("\n\n").split("\n\n"):
+        said = dict(re.findall(r"^([\w-]+): (.*)$", text, re.MULTILINE))
+        answers.append({e: why for e, why in said.items() if "runs on the host" not in why})
+    if len(answers) != len(problems) or not all(answers):
+        raise SystemExit(f"{len(answers)} answers to {len(problems)}: {done.stderr}{done.stdout}")
+    return answers
 
 
 def table(answers: list[tuple[str, dict[str, str]]]) -> str:
@@ -93,9 +99,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=PAGE)
     arguments = parser.parse_args()
     names, texts = zip(*problems(), strict=True)
+    shares = [list(range(first, len(texts), AT_ONCE)) for first in range(AT_ONCE)]
+    said: dict[int, dict[str, str]] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        said = pool.map(lambda text: explain(arguments.te_attn, text, arguments.device), texts)
-        answers = list(zip(names, said, strict=True))
+        ask = functools.partial(explain, arguments.te_attn, device=arguments.device)
+        for share, some in zip(
+            shares, pool.map(ask, [[texts[i] for i in s] for s in shares]), strict=True
+        ):
+            said.update(zip(share, some, strict=True))
+    answers = [(name, said[i]) for i, name in enumerate(names)]
     named = [e for e, why in answers[0][1].items() if "when named" in why]
     head = HEAD.format(where=arguments.where, named=", ".join(f"`{e}`" for e in named) or "none")
     arguments.output.write_text(head + table(answers))

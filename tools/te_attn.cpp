@@ -21,8 +21,8 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"info", nullptr, "the version, the engines, the CPU, the settings", tea::tool::info},
-    {"explain", "PROBLEM", "which engine would run it, and why the others would not",
-     tea::tool::explain},
+    {"explain", "PROBLEM",
+     "which engine would run it, and why the others would not; -: a line each", tea::tool::explain},
     {"check", "[CASE]", "run it and compare every output with the float64 oracle",
      tea::tool::check},
     {"time", "CASE", "median time of forward and backward", tea::tool::time},

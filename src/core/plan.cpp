@@ -28,12 +28,6 @@ struct KeyHash {
   }
 };
 
-PlanRef make_plan(const Engine& engine, const Problem& problem, const Device& device,
-                  std::unique_ptr<Executable> executable) {
-  return std::make_shared<const Plan>(
-      Plan{engine.name, problem, device, std::move(executable), engine.workspace});
-}
-
 std::string names(std::span<const Engine> engines) {
   std::string out;
   for (const Engine& e : engines) out += (out.empty() ? "one of " : ", ") + std::string(e.name);
@@ -78,25 +72,41 @@ struct Planner::Cache {
     return plan;
   }
 
+  // Without counting.
+  PlanRef peek(const Key& canonical) const {
+    const std::lock_guard lock(mutex);
+    const auto it = index.find(canonical);
+    return it == index.end() ? nullptr : it->second->plan;
+  }
+
   // Another thread may have made the same plan meanwhile: the first one stays.
   PlanRef insert(const Key& canonical, const Key& written, PlanRef plan) {
+    std::list<Entry> evicted;
     const std::lock_guard lock(mutex);
     if (const auto it = index.find(canonical); it != index.end()) return it->second->plan;
     recent.push_front({{}, plan});
     name(recent.begin(), canonical);
     name(recent.begin(), written);
-    shrink();
+    shrink(evicted);
     return plan;
   }
 
-  void shrink() {
-    while (recent.size() > capacity) {
-      for (const Key& key : recent.back().keys) index.erase(key);
-      recent.pop_back();
-    }
+  void limit(size_t most) {
+    std::list<Entry> evicted;
+    const std::lock_guard lock(mutex);
+    capacity = most;
+    shrink(evicted);
   }
 
  private:
+  // Plans may take long to destroy: the caller does it, when others may use the cache again.
+  void shrink(std::list<Entry>& evicted) {
+    while (recent.size() > capacity) {
+      for (const Key& key : recent.back().keys) index.erase(key);
+      evicted.splice(evicted.end(), recent, std::prev(recent.end()));
+    }
+  }
+
   PlanRef hit(const Key& key) {
     const auto it = index.find(key);
     if (it == index.end()) return nullptr;
@@ -117,6 +127,15 @@ Planner::Planner(std::span<const Engine> engines, size_t capacity)
 }
 Planner::~Planner() = default;
 
+std::variant<Refusal, PlanRef> Planner::ask(const Engine& engine, const Problem& problem,
+                                            const Device& device) const {
+  if (PlanRef kept = cache_->peek({problem, device.index, std::string(engine.name)})) return kept;
+  Attempt attempt = engine.attempt(problem, device);
+  if (auto* refusal = std::get_if<Refusal>(&attempt)) return std::move(*refusal);
+  return std::make_shared<const Plan>(
+      Plan{engine.name, problem, device, std::move(std::get<1>(attempt)), engine.workspace});
+}
+
 PlanRef Planner::make(const Problem& problem, const Device& device, std::string_view only) const {
   PlanRef yielding;
   std::string refusals;
@@ -124,15 +143,14 @@ PlanRef Planner::make(const Problem& problem, const Device& device, std::string_
   for (const Engine& engine : engines_) {
     if (only.empty() ? engine.only_by_name : engine.name != only) continue;
     known = true;
-    Attempt attempt = engine.attempt(problem, device);
-    if (const auto* refusal = std::get_if<Refusal>(&attempt)) {
+    auto answer = ask(engine, problem, device);
+    if (const auto* refusal = std::get_if<Refusal>(&answer)) {
       refusals += "\n  " + std::string(engine.name) + ": refused: " + refusal->why;
       continue;
     }
-    auto& executable = std::get<std::unique_ptr<Executable>>(attempt);
-    const bool yields = executable->yields && only.empty();
+    PlanRef& plan = std::get<PlanRef>(answer);
+    const bool yields = plan->executable->yields && only.empty();
     if (yields && yielding) continue;
-    PlanRef plan = make_plan(engine, problem, device, std::move(executable));
     if (!yields) return plan;
     yielding = std::move(plan);
   }
@@ -159,13 +177,14 @@ std::string Planner::explain(const Problem& problem, int device) const {
   const Device where = device_at(device);
   std::string out;
   for (const Engine& engine : engines_) {
-    const Attempt attempt = engine.attempt(p, where);
+    const auto answer = ask(engine, p, where);
     out += std::string(engine.name) + ": ";
-    if (const auto* refusal = std::get_if<Refusal>(&attempt)) {
+    if (const auto* refusal = std::get_if<Refusal>(&answer)) {
       out += "refused: " + refusal->why + "\n";
       continue;
     }
-    const char* yields = std::get<std::unique_ptr<Executable>>(attempt)->yields;
+    const Key name{p, where.index, std::string(engine.name)};
+    const char* yields = cache_->insert(name, name, std::get<PlanRef>(answer))->executable->yields;
     out += yields ? "accepts, but yields: " + std::string(yields) : "accepts";
     out += engine.only_by_name ? ", when named\n" : "\n";
   }
@@ -183,11 +202,7 @@ uint64_t Planner::workspace_bound(const Problem& p, const Geometry& size, Direct
   return bytes;
 }
 
-void Planner::limit(size_t capacity) {
-  const std::lock_guard lock(cache_->mutex);
-  cache_->capacity = capacity;
-  cache_->shrink();
-}
+void Planner::limit(size_t capacity) { cache_->limit(capacity); }
 
 tea_cache_info Planner::info() const {
   const std::lock_guard lock(cache_->mutex);

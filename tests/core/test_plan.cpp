@@ -113,6 +113,42 @@ TEST(Planner, ExplainListsEveryEngine) {
             "third: accepts\n");
 }
 
+// Plans may take seconds to make.
+TEST(Planner, KeepsWhatItMadeToExplain) {
+  static int made;
+  made = 0;
+  const auto count = [](const Problem&, const Device&) -> Attempt {
+    ++made;
+    return std::make_unique<Nothing>();
+  };
+  const std::array table{Engine{"first", kFew, refuse}, Engine{"second", kFew, count}};
+  Planner planner(table);
+  const std::string text = planner.explain(small(), kHost);
+  EXPECT_EQ(planner.explain(small(), kHost), text);
+  const PlanRef plan = planner.plan(small(), kHost);
+  EXPECT_EQ(planner.plan(small(), kHost, "second"), plan);
+  EXPECT_EQ(made, 1);
+  planner.limit(0);
+  EXPECT_EQ(planner.explain(small(), kHost), text);
+  EXPECT_EQ(made, 2);
+}
+
+// A plan's end may take long, or ask the cache something.
+TEST(Planner, DestroysPlansWhenOthersMayUseTheCache) {
+  static Planner* asked;
+  struct Asks : Nothing {
+    ~Asks() override { asked->info(); }
+  };
+  const std::array table{Engine{"asks", kFew, [](const Problem&, const Device&) -> Attempt {
+                                  return std::make_unique<Asks>();
+                                }}};
+  Planner planner(table);
+  asked = &planner;
+  planner.plan(small(), kHost);
+  planner.limit(0);
+  planner.plan(small(), kHost);
+}
+
 TEST(Planner, SynonymsShareAPlan) {
   const std::array table{Engine{"reference", cpu::kReferenceKnows, accept}};
   Planner planner(table);

@@ -68,6 +68,15 @@ TEST(TeAttn, ExplainNamesTheEngine) {
   EXPECT_TRUE(holds(machine.out, kProblem)) << machine.out;
 }
 
+TEST(TeAttn, ExplainTakesALineEach) {
+  const std::string lines = testing::TempDir() + "te_attn_lines.txt";
+  std::ofstream(lines) << kProblem << "\n" << kProblem << "\n";
+  const Outcome one = te_attn("explain " + quoted(kProblem));
+  const Outcome both = te_attn("explain - < '" + lines + "'");
+  EXPECT_EQ(both.code, 0) << both.err;
+  EXPECT_EQ(both.out, one.out + "\n" + one.out + "\n");
+}
+
 TEST(TeAttn, CheckPrintsTheWorstErrorOfEveryTensor) {
   const std::string line = std::string(kProblem) + " causal=1 | seed=3 values=outliers";
   const Outcome human = te_attn("check " + quoted(line) + " --engine reference");
