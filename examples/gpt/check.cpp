@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "kit/oracle.h"
+#include "kit/bounds.h"
 
 namespace gpt {
 namespace {

@@ -1,6 +1,6 @@
 // The GPU's oracle against the one of the host: the same numbers and the same bounds on random
 // cases.
-#include "kit/oracle.h"
+#include "kit/bounds.h"
 
 #include <gtest/gtest.h>
 

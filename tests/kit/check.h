@@ -7,9 +7,9 @@
 
 #include "core/device.h"
 #include "core/tensors.h"
+#include "kit/bounds.h"
 #include "kit/case.h"
 #include "kit/mirror.h"
-#include "kit/oracle.h"
 
 namespace tea::kit {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kit/approx.h"
+#include "kit/bounds.h"
 
 namespace tea::oracle {
 

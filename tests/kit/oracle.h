@@ -1,38 +1,14 @@
 // The oracle: attention and its gradients in float64 from plain logical arrays, written from the
-// semantics alone, and with every number the rounding error that a correct engine may show. It
-// shares no code with the library, so that the two can only agree by both being right.
+// semantics alone. It shares no code with the library, so that the two can only agree by both being
+// right. bounds.h says how far an engine in lower precision may be from it.
 #pragma once
-#include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <functional>
 #include <vector>
 
+#include "kit/rounding.h"
+
 namespace tea::oracle {
-
-// What rounding to a type costs: relative to a value, at least, and where the type ends.
-struct Rounding {
-  double unit = 0;   // half the distance from 1 to the next value
-  double floor = 0;  // half the smallest subnormal
-  double largest = std::numeric_limits<double>::infinity();
-  bool saturates = false;  // beyond `largest`: true: clips; false: overflows to infinity
-};
-
-enum class Type { kExact, kFp16, kBf16, kFp32, kFp64, kE4m3, kE5m2 };
-Rounding rounding(Type type);
-
-// What the engine under test rounds. The outputs lse, max, sum_exp and dsink are always fp32.
-struct Precision {
-  double unit_acc;  // unit roundoff of scores, exponentials and accumulators
-  // Of P and dS before the second product. kExact's for an engine that keeps them. For FP8 the
-  // oracle itself casts P and dS as specified, so kExact's unless the engine casts P against a
-  // running row maximum; then the rounding of that FP8 type.
-  Rounding p;
-  Rounding o, dqkv, dbias;
-  double least = 0;  // smaller operands of a product may count as zero
-};
-
-// An engine with inputs and outputs of `type`: P as `type`, accumulation in fp32 (fp64 for fp64).
-Precision precision(Type type);
 
 enum class Bias { kNone, kPreScale, kPostScale };
 
@@ -68,36 +44,37 @@ struct Case {
   Fp8 fp8;
 };
 
-// Values with the error that each may have. An element is right if it is within twice its bound:
-// one share for the engine, one for the order in which it happens to sum. The bounds of padding and
-// of rows that attend to nothing are zero: those elements are exact.
-struct Tensor {
-  std::vector<double> value, bound;
-  Rounding type;  // of the stored output; says what overflow looks like
-
-  // The error of `actual` as a multiple of the bound: right iff at most 2. A NaN that must appear
-  // may appear as an infinity; where the type overflows within the bound, so may the output; and
-  // where the bound exceeds the type, the value is unknown and anything is right.
-  double error(size_t i, double actual) const;
-  bool accepts(size_t i, double actual) const { return error(i, actual) <= 2; }
+// What row i of a sequence does with column j, which it sees.
+struct Pair {
+  int64_t col = 0, key = 0;        // j, and the flat index of its key and value
+  double keep = 1;                 // 0 or 1 / (1 - dropout)
+  double linear = 0, x = 0;        // the score before the soft cap, and in the end
+  double bias = 0, alibi = 0;      // what was added to it after the soft cap
+  double slope = 1;                // of the soft cap
+  double weight = 0, weight8 = 0;  // of the value in O, before and after the cast of FP8
+  double p = 0, kept8 = 0;         // the probability, and what is dO's weight in dV
+  double dp = 0, ds = 0;           // the gradients of p and of the score
+  double g = 0, g8 = 0;            // that of q * k, before and after the cast of FP8
 };
 
-// A Tensor that was not asked for is empty. Shapes as the inputs'; max, lse, sum_exp as dlse;
-// amaxes hold one value, s_amax only with FP8. Outputs with a scale hold the scaled value, amaxes
-// the unscaled one.
-struct Result {
-  Tensor o, lse, max, sum_exp;
-  Tensor dq, dk, dv, dsink;
-  Tensor dbias;  // [batch][heads_q][max_q][max_kv] before any reduction; see reduce()
-  Tensor s_amax, o_amax, dp_amax, dq_amax, dk_amax, dv_amax;
+struct Row {
+  int64_t b, h, i, at;  // at: the flat index of the row
+  std::vector<Pair> pairs = {};
+  double lse = 0, max = 0, sink = 0;
+  double shift = 0;  // dlse - sum of dO * O
 };
 
-Result solve(const Case& c, const Precision& precision);
+// Shapes as the inputs'; lse, max and sum_exp as dlse. Outputs are what they are before the scale
+// and the cast of FP8; those of gradients are empty where none are wanted.
+struct Values {
+  std::vector<double> o, lse, max, sum_exp, dq, dk, dv, dsink;
+  std::vector<double> dbias;  // [batch][heads_q][max_q][max_kv] before any reduction
+  double s_amax = 0, dp_amax = 0;
+};
 
-// The gradient of a bias that lacks some of (batch, head, row, column): sums `dbias` over those and
-// rounds to precision.dbias. Without any true it only adds that rounding.
-Tensor reduce(const Case& c, const Tensor& dbias, const bool (&lacks)[4],
-              const Precision& precision);
+// Calls `each` after every row, when all that the row computes is in `row` and in `so_far`.
+using EachRow = std::function<void(const Row& row, const Values& so_far)>;
+Values attention(const Case& c, const EachRow& each = {});
 
 // Whether row i of sequence b sees column j, both counted from the start of the sequence.
 bool visible(const Case& c, int64_t b, int64_t i, int64_t j);

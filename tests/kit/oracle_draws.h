@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "kit/approx.h"
+#include "kit/bounds.h"
 
 namespace tea::oracle {
 

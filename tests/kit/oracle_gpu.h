@@ -2,7 +2,7 @@
 // warp for a row of queries and a warp for a key, without tiles. It shares only the arithmetic of
 // errors (approx.h) with that oracle and nothing with the library.
 #pragma once
-#include "kit/oracle.h"
+#include "kit/bounds.h"
 
 namespace tea::oracle {
 

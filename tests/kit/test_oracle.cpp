@@ -5,8 +5,7 @@
 #include <numeric>
 #include <string>
 
-#include "kit/approx.h"
-#include "kit/oracle.h"
+#include "kit/bounds.h"
 #include "kit/oracle_draws.h"
 
 namespace tea::oracle {
@@ -354,24 +353,6 @@ TEST(Oracle, GradientsAreDerivativesOfTheLoss) {
   }
 }
 
-TEST(Oracle, ReduceSumsOverWhatABiasLacks) {
-  Draws draws(7);
-  Case c = draws.draw(5, Inputs::kNormal, Type::kFp64);
-  while (c.bias_kind == Bias::kNone || c.batch < 2) c = draws.draw(5, Inputs::kNormal, Type::kFp64);
-  const Tensor full = solve(c, kDouble).dbias;
-  const Tensor sum = reduce(c, full, {true, false, true, false}, kDouble);
-  ASSERT_EQ(sum.value.size(), static_cast<size_t>(c.heads_q * c.max_kv));
-  for (int64_t h = 0; h < c.heads_q; ++h)
-    for (int64_t j = 0; j < c.max_kv; ++j) {
-      double want = 0;
-      for (int64_t b = 0; b < c.batch; ++b)
-        for (int64_t i = 0; i < c.max_q; ++i)
-          want += full.value[((b * c.heads_q + h) * c.max_q + i) * c.max_kv + j];
-      EXPECT_NEAR(sum.value[h * c.max_kv + j], want, 1e-13);
-    }
-  EXPECT_EQ(reduce(c, full, {}, kDouble).value, full.value);
-}
-
 TEST(Oracle, RoundsLikeTheType) {
   Draws draws(5);
   for (int n = 0; n < 10000; ++n) {
@@ -398,48 +379,6 @@ TEST(Oracle, RoundsLikeTheType) {
                          {Type::kBf16, 1 + 0x1p-8, 1},
                          {Type::kBf16, 1 + 0x1.8p-8, 1 + 0x1p-7}};
   for (const Known& k : known) EXPECT_EQ(nearest(k.x, rounding(k.type)), k.want) << k.x;
-}
-
-TEST(Oracle, JudgesByTheBound) {
-  Tensor t{{1, 0, NAN, -kInfinity, 65500, 2}, {0.1, 0, 0, 0, 8, kInfinity}, rounding(Type::kFp16)};
-  EXPECT_DOUBLE_EQ(t.error(0, 1.15), 1.5);
-  EXPECT_TRUE(t.accepts(0, 0.81) && !t.accepts(0, 0.79));
-  EXPECT_TRUE(!t.accepts(0, NAN) && !t.accepts(0, kInfinity));
-  EXPECT_TRUE(t.accepts(1, -0.0) && !t.accepts(1, 1e-300));
-  EXPECT_TRUE(t.accepts(2, NAN) && t.accepts(2, kInfinity) && !t.accepts(2, 0));
-  EXPECT_TRUE(t.accepts(3, -kInfinity) && !t.accepts(3, kInfinity) && !t.accepts(3, NAN));
-  EXPECT_FALSE(t.accepts(3, -1e30));
-  EXPECT_TRUE(t.accepts(4, kInfinity) && !t.accepts(4, -kInfinity));
-  EXPECT_TRUE(t.accepts(5, NAN));
-}
-
-// A matrix unit takes subnormal operands as zero, and flushes sums that are.
-TEST(Oracle, AnOperandThatMayCountAsZeroIsItsError) {
-  constexpr double kLeast = 0x1p-126;
-  const auto bound = [](Approx a, double x, double least = 0x1p-126) {
-    Tensor sum{{0}, {0}, {}};
-    accumulate(a, 0, &x, 1, sum, 0, least);
-    EXPECT_EQ(sum.value[0], a.value * x);
-    return sum.bound[0];
-  };
-  EXPECT_EQ(bound({0.5, 0}, 2), kLeast);
-  EXPECT_EQ(bound({0x1p-127, 0}, -8), 0x1p-124 + kLeast);
-  EXPECT_EQ(bound({-0x1p-127, 0}, 8), 0x1p-124 + kLeast);
-  EXPECT_EQ(bound({8, 0}, 0x1p-127), 0x1p-124 + kLeast);
-  EXPECT_EQ(bound({0x1p-125, 0x1p-125}, 8), 0x1p-122 + 0x1p-123 + kLeast);  // may be subnormal
-  EXPECT_EQ(bound({0x1p-125, 0}, 8), kLeast);
-  EXPECT_EQ(bound({0, 0}, 8), 0);
-  EXPECT_EQ(bound({1, 0}, 0), 0);
-  EXPECT_EQ(bound({0.5, 0.75}, 2, 0), 1.5);  // an engine that keeps every number has its error only
-}
-
-// A value that is smaller than its error is no operand that may be flushed where nothing is.
-TEST(Oracle, WithoutAMatrixUnitOperandsAreWhatTheyAre) {
-  const double x = 2;
-  Tensor sum{{0}, {0}, {}};
-  accumulate({1, 3}, 0, &x, 1, sum, 0, 0);
-  EXPECT_EQ(sum.value[0], 2);
-  EXPECT_EQ(sum.bound[0], 6);
 }
 
 }  // namespace

@@ -8,8 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "kit/approx.h"
-#include "kit/oracle.h"
+#include "kit/bounds.h"
 #include "math/load_store.h"
 #include "nvte/memory_order.h"
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "kit/approx.h"
 #include "kit/naive.h"
 #include "kit/oracle_draws.h"
 
@@ -187,6 +188,64 @@ TEST_P(WrongEngine, IsNoticedByItsMistake) {
 std::string engine_name(const testing::TestParamInfo<Engine>& of) { return of.param.name; }
 
 INSTANTIATE_TEST_SUITE_P(All, WrongEngine, testing::ValuesIn(kEngines), engine_name);
+
+TEST(Bounds, ReduceSumsOverWhatABiasLacks) {
+  Draws draws(7);
+  Case c = draws.draw(5, Inputs::kNormal, Type::kFp64);
+  while (c.bias_kind == Bias::kNone || c.batch < 2) c = draws.draw(5, Inputs::kNormal, Type::kFp64);
+  const Tensor full = solve(c, precision(Type::kFp64)).dbias;
+  const Tensor sum = reduce(c, full, {true, false, true, false}, precision(Type::kFp64));
+  ASSERT_EQ(sum.value.size(), static_cast<size_t>(c.heads_q * c.max_kv));
+  for (int64_t h = 0; h < c.heads_q; ++h)
+    for (int64_t j = 0; j < c.max_kv; ++j) {
+      double want = 0;
+      for (int64_t b = 0; b < c.batch; ++b)
+        for (int64_t i = 0; i < c.max_q; ++i)
+          want += full.value[((b * c.heads_q + h) * c.max_q + i) * c.max_kv + j];
+      EXPECT_NEAR(sum.value[h * c.max_kv + j], want, 1e-13);
+    }
+  EXPECT_EQ(reduce(c, full, {}, precision(Type::kFp64)).value, full.value);
+}
+
+TEST(Bounds, JudgesByTheBound) {
+  Tensor t{{1, 0, NAN, -kInfinity, 65500, 2}, {0.1, 0, 0, 0, 8, kInfinity}, rounding(Type::kFp16)};
+  EXPECT_DOUBLE_EQ(t.error(0, 1.15), 1.5);
+  EXPECT_TRUE(t.accepts(0, 0.81) && !t.accepts(0, 0.79));
+  EXPECT_TRUE(!t.accepts(0, NAN) && !t.accepts(0, kInfinity));
+  EXPECT_TRUE(t.accepts(1, -0.0) && !t.accepts(1, 1e-300));
+  EXPECT_TRUE(t.accepts(2, NAN) && t.accepts(2, kInfinity) && !t.accepts(2, 0));
+  EXPECT_TRUE(t.accepts(3, -kInfinity) && !t.accepts(3, kInfinity) && !t.accepts(3, NAN));
+  EXPECT_FALSE(t.accepts(3, -1e30));
+  EXPECT_TRUE(t.accepts(4, kInfinity) && !t.accepts(4, -kInfinity));
+  EXPECT_TRUE(t.accepts(5, NAN));
+}
+
+// A matrix unit takes subnormal operands as zero, and flushes sums that are.
+TEST(Bounds, AnOperandThatMayCountAsZeroIsItsError) {
+  constexpr double kLeast = 0x1p-126;
+  const auto bound = [](Approx a, double x, double least = 0x1p-126) {
+    double sum = 0;
+    add_error(a, 0, &x, 1, least, &sum);
+    return sum;
+  };
+  EXPECT_EQ(bound({0.5, 0}, 2), kLeast);
+  EXPECT_EQ(bound({0x1p-127, 0}, -8), 0x1p-124 + kLeast);
+  EXPECT_EQ(bound({-0x1p-127, 0}, 8), 0x1p-124 + kLeast);
+  EXPECT_EQ(bound({8, 0}, 0x1p-127), 0x1p-124 + kLeast);
+  EXPECT_EQ(bound({0x1p-125, 0x1p-125}, 8), 0x1p-122 + 0x1p-123 + kLeast);  // may be subnormal
+  EXPECT_EQ(bound({0x1p-125, 0}, 8), kLeast);
+  EXPECT_EQ(bound({0, 0}, 8), 0);
+  EXPECT_EQ(bound({1, 0}, 0), 0);
+  EXPECT_EQ(bound({0.5, 0.75}, 2, 0), 1.5);  // an engine that keeps every number has its error only
+}
+
+// A value that is smaller than its error is no operand that may be flushed where nothing is.
+TEST(Bounds, WithoutAMatrixUnitOperandsAreWhatTheyAre) {
+  const double x = 2;
+  double sum = 0;
+  add_error({1, 3}, 0, &x, 1, 0, &sum);
+  EXPECT_EQ(sum, 6);
+}
 
 }  // namespace
 }  // namespace tea::oracle
