@@ -171,6 +171,18 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"bench cpu --engine reference", "--engine is reference; needs none"},
         Mistake{"check", "CASE is missing"}, Mistake{"check x --replay 4", "CASE is given twice"}));
 
+TEST(TeAttn, CommandsOfTheReadmeWork) {
+  std::ifstream readme(TE_ATTENTION_SOURCE_DIR "/README.md");
+  const std::string command = "build/release/te-attn ";
+  int found = 0;
+  for (std::string line; std::getline(readme, line);) {
+    if (line.rfind(command, 0) != 0) continue;
+    ++found;
+    EXPECT_EQ(te_attn(line.substr(command.size())).code, 0) << line;
+  }
+  EXPECT_GE(found, 2);
+}
+
 TEST(TeAttn, HelpIsNotAMistake) {
   const Outcome o = te_attn("--help");
   EXPECT_EQ(o.code, 0);
