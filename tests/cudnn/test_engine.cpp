@@ -6,21 +6,17 @@
 #include "cudnn/engine.h"
 #include "cudnn/errata.h"
 #include "cudnn/faster.h"
+#include "kit/answer.h"
 
 namespace tea::cudnn {
 namespace {
 
-constexpr Device kH200{0, 90, 132, 227 * 1024};
+using kit::kH200;
 constexpr const char* kSizes = " batch=2 heads_q=4 heads_kv=2 seqlen_q=64 seqlen_kv=64 ";
 
-// The reason for a refusal, or "accepts".
 std::string answer(const std::string& more, const Device& device = kH200,
                    const std::string& what = "dtype=bf16 dim_qk=128") {
-  const Problem p = Problem::parse(what + kSizes + more);
-  p.check();
-  const Attempt attempt = kCudnn.attempt(p.normalised(), device);
-  const auto* refusal = std::get_if<Refusal>(&attempt);
-  return refusal ? refusal->why : "accepts";
+  return kit::answer(kCudnn, what + kSizes + more, device);
 }
 
 bool starts_with(const std::string& text, const std::string& with) {

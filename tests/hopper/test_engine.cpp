@@ -3,22 +3,18 @@
 #include <gtest/gtest.h>
 
 #include "hopper/engine.h"
+#include "kit/answer.h"
 
 namespace tea::hopper {
 namespace {
 
 constexpr Engine kEngine{"hopper", kKnows, plan};
-constexpr Device kH200{0, 90, 132, 227 * 1024};
+using kit::kH200;
 constexpr const char* kSizes = " batch=2 heads_q=4 heads_kv=2 seqlen_q=64 seqlen_kv=64 ";
 
-// The reason for a refusal, or "accepts".
 std::string answer(const std::string& more, const Device& device = kH200,
                    const std::string& what = "dtype=bf16 dim_qk=128") {
-  const Problem p = Problem::parse(what + kSizes + more);
-  p.check();
-  const Attempt attempt = kEngine.attempt(p.normalised(), device);
-  const auto* refusal = std::get_if<Refusal>(&attempt);
-  return refusal ? refusal->why : "accepts";
+  return kit::answer(kEngine, what + kSizes + more, device);
 }
 
 uint64_t bytes(const std::string& text) {

@@ -1,34 +1,29 @@
 // plan_portable and workspace: what the portable engine takes on, and where.
 #include <gtest/gtest.h>
 
+#include "kit/answer.h"
 #include "portable/engine.h"
 
 namespace tea::portable {
 namespace {
 
-constexpr Device kGpu{.index = 0, .sm = 90, .multiprocessors = 132, .shared_bytes = 227 << 10};
-
-std::string refusal(const std::string& text, const Device& device) {
-  const Problem p =
-      Problem::parse(text + " heads_q=2 heads_kv=2 dim_qk=64 batch=1 seqlen_q=9 seqlen_kv=9");
-  p.check();
-  const Attempt attempt = kPortable.attempt(p.normalised(), device);
-  const auto* refused = std::get_if<Refusal>(&attempt);
-  return refused ? refused->why : "";
+std::string answer(const std::string& text, const Device& device = kit::kH200) {
+  return kit::answer(
+      kPortable, text + " heads_q=2 heads_kv=2 dim_qk=64 batch=1 seqlen_q=9 seqlen_kv=9", device);
 }
 
 TEST(Portable, RunsOnGpusFromSm80On) {
-  Device old = kGpu;
+  Device old = kit::kH200;
   old.sm = 75;
-  EXPECT_EQ(refusal("dtype=bf16", kGpu), "");
-  EXPECT_EQ(refusal("dtype=bf16", Device{}), "device is the host; it runs on a GPU");
-  EXPECT_EQ(refusal("dtype=bf16", old), "device is sm_75; needs sm_80 or later");
+  EXPECT_EQ(answer("dtype=bf16"), "accepts");
+  EXPECT_EQ(answer("dtype=bf16", Device{}), "device is the host; it runs on a GPU");
+  EXPECT_EQ(answer("dtype=bf16", old), "device is sm_75; needs sm_80 or later");
 }
 
 TEST(Portable, TakesEveryTypeButDoublePrecision) {
   for (const char* dtype : {"fp16", "bf16", "fp32", "e4m3", "e5m2"})
-    EXPECT_EQ(refusal(std::string("dtype=") + dtype, kGpu), "");
-  EXPECT_NE(refusal("dtype=fp64", kGpu).find("dtype is fp64; needs "), std::string::npos);
+    EXPECT_EQ(answer(std::string("dtype=") + dtype), "accepts");
+  EXPECT_NE(answer("dtype=fp64").find("dtype is fp64; needs "), std::string::npos);
 }
 
 TEST(Portable, NeedsWorkspaceLinearInTheLengths) {
