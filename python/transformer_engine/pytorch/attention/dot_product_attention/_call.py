@@ -10,6 +10,8 @@ from transformer_engine.pytorch._refusal import refuse, require
 from transformer_engine.pytorch.attention.dot_product_attention._layouts import (
     first,
     get_qkv_layout,
+    is_packed,
+    pages_of,
 )
 from transformer_engine.pytorch.attention.dot_product_attention._lengths import (
     get_cu_seqlens,
@@ -18,7 +20,8 @@ from transformer_engine.pytorch.attention.dot_product_attention._lengths import 
 from transformer_engine.pytorch.attention.dot_product_attention._masks import words_of
 from transformer_engine.pytorch.constants import AttnBiasTypes
 
-_RANKS = {"sbhd": 4, "bshd": 4, "thd": 3}
+RAGGED = 3  # dimensions of [tokens, heads, dim]
+_RANKS = {"sbhd": 4, "bshd": 4, "thd": RAGGED}
 
 
 @dataclass(slots=True)
@@ -50,22 +53,22 @@ class Call:
     q_format: str = ""
     kv_format: str = ""
 
-    def fill(
-        self, mask: str, window: Sequence[int], bottom_right: bool | None, qkv_format: str
-    ) -> None:
-        """Takes the module's words where the call has none, and gives each its one spelling."""
-        self.mask, self.window, self.bottom_right = words_of(
-            mask if self.mask is None else self.mask,
-            tuple(window if self.window is None else self.window),
-            bottom_right if self.bottom_right is None else self.bottom_right,
-        )
-        self.qkv_format = self.qkv_format or qkv_format
+    def fill(self, module: dict) -> None:
+        """Takes the module's words where the call has none."""
+        if self.mask is None:
+            self.mask = module["attn_mask_type"]
+        if self.window is None:
+            self.window = module["window_size"]
+        if self.bottom_right is None:
+            self.bottom_right = module["bottom_right_diagonal"]
+        if self.qkv_format is None:
+            self.qkv_format = module["qkv_format"]
 
     def use_cache(self, layer_number: int) -> None:
         """Puts the new keys and values into the KV cache, and the cache in their place."""
-        require(
-            "padding" in self.mask, "attn_mask_type", self.mask, "a padding mask with a KV cache"
-        )
+        self._settle_words()
+        if "padding" not in self.mask:
+            refuse("attn_mask_type", self.mask, "a padding mask with a KV cache")
         if self.mask == "padding_causal":
             self.mask = "padding_causal_bottom_right"
         self.bottom_right = "causal" in self.mask or self.bottom_right
@@ -85,8 +88,13 @@ class Call:
             self.cu_seqlens_q = first(self.cu_seqlens_q, entries)
             self.cu_seqlens_kv = first(self.cu_seqlens_kv, entries)
 
+    def _settle_words(self) -> None:
+        window = tuple(self.window)
+        self.mask, self.window, self.bottom_right = words_of(self.mask, window, self.bottom_right)
+
     def settle(self) -> None:
-        """Finds the layout, the lengths and their bounds."""
+        """Gives each word its one spelling; finds the layout, the lengths and their bounds."""
+        self._settle_words()
         self.layout, self.q, self.k, self.v, self.q_format, self.kv_format = get_qkv_layout(
             self.q, self.k, self.v, self.qkv_format, self.inference_params
         )
@@ -150,24 +158,42 @@ class Call:
             self.cu_seqlens_kv = self.cu_seqlens_q if kv is q else get_cu_seqlens(kv)
 
     def key(self) -> tuple:
-        """What a choice of a backend depends on; the number of tokens is not part of it."""
+        """What a choice of a backend depends on; the number of ragged tokens is not part of it."""
         q, k, v, bias, slopes = self.q, self.k, self.v, self.bias, self.slopes
-        sizes: tuple = q.shape, k.shape, v.shape
-        if self.kv_format == "thd":
-            (_, heads, dim), (_, groups, dim_k), (_, groups_v, dim_v) = sizes
-            sizes = heads, dim, groups, dim_k, groups_v, dim_v, self.cu_seqlens_q.shape
-        elif self.q_format == "thd":
-            sizes = sizes[0][1:], *sizes[1:], self.cu_seqlens_q.shape
+        of_q, of_k, of_v, cache = q.shape, k.shape, v.shape, self.inference_params
+        if len(of_q) == RAGGED:
+            of_q = of_q[1], of_q[2]
+        if len(of_k) == len(of_v) == RAGGED:
+            of_k, of_v = (of_k[1], of_k[2]), (of_v[1], of_v[2], of_v[0] == of_k[0])
+        cu_q, cu_kv, strides, lengths = self.cu_seqlens_q, self.cu_seqlens_kv, None, None
+        if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
+            start = k.storage_offset()
+            starts = start - q.storage_offset(), v.storage_offset() - start
+            strides = q.stride(), k.stride(), v.stride(), starts
+        if cu_q is not None and cu_kv is not None:
+            same = cu_kv is cu_q or (cu_kv.shape, cu_kv.dtype)
+            lengths = cu_q.shape, cu_q.dtype, same
         # fmt: off
         return (
-            self.layout, sizes, q.dtype, k.dtype, v.dtype, type(q), q.device, k.device, v.device,
-            self.mask, self.window, self.bottom_right, self.max_seqlen_q, self.max_seqlen_kv,
-            self.bias_type,
+            of_q, of_k, of_v, strides, q.dtype, k.dtype, v.dtype, type(q), q.device, k.device,
+            v.device, lengths, self._has_gaps(), self.qkv_format, self.mask, tuple(self.window),
+            self.bottom_right, self.max_seqlen_q, self.max_seqlen_kv, self.bias_type,
             None if bias is None else (bias.shape, bias.requires_grad),
             None if slopes is None else slopes.shape, self.pad_between_seqs, self.num_splits,
-            self.attention_mask is None, self.inference_params is None,
+            self.attention_mask is None, None if cache is None else cache.is_paged,
         )
         # fmt: on
+
+    def is_plain(self) -> bool:
+        """Whether it has no tensors but q, k, v, lengths and a page table, each by itself."""
+        others = (self.attention_mask, self.bias, self.slopes)
+        others += (self.cu_seqlens_q_padded, self.cu_seqlens_kv_padded)
+        return all(tensor is None for tensor in others) and not is_packed(self.layout)
+
+    def pages(self) -> Tensor | None:
+        """The page table of a paged KV cache, for the sequences that there are."""
+        cache = self.inference_params
+        return None if cache is None else pages_of(cache, self.cu_seqlens_q)
 
     @property
     def batch(self) -> int:

@@ -5,10 +5,10 @@ from functools import lru_cache
 
 from torch import Tensor
 
+from te_attention.torch._prepared import Prepared
 from te_attention.torch.functional import Mask, Window, attention
 from transformer_engine.pytorch._refusal import refuse, require
 from transformer_engine.pytorch.attention.dot_product_attention._layouts import (
-    first,
     formats_of,
 )
 from transformer_engine.pytorch.attention.dot_product_attention._masks import (
@@ -77,7 +77,7 @@ def form_of(qkv_layout: str, mask: str, window: tuple[int, int], bottom_right: b
     )
 
 
-@dataclass(slots=True)  # takes half as long to make and to read as a named tuple
+@dataclass(slots=True)
 class EngineCall:
     """What a call asks for, beside its three tensors."""
 
@@ -95,45 +95,48 @@ class EngineCall:
     page_table: Tensor | None = None
     return_max_logit: bool = False
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """O with heads merged, and the largest score of each head if it is asked for."""
-        form, (most_q, most_kv) = self.form, self.max_seqlens
-        cu_q, cu_kv = self.cu_seqlens if form.padded else (None, None)
-        starts_q, starts_kv = self.offsets
+    def tensors(self) -> dict[str, Tensor]:
+        """Those of attention() beside q, k and v, by name."""
+        form, (cu_q, cu_kv), (starts_q, starts_kv) = self.form, self.cu_seqlens, self.offsets
         if starts_q is not None or starts_kv is not None:
             starts_q, starts_kv = starts_of(self.cu_seqlens, self.offsets)
-        # Keywords one by one: a dictionary of them takes as long as everything else here.
-        out = attention(
-            q,
-            k,
-            v,
-            mask=form.mask,
-            window=form.window,
-            bias=self.bias,
-            bias_type="pre_scale" if self.pre_scale else "post_scale",
-            alibi=self.alibi,
-            sink=None if self.sink is None else self.sink.flatten(),
-            dropout=self.dropout,
-            scale=self.scale,
-            format=form.format,
-            cu_seqlens_q=cu_q,
-            cu_seqlens_kv=cu_kv,
-            max_seqlen_q=most_q if form.ragged_q else None,
-            max_seqlen_kv=most_kv if form.ragged_kv or self.page_table is not None else None,
-            offsets_q=starts_q if form.ragged_q else None,
-            offsets_kv=starts_kv if form.ragged_kv else None,
-            page_table=self.page_table,
-            return_max_logit=self.return_max_logit,
-            deterministic=self.deterministic,
-        )
+        found = {
+            "bias": self.bias,
+            "sink": None if self.sink is None else self.sink.flatten(),
+            "cu_seqlens_q": cu_q if form.padded else None,
+            "cu_seqlens_kv": cu_kv if form.padded else None,
+            "offsets_q": starts_q if form.ragged_q else None,
+            "offsets_kv": starts_kv if form.ragged_kv else None,
+            "page_table": self.page_table,
+        }
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def options(self) -> dict[str, object]:
+        """What else attention() is told."""
+        form, (most_q, most_kv) = self.form, self.max_seqlens
+        return {
+            "mask": form.mask,
+            "window": form.window,
+            "bias_type": "pre_scale" if self.pre_scale else "post_scale",
+            "alibi": self.alibi,
+            "dropout": self.dropout,
+            "scale": self.scale,
+            "format": form.format,
+            "max_seqlen_q": most_q if form.ragged_q else None,
+            "max_seqlen_kv": most_kv if form.ragged_kv or self.page_table is not None else None,
+            "return_max_logit": self.return_max_logit,
+            "deterministic": self.deterministic,
+        }
+
+    def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Prepared, int]:
+        """For more calls like this one: what to call, and how many tensors more it takes."""
+        tensors = self.tensors()
+        return Prepared(q, k, v, tensors, **self.options()), len(tensors)
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """O with heads merged, and the largest score of each head if it is asked for."""
+        out = attention(q, k, v, **self.tensors(), **self.options())
         if not self.return_max_logit:
             return out.flatten(-2)
         o, largest = out
         return o.flatten(-2), largest_of_heads(largest, o.dtype)
-
-
-def pages_of(inference_params: object, cu_seqlens: Tensor) -> Tensor | None:
-    """The page table of a paged KV cache, for the sequences that there are."""
-    if inference_params is None or not inference_params.is_paged:
-        return None
-    return first(inference_params.cache_manager.page_table, cu_seqlens.shape[0] - 1)

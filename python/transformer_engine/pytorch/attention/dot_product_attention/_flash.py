@@ -11,17 +11,18 @@ from transformer_engine.pytorch._refusal import refuse_later, require
 from transformer_engine.pytorch.attention.dot_product_attention._engine import (
     EngineCall,
     form_of,
-    pages_of,
 )
 from transformer_engine.pytorch.attention.dot_product_attention._flash_package import (
-    FlashAttentionUtils,
     is_v3,
     module_of,
 )
+from transformer_engine.pytorch.attention.dot_product_attention._layouts import pages_of
 from transformer_engine.pytorch.attention.dot_product_attention._masks import (
     check_set_window_size,
 )
 from transformer_engine.pytorch.cpu_offload import start_offload
+
+_V2 = Version("0")  # whatever is installed of version 2
 
 
 class _PrepareQKVForFA(torch.autograd.Function):
@@ -127,7 +128,7 @@ class FlashAttention(torch.nn.Module):
         fp8_meta: dict | None = None,
         quantizers: dict | None = None,
         inference_params: object = None,
-        flash_attention_backend: Version | None = None,
+        flash_attention_backend: Version = _V2,
         fp8_output: bool = False,
         num_splits: int = 1,
         alibi: bool = False,
@@ -162,8 +163,8 @@ class FlashAttention(torch.nn.Module):
         )
         tensors = (query_layer, key_layer, value_layer)
         start_offload(*tensors, offload_base_tensor=True)
-        version = flash_attention_backend or FlashAttentionUtils.version
         with self.attention_dropout_ctx():
+            version = flash_attention_backend
             if inference_params is None and _served(call, version, query_layer):
                 return _by_package(call, version, tensors, num_splits).flatten(-2)
             require(num_splits == 1, "num_splits", num_splits, "1 without flash-attn-3")

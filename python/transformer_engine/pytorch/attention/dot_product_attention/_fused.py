@@ -13,9 +13,12 @@ from transformer_engine.pytorch.attention.dot_product_attention._engine import (
     EngineCall,
     check_small,
     form_of,
+)
+from transformer_engine.pytorch.attention.dot_product_attention._layouts import (
+    is_packed,
     pages_of,
 )
-from transformer_engine.pytorch.constants import QKVLayouts, TE_DType
+from transformer_engine.pytorch.constants import TE_DType
 from transformer_engine.pytorch.cpp_extensions.fused_attn import (
     FusedAttnBackend,
     fused_attn_bwd,
@@ -29,7 +32,6 @@ from transformer_engine.pytorch.cpu_offload import (
 from transformer_engine.pytorch.graph import is_graph_capturing
 
 _FLASH_BACKWARD = "NVTE_FUSED_ATTN_USE_FAv2_BWD"
-_INTERLEAVED = frozenset(layout for layout in QKVLayouts if "2" in layout or "3" in layout)
 # From the dictionary of a module, because an attribute of one takes five times as long.
 _SETTINGS = itemgetter(
     *("softmax_scale", "attention_dropout", "training", "deterministic", "softmax_type"),
@@ -240,7 +242,7 @@ class FusedAttention(torch.nn.Module):
         )
         tensors = (query_layer, key_layer, value_layer)
         run = call.run
-        if qkv_layout in _INTERLEAVED and alibi_slopes is None:
+        if is_packed(qkv_layout) and alibi_slopes is None:
             options = (fast_zero_fill, qkv_layout, core_attention_bias_type, attn_mask_type)
             run = partial(self._by_node, call, options, fused_attention_backend)
         else:

@@ -24,6 +24,18 @@ def first(tensor: Tensor, count: int) -> Tensor:
     return tensor if tensor.shape[0] == count else tensor[:count]
 
 
+def pages_of(inference_params: object, cu_seqlens: Tensor) -> Tensor | None:
+    """The page table of a paged KV cache, for the sequences that there are."""
+    if inference_params is None or not inference_params.is_paged:
+        return None
+    return first(inference_params.cache_manager.page_table, cu_seqlens.shape[0] - 1)
+
+
+def is_packed(qkv_layout: str) -> bool:
+    """Whether it interleaves tensors in one buffer."""
+    return "2" in qkv_layout or "3" in qkv_layout
+
+
 def get_qkv_format(qkv_layout: str, inference_params: object = None) -> tuple[str, str, str]:
     """The format of a layout: (of all as one word, of q, of k and v)."""
     q, kv = formats_of(qkv_layout)
@@ -73,7 +85,7 @@ def _layout(q: Tensor, k: Tensor, v: Tensor, form: str) -> str:
     return _SEPARATE[form]
 
 
-def _dense_rows(tensor: Tensor) -> Tensor:
+def maybe_contiguous(tensor: Tensor) -> Tensor:
     """As it is, unless its last dimension is strided."""
     dense = tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1
     return tensor if dense else tensor.contiguous()
@@ -103,7 +115,7 @@ def get_qkv_layout(
         separate = _SEPARATE.get(qkv_format)
         if separate and q.is_contiguous() and k.is_contiguous() and v.is_contiguous():
             return separate, q, k, v, qkv_format, qkv_format
-    q, k, v = _dense_rows(q), _dense_rows(k), _dense_rows(v)
+    q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
     if inference_params is None:
         if qkv_format not in FORMATS:
             refuse("qkv_format", repr(qkv_format), "sbhd, bshd or thd")

@@ -19,7 +19,10 @@ from transformer_engine.pytorch._refusal import refuse
 from transformer_engine.pytorch.attention.dot_product_attention._flash_package import (
     FlashAttentionUtils,
 )
-from transformer_engine.pytorch.attention.dot_product_attention._layouts import formats_of
+from transformer_engine.pytorch.attention.dot_product_attention._layouts import (
+    formats_of,
+    is_packed,
+)
 from transformer_engine.pytorch.attention.dot_product_attention._masks import (
     check_set_window_size,
     is_window,
@@ -187,10 +190,6 @@ def _fa2_dims(c: _Case) -> bool:
     return d > 256 or d % 8 or (d > 192 and c.sm not in (None, 80, 90, 100, 120))
 
 
-def _grouped(layout: str) -> bool:
-    return any(letter in layout for letter in "23")
-
-
 RULES = (
     _Rule(FL, _off("NVTE_FLASH_ATTN"), "NVTE_FLASH_ATTN is 0"),
     _Rule((FU,), _off("NVTE_FUSED_ATTN"), "NVTE_FUSED_ATTN is 0"),
@@ -244,7 +243,7 @@ RULES = (
     ),
     _Rule(
         (FU,),
-        lambda c: c.head_dim_qk != c.head_dim_v and _grouped(c.qkv_layout),
+        lambda c: c.head_dim_qk != c.head_dim_v and is_packed(c.qkv_layout),
         "head dims differ with layout {qkv_layout}; needs three separate tensors",
     ),
     _Rule((F2,), _fa2_dims, "head_dim_qk is {head_dim_qk}; needs a multiple of 8 up to 256"),

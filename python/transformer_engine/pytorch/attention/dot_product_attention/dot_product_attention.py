@@ -9,9 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from te_attention.torch._prepared import Prepared
 from transformer_engine.pytorch._refusal import require
 from transformer_engine.pytorch.attention.dot_product_attention._call import Call
+from transformer_engine.pytorch.attention.dot_product_attention._engine import EngineCall, form_of
 from transformer_engine.pytorch.attention.dot_product_attention._flash import FlashAttention
+from transformer_engine.pytorch.attention.dot_product_attention._flash_package import module_of
 from transformer_engine.pytorch.attention.dot_product_attention._fused import FusedAttention
 from transformer_engine.pytorch.attention.dot_product_attention._masks import (
     check_set_window_size,
@@ -28,6 +31,7 @@ from transformer_engine.pytorch.attention.dot_product_attention._unfused import 
     UnfusedDotProductAttention,
 )
 from transformer_engine.pytorch.constants import AttnTypes, SoftmaxTypes
+from transformer_engine.pytorch.cpu_offload import is_cpu_offload_enabled
 from transformer_engine.pytorch.distributed import checkpoint
 from transformer_engine.pytorch.jit import no_torch_dynamo
 from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
@@ -42,32 +46,38 @@ _attention_backends: dict[str, object] = {
     "use_unfused_attention": None,
     "backend_selection_requires_update": False,
 }
-_decisions: dict[tuple, "_Decision"] = {}
-_latest: tuple[tuple, "_Decision | None"] = ((), None)  # of them: comparing is faster than hashing
-_MOST_DECISIONS = 4096
+_kinds: dict[tuple, "_Kind"] = {}
+_latest: tuple[tuple, "_Kind | None"] = ((), None)  # of them: comparing is faster than hashing
+_MOST_KINDS = 4096
 _NO_CONTEXT = nullcontext()
-# From the dictionary of a module, because an attribute of one takes five times as long: what a call
-# may leave open, and what a choice depends on beside the call.
-_DEFAULTS = itemgetter("attn_mask_type", "window_size", "bottom_right_diagonal", "qkv_format")
+# What a choice depends on beside the call. From the dictionary of a module, because an attribute of
+# one takes five times as long.
 _SETTINGS = itemgetter(
     *("training", "deterministic", "softmax_type", "return_max_logit", "attention_dropout"),
-    *("heads", "num_gqa_groups_per_partition"),
+    *("heads", "num_gqa_groups_per_partition", "softmax_scale"),
     *("hidden_size_per_attention_head_k", "hidden_size_per_attention_head_v"),
 )
 _ONE_RANK_AND_NO_FP8 = (None, None, None, "p2p", False, None, None)
 _alibi_cache: dict = {}
 
 
-class _Decision(NamedTuple):
+class _Kind(NamedTuple):
+    """What was found out about calls of one kind. `direct`: an engine, if that is all they need.
+
+    Beside q, k and v it takes the first `tensors` of both lengths and the page table.
+    """
+
     params: AttentionParams
     choice: Choice
+    direct: Prepared | None
+    tensors: int
 
 
-def _publish(decision: _Decision) -> None:
+def _publish(kind: _Kind) -> None:
     """Makes it the latest choice."""
-    flash, version, fused, backend, unfused, _ = decision.choice
+    flash, version, fused, backend, unfused, _ = kind.choice
     _attention_backends.update(
-        attention_params=decision.params,
+        attention_params=kind.params,
         use_flash_attention=flash,
         flash_attention_backend=version,
         use_fused_attention=fused,
@@ -75,6 +85,14 @@ def _publish(decision: _Decision) -> None:
         use_unfused_attention=unfused,
         backend_selection_requires_update=False,
     )
+
+
+def _is_observed(backend: torch.nn.Module) -> bool:
+    """Whether somebody would see that it is passed by."""
+    own = backend.__dict__
+    hooks = own["_forward_hooks"] or own["_forward_pre_hooks"]
+    hooks = hooks or own["_backward_hooks"] or own["_backward_pre_hooks"]
+    return bool(hooks) or is_cpu_offload_enabled()
 
 
 def _group_size(group: object) -> int:
@@ -166,8 +184,9 @@ class DotProductAttention(TransformerEngineBaseModule):
             self.softmax_offset = torch.nn.Parameter(torch.zeros(self.heads))
 
     def _make_backends(self, softmax_scale: float | None, layer_number: int | None) -> None:
+        self.softmax_scale = softmax_scale or self.hidden_size_per_attention_head_k**-0.5
         options = {
-            "softmax_scale": softmax_scale or self.hidden_size_per_attention_head_k**-0.5,
+            "softmax_scale": self.softmax_scale,
             "attention_dropout": self.attention_dropout,
             "attention_type": self.attention_type,
             "layer_number": layer_number,
@@ -256,13 +275,18 @@ class DotProductAttention(TransformerEngineBaseModule):
         return self._run(call, checkpoint_core_attention)
 
     def _run(self, call: Call, checkpoint_core_attention: bool) -> Tensor | tuple[Tensor, Tensor]:
-        call.fill(*_DEFAULTS(self.__dict__))
+        call.fill(self.__dict__)
         if call.inference_params is not None:
             if self.attention_type != "cross":
                 self.attention_type = self._backends[2].attention_type = "cross"
             call.use_cache(self.layer_number)
+        kind = self._kind(call)
+        flash, version, fused, backend, _, _ = kind.choice
+        direct = None if checkpoint_core_attention else kind.direct
+        if direct is not None and not _is_observed(self.__dict__["_backends"][0 if flash else 1]):
+            lengths = (call.cu_seqlens_q, call.cu_seqlens_kv, call.pages())[: kind.tensors]
+            return direct(call.q, call.k, call.v, *lengths).flatten(-2)
         call.settle()
-        flash, version, fused, backend, _, _ = self._decide(call).choice
         if flash:
             return self._by_flash(call, version)
         run = self._by_fused if fused else self._by_unfused
@@ -278,32 +302,64 @@ class DotProductAttention(TransformerEngineBaseModule):
     # torch.compile has nothing to gain from the choice of a backend, which looks at addresses.
     _run_uncompiled = no_torch_dynamo()(_run)
 
-    def _decide(self, call: Call) -> _Decision:
-        """The backend for this kind of call, chosen when the first of its kind comes."""
+    def _kind(self, call: Call) -> _Kind:
+        """What is known of this kind of call, found out when the first of its kind comes."""
         global _latest  # noqa: PLW0603
+        if call.qkv_format == "thd" and None in (call.max_seqlen_q, call.max_seqlen_kv):
+            call.settle()  # reads them from the device
         if _attention_backends["backend_selection_requires_update"]:
-            _decisions.clear()
+            _kinds.clear()
             _latest = ((), None)
         own = self.__dict__
         ranks = 1 if own["cp_group"] is None else _group_size(own["cp_group"])
         key = (call.key(), ranks, _SETTINGS(own))
-        latest, decision = _latest
+        latest, kind = _latest
         if latest != key:
-            decision = _decisions.get(key)
-            if decision is None:
-                if len(_decisions) >= _MOST_DECISIONS:
-                    _decisions.clear()
-                decision = _decisions[key] = self._choose(call)
-            _latest = (key, decision)
-        if _attention_backends["attention_params"] is not decision.params:
-            _publish(decision)
-        return decision
+            kind = _kinds.get(key)
+            if kind is None:
+                if len(_kinds) >= _MOST_KINDS:
+                    _kinds.clear()
+                kind = _kinds[key] = self._new_kind(call)
+            _latest = (key, kind)
+        if _attention_backends["attention_params"] is not kind.params:
+            _publish(kind)
+        return kind
 
-    def _choose(self, call: Call) -> _Decision:
+    def _new_kind(self, call: Call) -> _Kind:
+        given = (call.q, call.k, call.v)
+        call.settle()
+        params = self._params(call)
+        choice = get_attention_backend(params)
+        flash, version, fused, *_ = choice
+        if not any((flash, fused, choice[4])):
+            refuse_all(params)
+        ours = fused or (flash and module_of(version) is None)
+        draws = self.attention_dropout and self.training
+        as_given = all(a is b for a, b in zip(given, (call.q, call.k, call.v), strict=True))
+        if not (ours and as_given and call.is_plain()) or draws or self.return_max_logit:
+            return _Kind(params, choice, None, 0)
+        if self.softmax_type != "vanilla":
+            return _Kind(params, choice, None, 0)
+        form = form_of(call.layout, call.mask, tuple(call.window), call.bottom_right)
+        lengths, most = (
+            (call.cu_seqlens_q, call.cu_seqlens_kv),
+            (
+                call.max_seqlen_q,
+                call.max_seqlen_kv,
+            ),
+        )
+        alibi, pages = call.bias_type == "alibi", call.pages()
+        engine = EngineCall(
+            *(form, lengths, most, self.softmax_scale, 0.0, self.deterministic, alibi),
+            page_table=pages,
+        )
+        return _Kind(params, choice, *engine.prepared(*given))
+
+    def _params(self, call: Call) -> AttentionParams:
         dims = (self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v)
         call.check(self.heads, self.num_gqa_groups_per_partition, dims)
         bias_shape = call.bias_shape()
-        params = AttentionParams(
+        return AttentionParams(
             qkv_type=type(call.q),
             qkv_dtype=call.q.dtype,
             qkv_layout=call.layout,
@@ -332,10 +388,6 @@ class DotProductAttention(TransformerEngineBaseModule):
             return_max_logit=self.return_max_logit,
             num_splits=call.num_splits,
         )
-        choice = get_attention_backend(params)
-        if not any(choice[i] for i in (0, 2, 4)):
-            refuse_all(params)
-        return _Decision(params, choice)
 
     def _sink(self, call: Call) -> Tensor | None:
         if self.softmax_offset is None:

@@ -1,6 +1,8 @@
 """DotProductAttention: what it settles, what it refuses, and what it keeps from call to call."""
 
+import copy
 import os
+import pickle
 
 import pytest
 import torch
@@ -163,6 +165,79 @@ def test_calls_of_two_kinds_that_take_turns() -> None:
         dpa(q, k.float(), v, attn_mask_type=masks[0])
     with pytest.raises(ValueError, match=r"value_layer is torch\.bfloat16 on meta"):
         dpa(q, k, v.to("meta"), attn_mask_type=masks[0])
+
+
+def test_known_kinds_of_calls_are_still_seen() -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    dpa = module()
+    want = dpa(q, k, v)
+    seen = []
+    handle = dpa.fused_attention.register_forward_hook(lambda *_: seen.append("hook"))
+    assert torch.equal(dpa(q, k, v), want)
+    handle.remove()
+    assert torch.equal(dpa(q, k, v), want)
+    assert seen == ["hook"]
+    context, _ = get_cpu_offload_context(enabled=True)
+    with context:
+        dpa(q, k, v)
+    assert hasattr(q, "activation_offloading")
+    with torch.autocast("cpu", BF16):
+        assert dpa(*(t.float() for t in (q, k, v))).dtype == BF16
+
+
+def test_known_kinds_of_calls_follow_the_module() -> None:
+    q, k, v = inputs(2, 16, 4, 32)
+    dpa = module(attention_dropout=0.4)
+    for _ in range(2):
+        dropped = dpa.train()(q, k, v)
+        kept = dpa.eval()(q, k, v)
+        assert torch.equal(kept, module()(q, k, v))
+        assert (dropped - kept).abs().max() > 0.5
+    other = module(softmax_scale=0.5)
+    want = tea.attention(q, k, v, format="bshd", mask="causal", scale=0.5)
+    assert torch.equal(other(q, k, v), want.flatten(-2))
+    assert torch.equal(pickle.loads(pickle.dumps(other))(q, k, v), want.flatten(-2))
+    assert torch.equal(copy.deepcopy(dpa)(q, k, v), kept)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "sbhd", "bhsd", "bs3hd", "bsh3d", "rows", "dims"])
+def test_known_kinds_of_calls_of_any_strides(layout: str) -> None:
+    module()(*inputs(2, 8, 4, 32))  # contiguous ones of the same shape
+    for seed in range(3):
+        torch.manual_seed(seed)
+        whole = torch.randn(2, 8, 4, 3, 32, dtype=BF16, requires_grad=True)
+        q, k, v = whole.unbind(3) if layout == "bsh3d" else whole.transpose(2, 3).unbind(2)
+        if layout in ("bshd", "sbhd", "bhsd", "rows", "dims"):
+            dims = {"sbhd": (1, 0, 2, 3), "bhsd": (0, 2, 1, 3), "dims": (0, 1, 3, 2)}
+            order = dims.get(layout, (0, 1, 2, 3))
+            q, k, v = (t.permute(order).contiguous().permute(order) for t in (q, k, v))
+        if layout == "rows":
+            q, k, v = (torch.cat([t, t], 1)[:, 8:] for t in (q, k, v))
+        got = module()(q, k, v)
+        alone = [t.detach().clone(memory_format=torch.contiguous_format) for t in (q, k, v)]
+        want = tea.attention(*(t.requires_grad_() for t in alone), format="bshd", mask="causal")
+        assert torch.equal(got, want.flatten(-2))
+        dout = torch.randn_like(got)
+        found = torch.autograd.grad(got, (q, k, v), dout)
+        for a, b in zip(found, torch.autograd.grad(want.flatten(-2), alone, dout), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_ragged_calls_of_one_kind() -> None:
+    q, k, v = (t.flatten(0, 1) for t in inputs(2, 8, 4, 32))
+    dpa = module(**{"qkv_format": "thd", "attn_mask_type": "padding_causal"})
+    for ends in ([0, 5, 16], [0, 8, 13], [0, 0, 9]):
+        cu = torch.tensor(ends, dtype=torch.int32)
+        given = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu, "max_seqlen_q": 11, "max_seqlen_kv": 11}
+        rows = [t[: ends[-1]] for t in (q, k, v)]
+        want = tea.attention(*rows, format="thd", mask="causal", **given).flatten(-2)
+        assert torch.equal(dpa(*rows, **given), want)
+    with pytest.raises(ValueError, match=r"cu_seqlens_q is torch\.int64"):
+        dpa(q, k, v, **given | {"cu_seqlens_q": cu.long()})
+    with pytest.raises(ValueError, match=r"cu_seqlens_kv is .*; needs the shape of cu_seqlens_q"):
+        dpa(q, k, v, **given | {"cu_seqlens_kv": cu[:2]})
+    with pytest.raises(ValueError, match=r"value_layer is .*; needs all but the last"):
+        dpa(q, k, v[:5], **given)
 
 
 def test_max_seqlens_of_ragged_sequences_are_found() -> None:

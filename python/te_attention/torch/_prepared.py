@@ -1,0 +1,51 @@
+"""attention() for many calls of one kind: what follows from the options is worked out once."""
+
+import torch
+from torch import Tensor
+
+from te_attention.torch._arguments import FEW, OPTIONS, Arguments, trimmed
+from te_attention.torch._autograd import _Attention, _Few, _forward, _inference
+from te_attention.torch.functional import attention, describe
+
+
+class Prepared:
+    """attention() with its options. A call gives q, k, v and the tensors named at the beginning.
+
+    Those may be lengths and page tables, which have no gradient. Nothing draws random numbers.
+    """
+
+    __slots__ = ("_differentiable", "_few", "_names", "_options", "_places", "_plain")
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, tensors: dict, **options: object) -> None:
+        """Raises as attention() does. `tensors`: those of this call, by name."""
+        call = describe(q, k, v, **tensors, **options)
+        self._names, self._options = tuple(tensors), options
+        self._places = tuple(Arguments._fields.index(name) for name in tensors)
+        self._plain, self._differentiable = (
+            self._without_tensors(call._replace(training=training)) for training in (False, True)
+        )
+        self._few = len(self._differentiable) <= FEW - OPTIONS
+
+    def _without_tensors(self, call: Arguments) -> tuple:
+        """What stays from call to call, and None for what does not."""
+        kept = [None if i in self._places else x for i, x in enumerate(trimmed(call))]
+        return tuple(kept[OPTIONS:])
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
+        """O."""
+        if torch._C._is_any_autocast_enabled() or torch._C._are_functorch_transforms_active():
+            given = dict(zip(self._names, tensors, strict=True))
+            return attention(q, k, v, **given, **self._options)
+        differentiable = torch.is_grad_enabled() and (
+            q.requires_grad or k.requires_grad or v.requires_grad
+        )
+        if self._few:
+            if differentiable:
+                return _Few.apply(q, k, v, self._differentiable)
+            return _inference(q, k, v, *self._plain)
+        options = list(self._differentiable if differentiable else self._plain)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            options[place - OPTIONS] = tensor
+        if differentiable:
+            return _Attention.apply(q, k, v, None, None, (q, k, v, *options), False)
+        return _forward(q, k, v, *options)[0]
