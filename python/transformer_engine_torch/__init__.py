@@ -76,3 +76,10 @@ __all__ = [
     "thd_read_second_half_lse",
     "thd_second_half_lse_correction",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Says why a name is not here."""
+    raise AttributeError(
+        f"transformer_engine_torch has no {name}: TE Attention has attention alone, without FP8"
+    )

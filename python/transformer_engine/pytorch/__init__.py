@@ -4,6 +4,14 @@ import transformer_engine_torch  # noqa: F401  (callers rely on it being loaded)
 from transformer_engine.pytorch.attention import DotProductAttention, InferenceParams
 from transformer_engine.pytorch.cpu_offload import get_cpu_offload_context
 from transformer_engine.pytorch.distributed import CudaRNGStatesTracker, checkpoint
+from transformer_engine.pytorch.quantization import (
+    autocast,
+    fp8_autocast,
+    is_fp8_available,
+    is_fp8_block_scaling_available,
+    is_mxfp8_available,
+    is_nvfp4_available,
+)
 from transformer_engine.pytorch.utils import (
     get_cudnn_version,
     get_device_compute_capability,
@@ -14,9 +22,22 @@ __all__ = [
     "CudaRNGStatesTracker",
     "DotProductAttention",
     "InferenceParams",
+    "autocast",
     "checkpoint",
+    "fp8_autocast",
     "get_cpu_offload_context",
     "get_cudnn_version",
     "get_device_compute_capability",
     "is_bf16_available",
+    "is_fp8_available",
+    "is_fp8_block_scaling_available",
+    "is_mxfp8_available",
+    "is_nvfp4_available",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Says why a name is not here."""
+    raise AttributeError(
+        f"transformer_engine.pytorch has no {name}: TE Attention has attention alone, without FP8"
+    )

@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -44,3 +45,70 @@ def init_method_normal(sigma: float) -> Callable[[Tensor], Tensor]:
 def scaled_init_method_normal(sigma: float, num_layers: int) -> Callable[[Tensor], Tensor]:
     """The same for the last layer of a block, of `num_layers` of them."""
     return init_method_normal(sigma / math.sqrt(2.0 * num_layers))
+
+
+def split_tensor_along_dim(
+    tensor: Tensor, dim: int, num_partitions: int, contiguous_split_chunks: bool = False
+) -> tuple[Tensor, ...]:
+    """Equal parts of a tensor, as views, or each contiguous."""
+    size = tensor.shape[dim]
+    if size % num_partitions:
+        raise ValueError(f"num_partitions is {num_partitions}; needs a divisor of {size}, the size")
+    parts = tensor.split(size // num_partitions, dim)
+    return tuple(part.contiguous() for part in parts) if contiguous_split_chunks else parts
+
+
+def combine_tensors(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    """Tensors of one shape along a new dimension, which goes where list.insert would put it.
+
+    A view where they lie in one buffer like that and need no gradient, else a copy.
+    """
+    first = tensors[0]
+    size, stride = list(first.shape), list(first.stride())
+    at = dim if dim >= 0 else dim + first.dim()
+    steps = {b.storage_offset() - a.storage_offset() for a, b in pairwise(tensors)}
+    alike = {(t.shape, t.stride(), t.untyped_storage().data_ptr()) for t in tensors}
+    followed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    if len(alike) > 1 or len(steps) != 1 or min(steps) <= 0 or followed:
+        return torch.stack(tuple(tensors), at)
+    size.insert(at, len(tensors))
+    stride.insert(at, *steps)
+    return first.as_strided(size, stride)
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Parts along a dimension: a view where each lies behind the one before it, else a copy."""
+    first = parts[0]
+    stride, memory = first.stride(), first.untyped_storage().data_ptr()
+    start, rows = first.storage_offset(), 0
+    for part in parts:
+        lies = (part.stride(), part.untyped_storage().data_ptr(), part.storage_offset())
+        if lies != (stride, memory, start + rows * stride[dim]):
+            return torch.cat(tuple(parts), dim)
+        rows += part.shape[dim]
+    size = list(first.shape)
+    size[dim] = rows
+    return first.as_strided(size, stride)
+
+
+class SplitAlongDim(torch.autograd.Function):
+    """apply(tensor, dim, sizes, squeeze): split(). Gradients in one buffer are not copied."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        mixed_x_layer: Tensor,
+        split_dim: int,
+        split_size_or_sections: int | Sequence[int],
+        squeeze: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """The parts; `squeeze` drops the dimension, where each has size 1."""
+        ctx.dim, ctx.squeeze = split_dim, squeeze
+        parts = mixed_x_layer.split(split_size_or_sections, split_dim)
+        return tuple(part.squeeze(split_dim) for part in parts) if squeeze else parts
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of the whole."""
+        parts = [g.unsqueeze(ctx.dim) for g in gradients] if ctx.squeeze else gradients
+        return _joined(parts, ctx.dim), None, None, None

@@ -1,7 +1,9 @@
-"""What FP8 would do to the numbers of Unfused, without FP8: there and back through a quantizer."""
+"""FP8, which is not there yet: functions that do nothing without it; what it does to numbers."""
 
 import torch
 from torch import Tensor
+
+from transformer_engine.pytorch._refusal import NOT_YET, require
 
 # How many of the three tensors go through the quantizer together, forward and backward.
 _ROUNDED = {
@@ -45,3 +47,35 @@ class FP8EmulationFunc(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         return *_rounded(gradients, ctx.backward_count, ctx.quantizer), None, None, None
+
+
+def combine_and_quantize(
+    qkv_layout: str, q: Tensor, k: Tensor, v: Tensor, qkv_quantizer: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors themselves: no quantizer is taken."""
+    del qkv_layout
+    kind = type(qkv_quantizer).__name__
+    require(qkv_quantizer is None, "qkv_quantizer", f"a {kind}", f"None: {NOT_YET}")
+    return q, k, v
+
+
+def combine_and_dequantize(
+    qkv_layout: str,
+    q_fp8: Tensor,
+    k_fp8: Tensor,
+    v_fp8: Tensor,
+    src_nominal_dtype: torch.dtype | None = None,
+    des_nominal_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, ...]:
+    """Tensors that are not quantised, in des_nominal_dtype if that is given."""
+    del qkv_layout, src_nominal_dtype
+    for name, tensor in (("q_fp8", q_fp8), ("k_fp8", k_fp8), ("v_fp8", v_fp8)):
+        require(tensor.dtype.itemsize > 1, name, tensor.dtype, f"16 bits or more: {NOT_YET}")
+    return tuple(t.to(des_nominal_dtype or t.dtype) for t in (q_fp8, k_fp8, v_fp8))
+
+
+def get_attention_quantizers(fp8: bool, quantizers: dict) -> tuple[None, ...]:
+    """Those of QKV, O, S, dQKV, dO and dP: none."""
+    del quantizers
+    require(not fp8, "fp8", fp8, f"False: {NOT_YET}")
+    return (None,) * 6
