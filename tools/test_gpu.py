@@ -28,7 +28,7 @@ MATRIX = "--gtest_filter=Sanitized.*"
 MATRIX_OF = {"racecheck": "--gtest_filter=Races.*"}  # the other tools: MATRIX
 ENGINE_KERNEL = re.compile(r"8portable|6hopper|5cudnn")
 PERTURBED = 8  # runs, each of which sleeps elsewhere
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+PYTESTS = 4  # rows that share the Python tests, each a process: most of it is PyTorch on one core
 
 
 class RowError(Exception):
@@ -111,7 +111,7 @@ class Suite:
         command = [tool_path("ncu"), "--metrics", "launch__block_size", "--csv", "--page", "raw"]
         command += ["--print-kernel-base", "mangled", "--clock-control", "none"]
         command += ["--log-file", self.log / "kernels.csv"]
-        passed_tests(self.run([*command, tests, MATRIX], 200))
+        passed_tests(self.run([*command, tests, MATRIX], 300))
         seen = set(re.findall(r"\w+", (self.log / "kernels.csv").read_text(errors="replace")))
         missed = sorted(every - seen)
         if missed or not every:
@@ -153,13 +153,15 @@ class Suite:
             raise failure
         return f"{count} tests, 0 findings outside the allow-list"
 
-    def pytest(self) -> str:
-        """The Python tests that are marked gpu."""
+    def pytest(self, share: str) -> str:
+        """A share of the Python tests that are marked gpu, without those that take times."""
         self.program("src/torch/libte_attention_torch.so")
         kit = self.program("tests/python/libte_attention_kit_shim.so")
         path = f"PYTHONPATH={self.build / 'python'}:{ROOT / 'tests/python'}"
-        command = ["env", path, f"TE_ATTENTION_KIT={kit}", torch_python(), "-m", "pytest", "-q"]
-        command += ["-m", "gpu", "-p", "no:cacheprovider", "-c", ROOT / "tests/pytest.ini"]
+        threads = f"OMP_NUM_THREADS={max(1, (os.cpu_count() or 1) // PYTESTS)}"
+        command = ["env", path, threads, f"TE_ATTENTION_KIT={kit}", torch_python(), "-m", "pytest"]
+        command += ["-q", "-m", "gpu and not timing", "-p", "share", "--share", share]
+        command += ["-p", "no:cacheprovider", "-c", ROOT / "tests/pytest.ini"]
         text = self.run([*command, ROOT / "tests/torch", ROOT / "tests/python"], 200)
         return f"{pytest_passed(text)} tests"
 
@@ -245,25 +247,33 @@ def last(text: str) -> str:
     return lines[-1][:80] if lines else ""
 
 
+# Begun in this order: the longest first, or the end would wait for them.
 ROWS = {
+    "coverage": Suite.coverage,
+    "racecheck": functools.partial(Suite.sanitize, tool="racecheck"),
+    "problems": lambda s: s.tests("Problems.*", 200),
+    **{
+        f"pytest-{n}": functools.partial(Suite.pytest, share=f"{n}/{PYTESTS}")
+        for n in range(1, PYTESTS + 1)
+    },
+    "large": lambda s: s.tests("*Large.*"),
+    "hopper-forward": lambda s: last(s.run([s.program("tests/hopper/hopper_check_forward")], 200)),
+    "hopper-perturbed": Suite.perturbed,
+    "fuzz-others": Suite.fuzz_others,
+    "fuzz": Suite.fuzz,
     "first-call": lambda s: s.tests("FirstCall.*", 60),
     "device": lambda s: s.tests("Driver.*:Memory.*:Mirror*:OracleOfTheGpu.*", 100),
-    "problems": lambda s: s.tests("Problems.*", 200),
     "graphs": lambda s: s.tests("*Graph.*"),
     "reruns": lambda s: s.tests("Reruns.*"),
-    "large": lambda s: s.tests("*Large.*"),
     "other": lambda s: s.tests(
         "-FirstCall.*:Driver.*:Memory.*:Mirror*:OracleOfTheGpu.*:Problems.*:*Graph.*:Reruns.*:"
         "*Large.*:Sanitized.*:Races.*"
     ),
-    "fuzz": Suite.fuzz,
-    "fuzz-others": Suite.fuzz_others,
-    "coverage": Suite.coverage,
-    **{tool: functools.partial(Suite.sanitize, tool=tool) for tool in TOOLS},
-    "pytest": Suite.pytest,
+    **{
+        tool: functools.partial(Suite.sanitize, tool=tool)
+        for tool in ("memcheck", "initcheck", "synccheck")
+    },
     "hopper-words": lambda s: last(s.run([s.program("tests/hopper/hopper_words")], 60)),
-    "hopper-forward": lambda s: last(s.run([s.program("tests/hopper/hopper_check_forward")], 200)),
-    "hopper-perturbed": Suite.perturbed,
 }
 
 

@@ -192,14 +192,15 @@ class Rows(unittest.TestCase):
         ended = "sys.exit(print('..s [100%]\\n{} in 3.2s'))"
         with mock.patch.object(test_gpu, "torch_python", lambda: str(self.folder / "python")):
             self.program("python", ended.format("25 passed, 7 deselected"))
-            self.assertEqual(self.suite.pytest(), "25 tests")
+            self.assertEqual(self.suite.pytest("2/4"), "25 tests")
+            self.assertIn("-p share --share 2/4", (self.folder / "log/row.txt").read_text())
             self.program("python", ended.format("7 deselected"))
-            self.fails("all tests did not run", self.suite.pytest)
+            self.fails("all tests did not run", self.suite.pytest, "2/4")
             self.program("python", ended.format("25 passed, 2 skipped"))
-            self.fails("2 tests did not run", self.suite.pytest)
+            self.fails("2 tests did not run", self.suite.pytest, "2/4")
 
     def test_pytest_needs_the_operators(self):
-        self.fails("libte_attention_torch.so was not built", self.suite.pytest)
+        self.fails("libte_attention_torch.so was not built", self.suite.pytest, "1/4")
 
     def test_every_engine_by_name_runs_one_case_at_least(self):
         self.te_attn("one: accepts\nother: refuses\n", refused=0)

@@ -132,6 +132,7 @@ def microseconds(call, count: int = 500) -> float:
     return best * 1e6
 
 
+@pytest.mark.timing
 def test_host_time(capsys: pytest.CaptureFixture) -> None:
     q, k, v = inputs(1, 1, 16, 64)
     plain = [t.detach() for t in (q, k, v)]
