@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import operator
 from collections.abc import Callable
 
 from te_attention import _library as core
@@ -44,14 +45,15 @@ def get_fused_attn_backend(is_training: bool, *arguments: object) -> NVTE_Fused_
     """
     # What the core would throw at a C++ caller has to be found here.
     enums = [kind(value) for kind, value in zip(_SELECTED, arguments, strict=False)]
-    sizes = arguments[7:13]
+    sizes = [operator.index(size) for size in arguments[7:13]]
     if enums[0] != enums[1]:
         raise ValueError(f"kv_dtype is {enums[1].name}; needs q_dtype, {enums[0].name}")
     if not all(0 <= size < 2**63 for size in sizes):
         raise ValueError(f"the head counts, lengths and head dims are {sizes}; need 0 to 2^63 - 1")
     if enums[0] in (DType.kFloat8E4M3, DType.kFloat8E5M2):
         return NVTE_Fused_Attn_Backend.NVTE_No_Backend  # fused_attn_fwd refuses FP8
-    return NVTE_Fused_Attn_Backend(_selector()(is_training, *enums, *arguments[6:]))
+    answer = _selector()(is_training, *enums, arguments[6], *sizes, *arguments[13:])
+    return NVTE_Fused_Attn_Backend(answer)
 
 
 def get_cudnn_version() -> int:

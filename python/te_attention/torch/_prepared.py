@@ -11,20 +11,23 @@ from te_attention.torch.functional import attention, describe
 class Prepared:
     """attention() with its options. A call gives q, k, v and the tensors named at the beginning.
 
-    Those may be lengths and page tables, which have no gradient. Nothing draws random numbers.
+    With dropout rng_state is one of these: nothing here draws random numbers.
     """
 
-    __slots__ = ("_differentiable", "_few", "_names", "_options", "_places", "_plain")
+    __slots__ = ("_differentiable", "_few", "_names", "_options", "_places", "_plain", "_small")
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, tensors: dict, **options: object) -> None:
         """Raises as attention() does. `tensors`: those of this call, by name."""
-        call = describe(q, k, v, **tensors, **options)
+        call = describe(q, k, v, **(options | tensors))
         self._names, self._options = tuple(tensors), options
-        self._places = tuple(Arguments._fields.index(name) for name in tensors)
-        self._plain, self._differentiable = (
-            self._without_tensors(call._replace(training=training)) for training in (False, True)
-        )
+        fields = ("slopes" if name == "alibi" else name for name in tensors)
+        self._places = tuple(map(Arguments._fields.index, fields))
+        self._differentiable = self._without_tensors(call._replace(training=True))
+        self._plain = self._without_tensors(call._replace(training=call.dropout > 0))
         self._few = len(self._differentiable) <= FEW - OPTIONS
+        self._small = (
+            "bias" in tensors or "sink" in tensors
+        )
 
     def _without_tensors(self, call: Arguments) -> tuple:
         """What stays from call to call, and None for what does not."""
@@ -35,9 +38,17 @@ class Prepared:
         """O."""
         if torch._C._is_any_autocast_enabled() or torch._C._are_functorch_transforms_active():
             given = dict(zip(self._names, tensors, strict=True))
-            return attention(q, k, v, **given, **self._options)
+            return attention(q, k, v, **(self._options | given))
+        bias = sink = None
+        if self._small:
+            given = dict(zip(self._names, tensors, strict=True))
+            bias, sink = given.get("bias"), given.get("sink")
         differentiable = torch.is_grad_enabled() and (
-            q.requires_grad or k.requires_grad or v.requires_grad
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (bias is not None and bias.requires_grad)
+            or (sink is not None and sink.requires_grad)
         )
         if self._few:
             if differentiable:
@@ -47,5 +58,5 @@ class Prepared:
         for place, tensor in zip(self._places, tensors, strict=True):
             options[place - OPTIONS] = tensor
         if differentiable:
-            return _Attention.apply(q, k, v, None, None, (q, k, v, *options), False)
+            return _Attention.apply(q, k, v, bias, sink, (q, k, v, *options), False)
         return _forward(q, k, v, *options)[0]

@@ -1,6 +1,7 @@
 """TransformerEngine's attention for PyTorch."""
+# ruff: noqa: F401
 
-import transformer_engine_torch  # noqa: F401  (callers rely on it being loaded)
+import transformer_engine_torch  # callers rely on it being loaded
 from transformer_engine.pytorch.attention import DotProductAttention, InferenceParams
 from transformer_engine.pytorch.cpu_offload import get_cpu_offload_context
 from transformer_engine.pytorch.distributed import CudaRNGStatesTracker, checkpoint
@@ -17,23 +18,6 @@ from transformer_engine.pytorch.utils import (
     get_device_compute_capability,
     is_bf16_available,
 )
-
-__all__ = [
-    "CudaRNGStatesTracker",
-    "DotProductAttention",
-    "InferenceParams",
-    "autocast",
-    "checkpoint",
-    "fp8_autocast",
-    "get_cpu_offload_context",
-    "get_cudnn_version",
-    "get_device_compute_capability",
-    "is_bf16_available",
-    "is_fp8_available",
-    "is_fp8_block_scaling_available",
-    "is_mxfp8_available",
-    "is_nvfp4_available",
-]
 
 
 def __getattr__(name: str) -> object:

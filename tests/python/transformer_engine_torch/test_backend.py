@@ -63,7 +63,7 @@ def test_the_selector_says_no_where_the_call_would() -> None:
     ("changes", "text"),
     [
         ({"kv_dtype": tex.DType.kFloat16}, "kv_dtype is kFloat16; needs q_dtype, kBFloat16"),
-        ({"heads": -1}, r"the head counts, lengths and head dims are \(-1, 4, .*; need 0 to"),
+        ({"heads": -1}, r"the head counts, lengths and head dims are \[-1, 4, .*; need 0 to"),
         ({"mask": 9}, "9 is not a valid NVTE_Mask_Type"),
     ],
 )

@@ -60,16 +60,11 @@ class KVCacheManager:
         """Makes room for the new tokens of each sequence; returns the lengths with them."""
         raise NotImplementedError
 
-    def step(
-        self,
-        layer_number: int,
-        new_k: Tensor,
-        new_v: Tensor,
-        cu_new_seqlens: Tensor,
-        cu_cached_seqlens: Tensor,
-        qkv_format: str,
-    ) -> tuple[Tensor, Tensor]:
-        """Appends new tokens to the caches of a layer; returns the caches."""
+    def step(self, layer_number: int, *new_tokens: object) -> tuple[Tensor, Tensor]:
+        """Appends new tokens to the caches of a layer; returns the caches.
+
+        Takes new_k, new_v, cu_new_seqlens, cu_cached_seqlens and qkv_format.
+        """
         raise NotImplementedError
 
 
@@ -98,6 +93,19 @@ class _Manager(KVCacheManager):
             torch.zeros(*self._rows, self.num_heads, dim, **options)
             for dim in (self.head_dim_k, self.head_dim_v)
         )
+
+    def _append(
+        self, layer_number: int, new: tuple, places: Tensor, pages: int, moves: bool
+    ) -> tuple[Tensor, Tensor, int]:
+        """The caches of a layer with new tokens, and how many sequences there are."""
+        new_k, new_v, cu_new_seqlens, cu_cached_seqlens, qkv_format = new
+        k_cache, v_cache = self.cache[layer_number]
+        batch, length = _new_tokens(new_k, qkv_format, self.max_batch_size)
+        tex.copy_to_kv_cache(
+            *(new_k, new_v, k_cache, v_cache, places, cu_new_seqlens, cu_cached_seqlens),
+            *(QKVFormat[qkv_format], batch, length, self.max_seqlen, pages, moves),
+        )
+        return k_cache, v_cache, batch
 
     def _lengths_after(self, step_dict: OrderedDict[int, int]) -> OrderedDict[int, int]:
         """The lengths with the new tokens, after checking that they fit."""
@@ -173,16 +181,12 @@ class NonPagedKVCacheManager(_Manager):
         qkv_format: str,
     ) -> tuple[Tensor, Tensor]:
         """Moves rows where they have to, appends, and returns the rows in use."""
-        k_cache, v_cache = self.cache[layer_number]
-        batch, length = _new_tokens(new_k, qkv_format, self.max_batch_size)
         # A graph is replayed when other rows are to move than when it was captured.
         captured = new_k.is_cuda and torch.cuda.is_current_stream_capturing()
-        tex.copy_to_kv_cache(
-            *(new_k, new_v, k_cache, v_cache, self.batch_indices),
-            *(cu_new_seqlens, cu_cached_seqlens, QKVFormat[qkv_format]),
-            *(batch, length, self.max_seqlen, 1, self.need_reindex or captured),
-        )
-        return first(k_cache, batch), first(v_cache, batch)
+        new = (new_k, new_v, cu_new_seqlens, cu_cached_seqlens, qkv_format)
+        moves = self.need_reindex or captured
+        *caches, batch = self._append(layer_number, new, self.batch_indices, 1, moves)
+        return tuple(first(cache, batch) for cache in caches)
 
 
 @dataclass
@@ -314,14 +318,9 @@ class PagedKVCacheManager(_Manager):
         qkv_format: str,
     ) -> tuple[Tensor, Tensor]:
         """Appends; returns all pages."""
-        k_cache, v_cache = self.cache[layer_number]
-        batch, length = _new_tokens(new_k, qkv_format, self.max_batch_size)
-        tex.copy_to_kv_cache(
-            *(new_k, new_v, k_cache, v_cache, self.page_table),
-            *(cu_new_seqlens, cu_cached_seqlens, QKVFormat[qkv_format]),
-            *(batch, length, self.max_seqlen, self.max_pages_per_seq, False),
-        )
-        return k_cache, v_cache
+        new = (new_k, new_v, cu_new_seqlens, cu_cached_seqlens, qkv_format)
+        pages = self.max_pages_per_seq
+        return self._append(layer_number, new, self.page_table, pages, False)[:2]
 
 
 class InferenceParams:

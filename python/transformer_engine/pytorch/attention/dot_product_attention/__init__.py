@@ -1,8 +1,5 @@
 """DotProductAttention and what it is made of."""
 
-from transformer_engine.pytorch.attention.dot_product_attention.dot_product_attention import (
-    DotProductAttention,
-    _attention_backends,
-)
+from .dot_product_attention import DotProductAttention, _attention_backends
 
 __all__ = ["DotProductAttention", "_attention_backends"]

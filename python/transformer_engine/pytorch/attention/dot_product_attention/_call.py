@@ -2,23 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 
 import torch
 from torch import Tensor
 
 from transformer_engine.pytorch._refusal import refuse, require
-from transformer_engine.pytorch.attention.dot_product_attention._layouts import (
-    first,
-    get_qkv_layout,
-    is_packed,
-    pages_of,
-)
-from transformer_engine.pytorch.attention.dot_product_attention._lengths import (
-    get_cu_seqlens,
-    get_full_cu_seqlens,
-)
-from transformer_engine.pytorch.attention.dot_product_attention._masks import words_of
 from transformer_engine.pytorch.constants import AttnBiasTypes
+
+from ._layouts import first, get_qkv_layout, pages_of
+from ._lengths import get_cu_seqlens, get_full_cu_seqlens
+from ._masks import words_of
 
 RAGGED = 3  # dimensions of [tokens, heads, dim]
 _RANKS = {"sbhd": 4, "bshd": 4, "thd": RAGGED}
@@ -54,7 +48,11 @@ class Call:
     kv_format: str = ""
 
     def fill(self, module: dict) -> None:
-        """Takes the module's words where the call has none."""
+        """Takes the module's words where the call has none. Lengths may come as tensors."""
+        if self.max_seqlen_q is not None:
+            self.max_seqlen_q = index(self.max_seqlen_q)
+        if self.max_seqlen_kv is not None:
+            self.max_seqlen_kv = index(self.max_seqlen_kv)
         if self.mask is None:
             self.mask = module["attn_mask_type"]
         if self.window is None:
@@ -183,12 +181,6 @@ class Call:
             self.attention_mask is None, None if cache is None else cache.is_paged,
         )
         # fmt: on
-
-    def is_plain(self) -> bool:
-        """Whether it has no tensors but q, k, v, lengths and a page table, each by itself."""
-        others = (self.attention_mask, self.bias, self.slopes)
-        others += (self.cu_seqlens_q_padded, self.cu_seqlens_kv_padded)
-        return all(tensor is None for tensor in others) and not is_packed(self.layout)
 
     def pages(self) -> Tensor | None:
         """The page table of a paged KV cache, for the sequences that there are."""

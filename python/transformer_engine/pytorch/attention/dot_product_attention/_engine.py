@@ -1,25 +1,21 @@
 """A call in the words of TransformerEngine: how Flash and Fused reach our engines."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
 from torch import Tensor
 
 from te_attention.torch._prepared import Prepared
 from te_attention.torch.functional import Mask, Window, attention
 from transformer_engine.pytorch._refusal import refuse, require
-from transformer_engine.pytorch.attention.dot_product_attention._layouts import (
-    formats_of,
-)
-from transformer_engine.pytorch.attention.dot_product_attention._masks import (
-    NAMES,
-    bounds,
-    is_bottom_right,
-    normalised_mask,
-)
 from transformer_engine.pytorch.constants import QKVLayouts
 from transformer_engine_torch.fused_attn import largest_of_heads
 from transformer_engine_torch.layouts import starts_of
+
+from ._layouts import formats_of
+from ._masks import NAMES, bounds, is_bottom_right, normalised_mask
 
 _BIASES = ("pre_scale_bias", "post_scale_bias")  # those that a tensor gives
 
@@ -85,8 +81,8 @@ class EngineCall:
     cu_seqlens: tuple[Tensor | None, Tensor | None]
     max_seqlens: tuple[int | None, int | None]
     scale: float | None
-    dropout: float
-    deterministic: bool
+    dropout: float = 0.0
+    deterministic: bool = False
     alibi: bool | Tensor = False
     bias: Tensor | None = None
     pre_scale: bool = False
@@ -108,6 +104,7 @@ class EngineCall:
             "offsets_q": starts_q if form.ragged_q else None,
             "offsets_kv": starts_kv if form.ragged_kv else None,
             "page_table": self.page_table,
+            "alibi": self.alibi if isinstance(self.alibi, Tensor) else None,
         }
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
@@ -118,7 +115,7 @@ class EngineCall:
             "mask": form.mask,
             "window": form.window,
             "bias_type": "pre_scale" if self.pre_scale else "post_scale",
-            "alibi": self.alibi,
+            "alibi": self.alibi is True,
             "dropout": self.dropout,
             "scale": self.scale,
             "format": form.format,
@@ -128,15 +125,41 @@ class EngineCall:
             "deterministic": self.deterministic,
         }
 
-    def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Prepared, int]:
-        """For more calls like this one: what to call, and how many tensors more it takes."""
+    def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Prepared, list[str]]:
+        """For more calls like this one: what to call, and the names of the tensors that it takes.
+
+        The last one is the random state, where there is dropout.
+        """
         tensors = self.tensors()
-        return Prepared(q, k, v, tensors, **self.options()), len(tensors)
+        if self.dropout:
+            tensors["rng_state"] = torch.empty(2, dtype=torch.int64, device=q.device)
+        return Prepared(q, k, v, tensors, **self.options()), list(tensors)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """O with heads merged, and the largest score of each head if it is asked for."""
-        out = attention(q, k, v, **self.tensors(), **self.options())
+        out = attention(q, k, v, **(self.options() | self.tensors()))
         if not self.return_max_logit:
             return out.flatten(-2)
         o, largest = out
         return o.flatten(-2), largest_of_heads(largest, o.dtype)
+
+
+class Backend(torch.nn.Module):
+    """A backend, with what Flash, Fused and Unfused have in common."""
+
+    def __init__(
+        self,
+        softmax_scale: float | None = None,
+        attention_dropout: float = 0.0,
+        attention_dropout_ctx: object = nullcontext,
+        attention_type: str = "self",
+        layer_number: int | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        """softmax_scale: default 1 / sqrt(d); attention_dropout_ctx: in which dropout draws."""
+        super().__init__()
+        self.softmax_scale, self.attention_type = softmax_scale, attention_type
+        self.attention_dropout = attention_dropout
+        self.attention_dropout_ctx = attention_dropout_ctx
+        self.layer_number = 1 if layer_number is None else layer_number
+        self.deterministic = deterministic

@@ -1,26 +1,17 @@
 """FlashAttention: flash-attn where it is installed and serves, our engines otherwise."""
 
-from contextlib import nullcontext
-
 import torch
 from packaging.version import Version
 from torch import Tensor
 
 import transformer_engine_torch as tex
 from transformer_engine.pytorch._refusal import refuse_later, require
-from transformer_engine.pytorch.attention.dot_product_attention._engine import (
-    EngineCall,
-    form_of,
-)
-from transformer_engine.pytorch.attention.dot_product_attention._flash_package import (
-    is_v3,
-    module_of,
-)
-from transformer_engine.pytorch.attention.dot_product_attention._layouts import pages_of
-from transformer_engine.pytorch.attention.dot_product_attention._masks import (
-    check_set_window_size,
-)
 from transformer_engine.pytorch.cpu_offload import start_offload
+
+from ._engine import Backend, EngineCall, form_of
+from ._flash_package import is_v3, module_of
+from ._layouts import pages_of
+from ._masks import check_set_window_size
 
 _V2 = Version("0")  # whatever is installed of version 2
 
@@ -84,27 +75,8 @@ def _first(out: Tensor | tuple[Tensor, ...]) -> Tensor:
     return out[0] if isinstance(out, tuple) else out
 
 
-class FlashAttention(torch.nn.Module):
+class FlashAttention(Backend):
     """Attention that keeps no scores, with the options of flash-attn."""
-
-    def __init__(
-        self,
-        softmax_scale: float | None = None,
-        attention_dropout: float = 0.0,
-        attention_dropout_ctx: object = nullcontext,
-        attention_type: str = "self",
-        layer_number: int | None = None,
-        deterministic: bool = False,
-    ) -> None:
-        """softmax_scale: default 1 / sqrt(d)."""
-        super().__init__()
-        self.softmax_scale, self.attention_type = softmax_scale, attention_type
-        self.attention_dropout, self.attention_dropout_ctx = (
-            attention_dropout,
-            attention_dropout_ctx,
-        )
-        self.layer_number = 1 if layer_number is None else layer_number
-        self.deterministic = deterministic
 
     def forward(
         self,

@@ -3,21 +3,11 @@
 import os
 from contextlib import nullcontext
 from functools import partial
-from operator import itemgetter
 
 import torch
 from torch import Tensor
 
-from transformer_engine.pytorch._refusal import refuse, refuse_later, require
-from transformer_engine.pytorch.attention.dot_product_attention._engine import (
-    EngineCall,
-    check_small,
-    form_of,
-)
-from transformer_engine.pytorch.attention.dot_product_attention._layouts import (
-    is_packed,
-    pages_of,
-)
+from transformer_engine.pytorch._refusal import NOT_YET, refuse, refuse_later, require
 from transformer_engine.pytorch.constants import TE_DType
 from transformer_engine.pytorch.cpp_extensions.fused_attn import (
     FusedAttnBackend,
@@ -31,56 +21,28 @@ from transformer_engine.pytorch.cpu_offload import (
 )
 from transformer_engine.pytorch.graph import is_graph_capturing
 
+from ._engine import Backend, EngineCall, check_small, form_of
+from ._layouts import is_packed, pages_of
+
 _FLASH_BACKWARD = "NVTE_FUSED_ATTN_USE_FAv2_BWD"
-# From the dictionary of a module, because an attribute of one takes five times as long.
-_SETTINGS = itemgetter(
-    *("softmax_scale", "attention_dropout", "training", "deterministic", "softmax_type"),
-    *("return_max_logit", "attention_dropout_ctx"),
-)
 Q, BIAS, SINK, INPUTS = 9, 12, 29, 32  # places of q, the bias and the sink among the arguments
 
 
 class FusedAttnFunc(torch.autograd.Function):
     """One node of autograd; gradients for q, k, v, attn_bias and softmax_offset."""
 
+    # fmt: off
     @staticmethod
     def forward(
-        ctx,
-        is_training: bool,
-        max_seqlen_q: int,
-        max_seqlen_kv: int,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_kv: Tensor,
-        cu_seqlens_q_padded: Tensor | None,
-        cu_seqlens_kv_padded: Tensor | None,
-        page_table_k: Tensor | None,
-        page_table_v: Tensor | None,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_bias: Tensor | None,
-        attn_scale: float | None,
-        dropout_p: float,
-        fast_zero_fill: bool,
-        qkv_layout: str,
-        attn_bias_type: str,
-        attn_mask_type: str,
-        softmax_type: str,
-        window_size: tuple[int, int],
-        bottom_right_diagonal: bool | None,
-        rng_gen: torch.Generator | None,
-        fused_attention_backend: object,
-        use_FAv2_bwd: bool,  # noqa: N803
-        fp8: bool,
-        fp8_meta: dict | None,
-        quantizers: dict | None,
-        deterministic: bool,
-        softmax_offset: Tensor | None,
-        fp8_output: bool,
-        layer_number: int,
-        return_max_logit: bool,
+        ctx, is_training, max_seqlen_q, max_seqlen_kv, cu_seqlens_q, cu_seqlens_kv,
+        cu_seqlens_q_padded, cu_seqlens_kv_padded, page_table_k, page_table_v, q, k, v, attn_bias,
+        attn_scale, dropout_p, fast_zero_fill, qkv_layout, attn_bias_type, attn_mask_type,
+        softmax_type, window_size, bottom_right_diagonal, rng_gen, fused_attention_backend,
+        use_FAv2_bwd, fp8, fp8_meta, quantizers, deterministic, softmax_offset,  # noqa: N803
+        fp8_output, layer_number, return_max_logit,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        require(not (fp8 or fp8_output), "fp8", True, "False: FP8 attention is not there yet")
+        # fmt: on
+        require(not (fp8 or fp8_output), "fp8", True, f"False: {NOT_YET}")
         require(not use_FAv2_bwd, "use_FAv2_bwd", True, "False")
         del fp8_meta, quantizers, layer_number  # of FP8
         start_offload(q, k, v, offload_base_tensor=True)
@@ -145,7 +107,7 @@ class FusedAttnFunc(torch.autograd.Function):
         return tuple(gradients)
 
 
-class FusedAttention(torch.nn.Module):
+class FusedAttention(Backend):
     """Attention by FusedAttnFunc."""
 
     def __init__(
@@ -159,16 +121,10 @@ class FusedAttention(torch.nn.Module):
         softmax_type: str = "vanilla",
         return_max_logit: bool = False,
     ) -> None:
-        """softmax_scale: default 1 / sqrt(d)."""
-        super().__init__()
-        self.softmax_scale, self.attention_type = softmax_scale, attention_type
-        self.attention_dropout, self.attention_dropout_ctx = (
-            attention_dropout,
-            attention_dropout_ctx,
-        )
-        self.layer_number = 1 if layer_number is None else layer_number
-        self.deterministic, self.softmax_type = deterministic, softmax_type
-        self.return_max_logit = return_max_logit
+        """As Flash; softmax_type and return_max_logit as DotProductAttention."""
+        common = (attention_dropout, attention_dropout_ctx, attention_type, layer_number)
+        super().__init__(softmax_scale, *common, deterministic)
+        self.softmax_type, self.return_max_logit = softmax_type, return_max_logit
         if os.getenv(_FLASH_BACKWARD, "0") != "0":
             refuse(_FLASH_BACKWARD, "set", "0: flash-attn is no part of Fused")
 
@@ -212,14 +168,13 @@ class FusedAttention(torch.nn.Module):
         """
         if fp8 or fp8_output or cp_group is not None:
             refuse_later(fp8 or fp8_output, cp_group)
-        scale, dropout, training, deterministic, softmax_type, wants_max, context = _SETTINGS(
-            self.__dict__
-        )
         form = form_of(qkv_layout, attn_mask_type, tuple(window_size), bottom_right_diagonal)
         if cu_seqlens_q is None or cu_seqlens_kv is None:
             missing = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_kv"
             refuse(missing, None, "int32 [batch + 1]")
-        check_small(core_attention_bias_type, core_attention_bias, softmax_type, softmax_offset)
+        check_small(
+            core_attention_bias_type, core_attention_bias, self.softmax_type, softmax_offset
+        )
         del cp_global_ranks, cp_stream, cp_comm_type, attention_mask, pad_between_seqs
         del fp8_meta, quantizers
         alibi = core_attention_bias_type == "alibi"
@@ -229,16 +184,16 @@ class FusedAttention(torch.nn.Module):
             form,
             (cu_seqlens_q, cu_seqlens_kv),
             (max_seqlen_q, max_seqlen_kv),
-            scale,
-            dropout if training else 0.0,
-            deterministic,
+            self.softmax_scale,
+            self.attention_dropout if self.training else 0.0,
+            self.deterministic,
             alibi if alibi_slopes is None else alibi_slopes,
             core_attention_bias,
             core_attention_bias_type == "pre_scale_bias",
             softmax_offset,
             (cu_seqlens_q_padded, cu_seqlens_kv_padded),
             None if inference_params is None else pages_of(inference_params, cu_seqlens_q),
-            wants_max,
+            self.return_max_logit,
         )
         tensors = (query_layer, key_layer, value_layer)
         run = call.run
@@ -249,7 +204,7 @@ class FusedAttention(torch.nn.Module):
             start_offload(*tensors)
         if not call.dropout:
             return run(*tensors)
-        with context():
+        with self.attention_dropout_ctx():
             return run(*tensors)
 
     def _by_node(

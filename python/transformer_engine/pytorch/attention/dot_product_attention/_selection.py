@@ -15,18 +15,7 @@ import torch
 from packaging.version import Version
 
 import transformer_engine_torch as tex
-from transformer_engine.pytorch._refusal import refuse
-from transformer_engine.pytorch.attention.dot_product_attention._flash_package import (
-    FlashAttentionUtils,
-)
-from transformer_engine.pytorch.attention.dot_product_attention._layouts import (
-    formats_of,
-    is_packed,
-)
-from transformer_engine.pytorch.attention.dot_product_attention._masks import (
-    check_set_window_size,
-    is_window,
-)
+from transformer_engine.pytorch._refusal import NOT_YET, refuse
 from transformer_engine.pytorch.constants import TE_DType
 from transformer_engine.pytorch.cpp_extensions.fused_attn import (
     AttnBiasType,
@@ -36,6 +25,10 @@ from transformer_engine.pytorch.cpp_extensions.fused_attn import (
     SoftmaxType,
 )
 from transformer_engine.pytorch.utils import get_device_compute_capability
+
+from ._flash_package import FlashAttentionUtils
+from ._layouts import formats_of, is_packed
+from ._masks import check_set_window_size, is_window
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -174,8 +167,15 @@ class _Rule(NamedTuple):
     reason: str  # may name what a case has, as a format string
 
 
-def _off(name: str) -> Callable[[_Case], bool]:
-    return lambda _: os.getenv(name, "1") == "0"
+def _off(backends: tuple[str, ...], name: str) -> _Rule:
+    return _Rule(backends, lambda _: os.getenv(name, "1") == "0", f"{name} is 0")
+
+
+def _needs(backends: tuple[str, ...], name: str, allowed: object, words: str = "") -> _Rule:
+    """That a parameter is `allowed`, or one of these."""
+    values = allowed if isinstance(allowed, tuple) else (allowed,)
+    reason = f"{name} is {{{name}}}; needs {words or allowed}"
+    return _Rule(backends, lambda c: getattr(c, name) not in values, reason)
 
 
 def _fa3_dims(c: _Case) -> bool:
@@ -191,9 +191,9 @@ def _fa2_dims(c: _Case) -> bool:
 
 
 RULES = (
-    _Rule(FL, _off("NVTE_FLASH_ATTN"), "NVTE_FLASH_ATTN is 0"),
-    _Rule((FU,), _off("NVTE_FUSED_ATTN"), "NVTE_FUSED_ATTN is 0"),
-    _Rule((UN,), _off("NVTE_UNFUSED_ATTN"), "NVTE_UNFUSED_ATTN is 0"),
+    _off(FL, "NVTE_FLASH_ATTN"),
+    _off((FU,), "NVTE_FUSED_ATTN"),
+    _off((UN,), "NVTE_UNFUSED_ATTN"),
     _Rule(
         (F3,), lambda _: not FlashAttentionUtils.v3_is_installed, "flash-attn-3 is not installed"
     ),
@@ -206,20 +206,12 @@ RULES = (
         "flash-attn is {flash2} on sm_{sm}; needs 2.7.3",
     ),
     _Rule((F3,), lambda c: c.sm != 90, "the device is sm_{sm}; needs sm_90"),
-    _Rule((F2,), lambda c: c.qkv_dtype not in HALF, "qkv_dtype is {qkv_dtype}; needs 16 bits"),
-    _Rule(
-        (F3,),
-        lambda c: c.qkv_dtype not in (*HALF, torch.float8_e4m3fn),
-        "qkv_dtype is {qkv_dtype}; needs float16, bfloat16 or float8_e4m3fn",
-    ),
-    _Rule(
-        (F3, FU),
-        lambda c: c.qkv_type is not torch.Tensor,
-        "qkv_type is {qkv_type}; needs torch.Tensor",
-    ),
-    _Rule(ALL, lambda c: c.fp8, "fp8 is True; needs False: FP8 attention is not there yet"),
-    _Rule((F2, FU, UN), lambda c: c.num_splits != 1, "num_splits is {num_splits}; needs 1"),
-    _Rule(FL, lambda c: c.return_max_logit, "return_max_logit is True; needs False"),
+    _needs((F2,), "qkv_dtype", HALF, "16 bits"),
+    _needs((F3,), "qkv_dtype", (*HALF, torch.float8_e4m3fn), "16 bits or float8_e4m3fn"),
+    _needs((F3, FU), "qkv_type", torch.Tensor, "torch.Tensor"),
+    _needs(ALL, "fp8", False, f"False: {NOT_YET}"),
+    _needs((F2, FU, UN), "num_splits", 1),
+    _needs(FL, "return_max_logit", False),
     _Rule(
         ALL,
         lambda c: c.inference_params is not None and c.context_parallel,
@@ -249,17 +241,9 @@ RULES = (
     _Rule((F2,), _fa2_dims, "head_dim_qk is {head_dim_qk}; needs a multiple of 8 up to 256"),
     _Rule((F3,), _fa3_dims, "head dims are {head_dim_qk} and {head_dim_v}, which FA3 has not"),
     _Rule(FL, lambda c: c.q_format == "thd" and c.pad_between_seqs, "pad_between_seqs is True"),
-    _Rule(
-        (F3,), lambda c: c.attention_dropout, "attention_dropout is {attention_dropout}; needs 0"
-    ),
-    _Rule(
-        FL, lambda c: c.softmax_type != "vanilla", "softmax_type is {softmax_type}; needs vanilla"
-    ),
-    _Rule(
-        ALL,
-        lambda c: c.context_parallel,
-        "context_parallel is True; needs False: context parallelism is not there yet",
-    ),
+    _needs((F3,), "attention_dropout", 0),
+    _needs(FL, "softmax_type", "vanilla"),
+    _needs(ALL, "context_parallel", False, "False: context parallelism is not there yet"),
     _Rule((*FL, FU), lambda c: c.attn_mask_type == "arbitrary", "an arbitrary mask"),
     _Rule(
         FL,
@@ -269,21 +253,12 @@ RULES = (
     _Rule((F2,), lambda c: c.windowed and c.flash2 < Version("2.3"), "a window; needs 2.3"),
     _Rule(
         FL,
-        lambda c: c.windowed and c.top_left and c.cross,
-        "a window from the top left with unequal lengths; needs bottom_right_diagonal",
+        lambda c: (c.windowed or c.alibi) and c.top_left and c.cross,
+        "a window or ALiBi from the top left with unequal lengths; needs bottom_right_diagonal",
     ),
     _Rule((F3,), lambda c: c.alibi, "ALiBi"),
     _Rule((F2,), lambda c: c.alibi and c.flash2 < Version("2.4"), "ALiBi needs flash-attn 2.4"),
-    _Rule(
-        FL,
-        lambda c: c.alibi and c.top_left and c.cross,
-        "ALiBi from the top left with unequal lengths; needs bottom_right_diagonal",
-    ),
-    _Rule(
-        FL,
-        lambda c: c.core_attention_bias_type in ("pre_scale_bias", "post_scale_bias"),
-        "core_attention_bias_type is {core_attention_bias_type}",
-    ),
+    _needs(FL, "core_attention_bias_type", ("no_bias", "alibi"), "no_bias or alibi"),
     _Rule(
         (FU,),
         lambda c: c.fused_backend() == FusedAttnBackend["No_Backend"],

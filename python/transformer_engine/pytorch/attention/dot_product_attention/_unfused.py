@@ -8,22 +8,13 @@ from torch import Tensor
 
 from te_attention.torch import dropout_mask, new_rng_state
 from transformer_engine.pytorch._refusal import refuse_later
-from transformer_engine.pytorch.attention.dot_product_attention._engine import check_small
-from transformer_engine.pytorch.attention.dot_product_attention._layouts import formats_of
-from transformer_engine.pytorch.attention.dot_product_attention._lengths import (
-    ConvertBSHDtoTHD,
-    ConvertTHDtoBSHD,
-    get_padding_mask,
-)
-from transformer_engine.pytorch.attention.dot_product_attention._masks import (
-    get_alibi,
-    get_full_mask,
-    is_bottom_right,
-)
-from transformer_engine.pytorch.attention.dot_product_attention.softmax import (
-    FusedScaleMaskSoftmax,
-)
 from transformer_engine.pytorch.utils import attention_mask_func
+
+from ._engine import Backend, check_small
+from ._layouts import formats_of
+from ._lengths import ConvertBSHDtoTHD, ConvertTHDtoBSHD, get_padding_mask
+from ._masks import get_alibi, get_full_mask, is_bottom_right
+from .softmax import FusedScaleMaskSoftmax
 
 _TO_BHSD = {"bshd": (0, 2, 1, 3), "sbhd": (1, 2, 0, 3)}
 
@@ -65,7 +56,7 @@ def _largest(scores: Tensor, mask: Tensor | None) -> Tensor:
     return seen.detach().amax((0, 2, 3))
 
 
-class UnfusedDotProductAttention(torch.nn.Module):
+class UnfusedDotProductAttention(Backend):
     """Two products with a softmax between them. Scores and probabilities have the dtype of q.
 
     But scores with ALiBi are float32: distances grow, and bfloat16 would round 43 to quarters.
@@ -81,13 +72,8 @@ class UnfusedDotProductAttention(torch.nn.Module):
         softmax_type: str = "vanilla",
         return_max_logit: bool = False,
     ) -> None:
-        """attention_dropout_ctx: in which dropout draws."""
-        super().__init__()
-        self.softmax_scale, self.attention_type = softmax_scale, attention_type
-        self.attention_dropout, self.attention_dropout_ctx = (
-            attention_dropout,
-            attention_dropout_ctx,
-        )
+        """As Flash; softmax_type and return_max_logit as DotProductAttention."""
+        super().__init__(softmax_scale, attention_dropout, attention_dropout_ctx, attention_type)
         self.layer_number, self.softmax_type = layer_number, softmax_type
         self.return_max_logit = return_max_logit
         self.scale_mask_softmax = FusedScaleMaskSoftmax(attention_mask_func)

@@ -3,38 +3,31 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from te_attention.torch import new_rng_state
 from te_attention.torch._prepared import Prepared
-from transformer_engine.pytorch._refusal import require
-from transformer_engine.pytorch.attention.dot_product_attention._call import Call
-from transformer_engine.pytorch.attention.dot_product_attention._engine import EngineCall, form_of
-from transformer_engine.pytorch.attention.dot_product_attention._flash import FlashAttention
-from transformer_engine.pytorch.attention.dot_product_attention._flash_package import module_of
-from transformer_engine.pytorch.attention.dot_product_attention._fused import FusedAttention
-from transformer_engine.pytorch.attention.dot_product_attention._masks import (
-    check_set_window_size,
-    normalised_mask,
-)
-from transformer_engine.pytorch.attention.dot_product_attention._selection import (
-    AttentionParams,
-    Choice,
-    cache_kind,
-    get_attention_backend,
-    refuse_all,
-)
-from transformer_engine.pytorch.attention.dot_product_attention._unfused import (
-    UnfusedDotProductAttention,
-)
+from transformer_engine.pytorch._refusal import NOT_YET, require
 from transformer_engine.pytorch.constants import AttnTypes, SoftmaxTypes
 from transformer_engine.pytorch.cpu_offload import is_cpu_offload_enabled
 from transformer_engine.pytorch.distributed import checkpoint
 from transformer_engine.pytorch.jit import no_torch_dynamo
 from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
+
+from ._call import Call
+from ._engine import EngineCall, form_of
+from ._flash import FlashAttention
+from ._flash_package import module_of
+from ._fused import FusedAttention
+from ._layouts import is_packed
+from ._masks import check_set_window_size, normalised_mask
+from ._selection import AttentionParams, Choice, cache_kind, get_attention_backend, refuse_all
+from ._unfused import UnfusedDotProductAttention
 
 # The latest choice. Who changes the environment sets backend_selection_requires_update.
 _attention_backends: dict[str, object] = {
@@ -57,20 +50,21 @@ _SETTINGS = itemgetter(
     *("heads", "num_gqa_groups_per_partition", "softmax_scale"),
     *("hidden_size_per_attention_head_k", "hidden_size_per_attention_head_v"),
 )
-_ONE_RANK_AND_NO_FP8 = (None, None, None, "p2p", False, None, None)
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv", "page_table")
 _alibi_cache: dict = {}
 
 
 class _Kind(NamedTuple):
     """What was found out about calls of one kind. `direct`: an engine, if that is all they need.
 
-    Beside q, k and v it takes the first `tensors` of both lengths and the page table.
+    It takes tensors beside q, k and v: `lengths` of both lengths and the page table, or, where that
+    is None, those of _engine_call().
     """
 
     params: AttentionParams
     choice: Choice
-    direct: Prepared | None
-    tensors: int
+    direct: Prepared | None = None
+    lengths: int | None = None
 
 
 def _publish(kind: _Kind) -> None:
@@ -196,8 +190,6 @@ class DotProductAttention(TransformerEngineBaseModule):
         self.flash_attention = FlashAttention(deterministic=self.deterministic, **options)
         self.fused_attention = FusedAttention(deterministic=self.deterministic, **options, **kind)
         self.unfused_attention = UnfusedDotProductAttention(**options, **kind)
-        # Looking up a child of a module takes 2 microseconds, an element of a tuple none.
-        self._backends = (self.flash_attention, self.fused_attention, self.unfused_attention)
 
     def _forked(self) -> object:
         """The context in which dropout draws."""
@@ -260,7 +252,7 @@ class DotProductAttention(TransformerEngineBaseModule):
 
         For thd give max_seqlen_q and max_seqlen_kv: without them they are read from the device.
         """
-        require(not fp8_output, "fp8_output", True, "False: FP8 attention is not there yet")
+        require(not fp8_output, "fp8_output", True, f"False: {NOT_YET}")
         # fmt: off
         call = Call(
             query_layer, key_layer, value_layer, attention_mask, qkv_format, cu_seqlens_q,
@@ -278,22 +270,26 @@ class DotProductAttention(TransformerEngineBaseModule):
         call.fill(self.__dict__)
         if call.inference_params is not None:
             if self.attention_type != "cross":
-                self.attention_type = self._backends[2].attention_type = "cross"
+                self.attention_type = self.unfused_attention.attention_type = "cross"
             call.use_cache(self.layer_number)
         kind = self._kind(call)
-        flash, version, fused, backend, _, _ = kind.choice
-        direct = None if checkpoint_core_attention else kind.direct
-        if direct is not None and not _is_observed(self.__dict__["_backends"][0 if flash else 1]):
-            lengths = (call.cu_seqlens_q, call.cu_seqlens_kv, call.pages())[: kind.tensors]
-            return direct(call.q, call.k, call.v, *lengths).flatten(-2)
-        call.settle()
-        if flash:
-            return self._by_flash(call, version)
-        run = self._by_fused if fused else self._by_unfused
-        if not checkpoint_core_attention:
-            return run(call, backend, call.q, call.k, call.v)
+        direct, flash, recomputed = kind.direct, kind.choice[0], checkpoint_core_attention
+        chosen = self.__dict__["_modules"]["flash_attention" if flash else "fused_attention"]
+        if direct is None or _is_observed(chosen):
+            call.settle()
+            run = partial(self._by_backend, kind, call)
+        elif kind.lengths is None:
+            call.settle()
+            run = partial(self._by_engine, direct, self._engine_call(call))
+        else:
+            tensors = (call.cu_seqlens_q, call.cu_seqlens_kv, call.pages())[: kind.lengths]
+            if not recomputed:
+                return direct(call.q, call.k, call.v, *tensors).flatten(-2)
+            run = lambda q, k, v: direct(q, k, v, *tensors).flatten(-2)  # noqa: E731
+        if flash or not recomputed:
+            return run(call.q, call.k, call.v)
         return checkpoint(
-            lambda q, k, v: run(call, backend, q, k, v),
+            run,
             *(call.q, call.k, call.v),
             use_reentrant=False,
             get_rng_state_tracker=self.get_rng_state_tracker,
@@ -330,30 +326,42 @@ class DotProductAttention(TransformerEngineBaseModule):
         call.settle()
         params = self._params(call)
         choice = get_attention_backend(params)
-        flash, version, fused, *_ = choice
-        if not any((flash, fused, choice[4])):
+        flash, version, fused, _, unfused, _ = choice
+        if not (flash or fused or unfused):
             refuse_all(params)
         ours = fused or (flash and module_of(version) is None)
-        draws = self.attention_dropout and self.training
         as_given = all(a is b for a, b in zip(given, (call.q, call.k, call.v), strict=True))
-        if not (ours and as_given and call.is_plain()) or draws or self.return_max_logit:
-            return _Kind(params, choice, None, 0)
-        if self.softmax_type != "vanilla":
-            return _Kind(params, choice, None, 0)
-        form = form_of(call.layout, call.mask, tuple(call.window), call.bottom_right)
-        lengths, most = (
+        if not (ours and as_given) or self.return_max_logit or is_packed(call.layout):
+            return _Kind(params, choice)
+        direct, names = self._engine_call(call).prepared(*given)
+        known = names == list(_LENGTHS[: len(names)]) and call.attention_mask is None
+        return _Kind(params, choice, direct, len(names) if known else None)
+
+    def _engine_call(self, call: Call) -> EngineCall:
+        alibi = call.bias_type == "alibi"
+        return EngineCall(
+            form_of(call.layout, call.mask, call.window, call.bottom_right),
             (call.cu_seqlens_q, call.cu_seqlens_kv),
-            (
-                call.max_seqlen_q,
-                call.max_seqlen_kv,
-            ),
+            (call.max_seqlen_q, call.max_seqlen_kv),
+            self.softmax_scale,
+            self.attention_dropout if self.training else 0.0,
+            self.deterministic,
+            alibi if call.slopes is None else call.slopes,
+            call.bias,
+            call.bias_type == "pre_scale_bias",
+            self._sink(call),
+            (call.cu_seqlens_q_padded, call.cu_seqlens_kv_padded),
+            call.pages(),
         )
-        alibi, pages = call.bias_type == "alibi", call.pages()
-        engine = EngineCall(
-            *(form, lengths, most, self.softmax_scale, 0.0, self.deterministic, alibi),
-            page_table=pages,
-        )
-        return _Kind(params, choice, *engine.prepared(*given))
+
+    def _by_engine(
+        self, direct: Prepared, engine: EngineCall, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        tensors = [*engine.tensors().values()]
+        if engine.dropout:
+            with self._forked():
+                tensors.append(new_rng_state(q.device))
+        return direct(q, k, v, *tensors).flatten(-2)
 
     def _params(self, call: Call) -> AttentionParams:
         dims = (self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v)
@@ -394,81 +402,35 @@ class DotProductAttention(TransformerEngineBaseModule):
             return None
         return self.softmax_offset.to(call.q.device, torch.float32).view(1, -1, 1, 1)
 
-    def _by_flash(self, call: Call, version: object) -> Tensor:
-        return self._backends[0](
-            call.q,
-            call.k,
-            call.v,
-            call.attention_mask,
-            call.layout,
-            call.cu_seqlens_q,
-            call.cu_seqlens_kv,
-            call.max_seqlen_q,
-            call.max_seqlen_kv,
-            call.mask,
-            call.window,
-            call.slopes,
-            inference_params=call.inference_params,
-            flash_attention_backend=version,
-            num_splits=call.num_splits,
-            alibi=call.bias_type == "alibi" and call.slopes is None,
-            bottom_right_diagonal=call.bottom_right,
-        )
-
-    def _by_fused(
-        self, call: Call, backend: object, q: Tensor, k: Tensor, v: Tensor
+    def _by_backend(
+        self, kind: _Kind, call: Call, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
-        # All by position: keywords would become a dictionary twice on the way through a module.
-        return self._backends[1](
-            q,
-            k,
-            v,
-            call.layout,
-            call.cu_seqlens_q,
-            call.cu_seqlens_kv,
-            call.cu_seqlens_q_padded,
-            call.cu_seqlens_kv_padded,
-            call.max_seqlen_q,
-            call.max_seqlen_kv,
-            call.mask,
-            None,
-            call.window,
-            call.bottom_right,
-            backend,
-            call.bias_type,
-            call.bias,
-            call.fast_zero_fill,
-            *_ONE_RANK_AND_NO_FP8,
-            call.pad_between_seqs,
-            call.inference_params,
-            None if self.softmax_offset is None else self._sink(call),
-            False,
-            call.slopes,
-        )
-
-    def _by_unfused(
-        self, call: Call, backend: object, q: Tensor, k: Tensor, v: Tensor
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        del backend  # of Fused
-        return self._backends[2](
-            _alibi_cache,
-            q,
-            k,
-            v,
-            call.layout,
-            call.cu_seqlens_q,
-            call.cu_seqlens_kv,
-            call.max_seqlen_q,
-            call.max_seqlen_kv,
-            call.mask,
-            call.attention_mask,
-            call.window,
-            call.bottom_right,
-            call.bias_type,
-            call.bias,
-            call.slopes,
-            call.inference_params,
-            self._sink(call),
-            cu_seqlens_q_padded=call.cu_seqlens_q_padded,
-            cu_seqlens_kv_padded=call.cu_seqlens_kv_padded,
-        )
+        flash, version, fused, backend, _, _ = kind.choice
+        words = {
+            "qkv_layout": call.layout,
+            "attention_mask": call.attention_mask,
+            "cu_seqlens_q": call.cu_seqlens_q,
+            "cu_seqlens_kv": call.cu_seqlens_kv,
+            "max_seqlen_q": call.max_seqlen_q,
+            "max_seqlen_kv": call.max_seqlen_kv,
+            "attn_mask_type": call.mask,
+            "window_size": call.window,
+            "bottom_right_diagonal": call.bottom_right,
+            "alibi_slopes": call.slopes,
+            "inference_params": call.inference_params,
+        }
+        if flash:
+            words |= {"flash_attention_backend": version, "num_splits": call.num_splits}
+            alibi = call.bias_type == "alibi" and call.slopes is None
+            return self.flash_attention(q, k, v, **words, alibi=alibi)
+        words |= {
+            "cu_seqlens_q_padded": call.cu_seqlens_q_padded,
+            "cu_seqlens_kv_padded": call.cu_seqlens_kv_padded,
+            "core_attention_bias_type": call.bias_type,
+            "core_attention_bias": call.bias,
+            "softmax_offset": self._sink(call),
+        }
+        if fused:
+            words |= {"fused_attention_backend": backend, "fast_zero_fill": call.fast_zero_fill}
+            return self.fused_attention(q, k, v, **words)
+        return self.unfused_attention(_alibi_cache, q, k, v, **words)

@@ -200,6 +200,46 @@ def test_known_kinds_of_calls_follow_the_module() -> None:
     assert torch.equal(copy.deepcopy(dpa)(q, k, v), kept)
 
 
+def test_known_kinds_of_calls_take_the_tensors_of_each_call() -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    dpa = module(softmax_type="learnable")
+    dpa(q, k, v)
+    for value in (0.5, -2.0):
+        torch.nn.init.constant_(dpa.softmax_offset, value)
+        sink = torch.full((4,), value, requires_grad=True)
+        bias = torch.full((1, 4, 8, 8), value, dtype=BF16).triu_(2).requires_grad_()
+        rows = {"format": "bshd", "mask": "causal", "sink": sink}
+        got, want = dpa(q, k, v), tea.attention(q, k, v, **rows).flatten(-2)
+        assert torch.equal(got, want)
+        dout = torch.randn_like(got)
+        (dsink,) = torch.autograd.grad(want, sink, dout)
+        assert torch.equal(torch.autograd.grad(got, dpa.softmax_offset, dout)[0], dsink)
+        given = {"core_attention_bias_type": "post_scale_bias", "core_attention_bias": bias}
+        got = dpa(q, k, v, attn_mask_type="no_mask", **given)
+        rows |= {"mask": "bottom_right", "bias": bias}
+        want = tea.attention(q, k, v, **rows).flatten(-2)
+        assert torch.equal(got, want)
+        for a, b in zip(
+            *(torch.autograd.grad(o, (q, bias), dout) for o in (got, want)), strict=True
+        ):
+            assert torch.equal(a, b)
+        slopes = torch.rand(4)
+        given = {"core_attention_bias_type": "alibi", "alibi_slopes": slopes}
+        rows = {"format": "bshd", "mask": "causal", "alibi": slopes}
+        assert torch.equal(module()(q, k, v, **given), tea.attention(q, k, v, **rows).flatten(-2))
+
+
+def test_lengths_may_be_tensors() -> None:
+    q, k, v = (t.flatten(0, 1) for t in inputs(2, 8, 4, 32))
+    cu = torch.tensor([0, 5, 16], dtype=torch.int32)
+    dpa = module(**{"qkv_format": "thd", "attn_mask_type": "padding_causal"})
+    given = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu}
+    longest = cu.diff().max()
+    o = dpa(q, k, v, max_seqlen_q=longest, max_seqlen_kv=longest, **given)
+    assert torch.equal(o, dpa(q, k, v, max_seqlen_q=11, max_seqlen_kv=11, **given))
+    assert type(_attention_backends["attention_params"].max_seqlen_q) is int
+
+
 @pytest.mark.parametrize("layout", ["bshd", "sbhd", "bhsd", "bs3hd", "bsh3d", "rows", "dims"])
 def test_known_kinds_of_calls_of_any_strides(layout: str) -> None:
     module()(*inputs(2, 8, 4, 32))  # contiguous ones of the same shape
