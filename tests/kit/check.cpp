@@ -177,10 +177,10 @@ class Comparison {
 
 class Checker {
  public:
-  Checker(const Case& c, std::string_view engine, const Stage& stage)
+  Checker(const Case& c, Inputs& inputs, std::string_view engine, const Stage& stage)
       : engine_(engine),
         stage_(stage),
-        inputs_(c),
+        inputs_(inputs),
         problem_(inputs_.problem()),
         poisons_keys_(c.values == Values::kNanMasked) {
     report_.line = c.text();
@@ -283,7 +283,7 @@ class Checker {
 
   std::string engine_;
   const Stage& stage_;
-  Inputs inputs_;
+  Inputs& inputs_;
   std::optional<Mirror> mirror_;
   const Problem& problem_;
   bool poisons_keys_;
@@ -363,17 +363,29 @@ std::string Report::text() const {
   return out + "  reproduce: te-attn check \"" + line + "\"" + by + where + "\n";
 }
 
-Report check(const Case& c, std::string_view engine, const Stage& stage) {
-  Report report{c.text(), std::string(engine), {}, {}, stage.device};
-  try {
-    return Checker(c, engine, stage).run();
-  } catch (const GpuLost& e) {
-    report.lost = true;
-    report.failures.push_back(e.what());
-  } catch (const std::exception& e) {
-    report.failures.push_back("the kit: " + std::string(e.what()));
+std::vector<Report> check(const Case& c, const std::vector<std::string>& engines,
+                          const Stage& stage) {
+  std::optional<Inputs> inputs;
+  std::vector<Report> out;
+  for (const std::string& engine : engines) {
+    Report report{c.text(), engine, {}, {}, stage.device};
+    try {
+      // What an engine broke is not the next one's fault.
+      if (!inputs || !out.back().ok()) inputs.emplace(c);
+      report = Checker(c, *inputs, engine, stage).run();
+    } catch (const GpuLost& e) {
+      report.lost = true;
+      report.failures.push_back(e.what());
+    } catch (const std::exception& e) {
+      report.failures.push_back("the kit: " + std::string(e.what()));
+    }
+    out.push_back(std::move(report));
   }
-  return report;
+  return out;
+}
+
+Report check(const Case& c, std::string_view engine, const Stage& stage) {
+  return std::move(check(c, std::vector<std::string>{std::string(engine)}, stage).front());
 }
 
 }  // namespace tea::kit

@@ -75,5 +75,8 @@ void compare(const Inputs& inputs, Report& report, Solve solve = oracle::solve);
 // Runs forward, and backward if the problem is for training. An empty name: the engine that the
 // library would choose. Never throws for what the engine does. Thread-safe.
 Report check(const Case& c, std::string_view engine, const Stage& stage = {});
+// The same for several engines, one after the other on the same inputs.
+std::vector<Report> check(const Case& c, const std::vector<std::string>& engines,
+                          const Stage& stage = {});
 
 }  // namespace tea::kit

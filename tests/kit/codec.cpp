@@ -47,13 +47,14 @@ double magnitude(const Format& f, uint64_t code) {
   return std::ldexp(significand, static_cast<int>(exponent ? exponent : 1) - bias(f) - f.mantissa);
 }
 
-// decode() of every code of a small format, made once: loads are most of what the kit does.
-const std::vector<double>& all_codes(int32_t dtype) {
-  static const std::array<std::vector<double>, std::size(kFormats)> tables = [] {
-    std::array<std::vector<double>, std::size(kFormats)> out;
+// decode() of every code of a small format, which is a float, made once: loads are most of what the
+// kit does.
+const std::vector<float>& all_codes(int32_t dtype) {
+  static const std::array<std::vector<float>, std::size(kFormats)> tables = [] {
+    std::array<std::vector<float>, std::size(kFormats)> out;
     for (const int32_t t : {TEA_FP16, TEA_BF16, TEA_E4M3, TEA_E5M2})
       for (uint64_t code = 0; code < uint64_t{1} << 8 * kFormats[t].bytes; ++code)
-        out[static_cast<size_t>(t)].push_back(decode(t, code));
+        out[static_cast<size_t>(t)].push_back(static_cast<float>(decode(t, code)));
     return out;
   }();
   return tables[static_cast<size_t>(dtype)];
@@ -91,19 +92,47 @@ int bytes_of(int32_t dtype) { return format(dtype).bytes; }
 double largest_of(int32_t dtype) { return magnitude(format(dtype), largest_code(format(dtype))); }
 double smallest_of(int32_t dtype) { return magnitude(format(dtype), 1); }
 
-// Little endian, as every machine that the library runs on.
+// Little endian, as every machine that the library runs on. Each width by itself: a copy of a
+// size that the compiler does not know is a call.
 void store(void* base, int32_t dtype, int64_t index, double x) {
   const auto bytes = static_cast<size_t>(bytes_of(dtype));
   const uint64_t bits = encode(dtype, x);
-  std::memcpy(static_cast<char*>(base) + static_cast<size_t>(index) * bytes, &bits, bytes);
+  char* const to = static_cast<char*>(base) + static_cast<size_t>(index) * bytes;
+  switch (bytes) {
+    case 1:
+      std::memcpy(to, &bits, 1);
+      break;
+    case 2:
+      std::memcpy(to, &bits, 2);
+      break;
+    case 4:
+      std::memcpy(to, &bits, 4);
+      break;
+    default:
+      std::memcpy(to, &bits, 8);
+  }
 }
+
+namespace {
+template <class T>
+T value_at(const void* base, int64_t index) {
+  T x;
+  std::memcpy(&x, static_cast<const char*>(base) + static_cast<size_t>(index) * sizeof x, sizeof x);
+  return x;
+}
+}  // namespace
+
 double load(const void* base, int32_t dtype, int64_t index) {
-  const auto bytes = static_cast<size_t>(bytes_of(dtype));
-  uint64_t bits = 0;
-  std::memcpy(&bits, static_cast<const char*>(base) + static_cast<size_t>(index) * bytes, bytes);
-  if (bytes <= 2) return all_codes(dtype)[bits];
-  if (dtype == TEA_FP64) return std::bit_cast<double>(bits);
-  return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(bits)));
+  switch (bytes_of(dtype)) {
+    case 1:
+      return all_codes(dtype)[value_at<uint8_t>(base, index)];
+    case 2:
+      return all_codes(dtype)[value_at<uint16_t>(base, index)];
+    case 4:
+      return value_at<float>(base, index);
+    default:
+      return value_at<double>(base, index);
+  }
 }
 
 }  // namespace tea::kit

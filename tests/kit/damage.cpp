@@ -95,10 +95,14 @@ std::vector<uint8_t> Inputs::output_bytes(Written direction) const {
   std::vector<uint8_t> out;
   for (const Place& place : places_) {
     if (!place.used || place.written != direction) continue;
-    const auto width = static_cast<size_t>(bytes_of(place.dtype));
-    place.each([&](int64_t i) {
-      const uint8_t* from = at(place) + static_cast<size_t>(place.base + i) * width;
-      out.insert(out.end(), from, from + width);
+    const int64_t width = bytes_of(place.dtype);
+    const auto add = [&](int64_t first, int64_t elements) {
+      const uint8_t* const from = at(place) + (place.base + first) * width;
+      out.insert(out.end(), from, from + elements * width);
+    };
+    place.each_row([&](int64_t first) {
+      if (place.stride[3] == 1) return add(first, place.shape[3]);
+      for (int64_t d = 0; d < place.shape[3]; ++d) add(first + d * place.stride[3], 1);
     });
   }
   return out;

@@ -8,6 +8,8 @@
 namespace tea::kit {
 namespace {
 
+constexpr size_t kMostFilled = size_t{1} << 26;  // bytes that are worth a copy per poison
+
 // Integers that no engine may follow: page -1, or a page far outside every pool.
 int32_t poison_integer(Poison poison) {
   return poison == Poison::kNan || poison == Poison::kThree ? -1 : INT32_MAX;
@@ -222,6 +224,12 @@ void Inputs::write_integers() {
 
 void Inputs::fill(Poison poison) {
   poison_ = poison;
+  auto& filled = filled_[poison];
+  if (!filled.empty()) {
+    for (size_t s = 0; s < storages_.size(); ++s)
+      std::copy(filled[s].begin(), filled[s].end(), storages_[s].data());
+    return;
+  }
   for (const Place& place : places_)
     if (place.used) poison_storage(storages_[static_cast<size_t>(place.storage)], place, poison);
   for (const tea_tensor t : {TEA_Q, TEA_K, TEA_V, TEA_DOUT, TEA_DLSE})
@@ -229,6 +237,10 @@ void Inputs::fill(Poison poison) {
   if (places_[TEA_BIAS].used) write_bias();
   write_flat();
   write_integers();
+  size_t total = 0;
+  for (const Storage& s : storages_) total += s.size();
+  if (total > kMostFilled) return;
+  for (const Storage& s : storages_) filled.emplace_back(s.data(), s.data() + s.size());
 }
 
 // What was written is what counts: rounded, and shared where strides or pages share.

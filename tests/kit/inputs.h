@@ -2,6 +2,7 @@
 // everything that no engine may use or must overwrite, and the same values as plain arrays.
 #pragma once
 #include <array>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -82,6 +83,8 @@ class Inputs {
   std::array<std::vector<int64_t>, TEA_TENSOR_COUNT> integers_;
   std::vector<Storage> storages_;
   std::vector<std::vector<uint8_t>> before_;  // of each storage when run() was last called
+  // Of each storage after fill(), per poison: writing elements costs more than all that engines do.
+  std::map<Poison, std::vector<std::vector<uint8_t>>> filled_;
   Storage workspace_;
   Poison poison_ = Poison::kNan;
   std::array<void*, TEA_TENSOR_COUNT> pointers_{};

@@ -29,21 +29,23 @@ class Storage {
   size_t size() const { return bytes_; }
   size_t alignment() const { return alignment_; }
   // Of data that was never written.
-  bool holds_pattern() const {
-    return std::all_of(data(), data() + bytes_, [](uint8_t x) { return x == kPattern; });
-  }
+  bool holds_pattern() const { return is_pattern(data(), bytes_); }
   // Where the first byte outside the data that has changed lies, from the data's start.
   std::optional<int64_t> damage() const {
-    for (size_t i = 0; i < whole_.size(); ++i) {
-      if (i == begin_) i += bytes_;
-      if (i < whole_.size() && whole_[i] != kPattern)
-        return static_cast<int64_t>(i) - static_cast<int64_t>(begin_);
-    }
-    return std::nullopt;
+    const size_t end = begin_ + bytes_;
+    if (is_pattern(whole_.data(), begin_) && is_pattern(whole_.data() + end, whole_.size() - end))
+      return std::nullopt;
+    size_t i = 0;
+    while (whole_[i] == kPattern) i = i + 1 == begin_ ? end : i + 1;
+    return static_cast<int64_t>(i) - static_cast<int64_t>(begin_);
   }
 
  private:
   static constexpr uint8_t kPattern = 0xA7;
+  // Each byte is like the one before it.
+  static bool is_pattern(const uint8_t* p, size_t n) {
+    return n == 0 || (*p == kPattern && std::memcmp(p, p + 1, n - 1) == 0);
+  }
   std::vector<uint8_t> whole_;
   size_t alignment_ = 1, begin_ = 0, bytes_ = 0;
 };

@@ -25,14 +25,19 @@ struct Place {
 
   int64_t elements() const { return shape[0] * shape[1] * shape[2] * shape[3]; }
   int64_t span() const;  // elements from the first to the last, both included
-  // Every element of the shape, past the lengths too.
+  // The first element of every row of the shape's last dimension, past the lengths too.
   template <class Visit>
-  void each(const Visit& visit) const {
+  void each_row(const Visit& visit) const {
     for (int64_t a = 0; a < shape[0]; ++a)
       for (int64_t b = 0; b < shape[1]; ++b)
-        for (int64_t c = 0; c < shape[2]; ++c)
-          for (int64_t d = 0; d < shape[3]; ++d)
-            visit(a * stride[0] + b * stride[1] + c * stride[2] + d * stride[3]);
+        for (int64_t c = 0; c < shape[2]; ++c) visit(a * stride[0] + b * stride[1] + c * stride[2]);
+  }
+  // Every element.
+  template <class Visit>
+  void each(const Visit& visit) const {
+    each_row([&](int64_t first) {
+      for (int64_t d = 0; d < shape[3]; ++d) visit(first + d * stride[3]);
+    });
   }
 };
 

@@ -66,13 +66,13 @@ double element_of(const Draw& d, Random& random) {
 }
 
 void fill_rows(Array& out, int64_t width, const Draw& d, Random& random) {
+  const double limit = largest_of(d.dtype);
   for (size_t row = 0; row * static_cast<size_t>(width) < out.size(); ++row) {
     const int64_t hot = random.below(width);
     for (int64_t i = 0; i < width; ++i) {
       double x = element_of(d, random);
       if (d.values == Values::kOneHot) x = i == hot ? (random.one_in(2) ? 4 : -4) : 0;
       if (d.values == Values::kConstant) x = 0.25 + 0.125 * static_cast<double>(d.tensor % 5);
-      const double limit = largest_of(d.dtype);
       out[row * static_cast<size_t>(width) + static_cast<size_t>(i)] = std::clamp(x, -limit, limit);
     }
   }

@@ -29,8 +29,7 @@ TEST_P(ProblemFile, EveryLineAgreesWithTheOracle) {
     SCOPED_TRACE(GetParam().filename().string() + ":" + std::to_string(line.number));
     const tea::kit::Case c = tea::kit::Case::parse(line.text);
     EXPECT_EQ(tea::kit::Case::parse(c.text()), c);
-    for (const std::string& engine : tea::kit::host_engines()) {
-      const tea::kit::Report report = tea::kit::check(c, engine);
+    for (const tea::kit::Report& report : tea::kit::check(c, tea::kit::host_engines())) {
       EXPECT_TRUE(report.ok()) << report.text();
     }
   }
