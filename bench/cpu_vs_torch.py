@@ -31,7 +31,7 @@ BARS = {
 }
 BACKWARD_BAR, DECODE_BAR = 2.0, 0.7
 OPTION_BARS = {"bias": 0.7, "alibi": 0.7, "softcap": 0.7, "dropout": 0.4}  # of the plain speed
-ENGINES = ("cpu-amx", "cpu-avx512", "cpu-avx2", "cpu-generic")
+ENGINES = ("cpu-amx", "cpu-avx512-bf16", "cpu-avx512", "cpu-avx2", "cpu-generic")
 Task = Callable[[], object]
 
 

@@ -97,7 +97,7 @@ constexpr Engine kEngines[] = {
 #endif
 #endif
 
-    cpu::kFlash,     cpu::kFlashAmx,      cpu::kFlashAvx512,
+    cpu::kFlash,     cpu::kFlashAmx,      cpu::kFlashAvx512Bf16, cpu::kFlashAvx512,
     cpu::kFlashAvx2, cpu::kFlashGeneric,  cpu::kReference,
 };
 

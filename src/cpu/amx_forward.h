@@ -157,8 +157,8 @@ class Walk {
 
   // Keys of a panel: so many chunks as its product has parts, each of which runs beside one chunk.
   int64_t panel_keys() const {
-    const int64_t parts = tiles_of(packed_.size.wide_v, 2) * tiles_of(groups(), 2);
-    return std::clamp<int64_t>(parts * kDepth, 2 * kDepth, kMostKeys);
+    const int64_t parts = Product<T>::parts_of(packed_.size.wide_v, groups());
+    return std::clamp<int64_t>(parts * kDepth, Product<T>::kLeastPanel, kMostKeys);
   }
 
   template <int N>

@@ -42,7 +42,7 @@ constexpr float kSmall = 0x1p-30f;
 // of another such row leaves the normal numbers of fp32: no NaN, and nothing but zero outside of
 // [2^-45, 2^20].
 bool is_ordinary(const uint16_t*, int64_t) { return true; }
-bool is_ordinary(const float* row, int64_t n) {
+[[maybe_unused]] bool is_ordinary(const float* row, int64_t n) {
   constexpr uint32_t kLeast = (127 - 45) << 23, kMost = (127 + 20) << 23;
   const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF), least = _mm512_set1_epi32(kLeast);
   const __m512i range = _mm512_set1_epi32(kMost - kLeast);

@@ -40,24 +40,43 @@ class Buffer {
 
 // Memory that a thread keeps between calls, in the hands of one while this lives: a caller's
 // parallel_for may come back to this thread with another call, which then gets memory of its own.
+// New memory costs a page fault for every 4 KiB, which decoding would notice.
 template <class Real>
 class Kept {
  public:
-  explicit Kept(int64_t n) : buffer_(std::move(idle())) {
-    if (!buffer_ || buffer_->size() < n) buffer_ = std::make_unique<Buffer<Real>>(n);
+  explicit Kept(int64_t n) {
+    auto& all = idle();
+    auto fits = std::find_if(all.begin(), all.end(), [&](const auto& b) { return b->size() >= n; });
+    if (fits == all.end()) {
+      buffer_ = std::make_unique<Buffer<Real>>(n);
+      fits = all.begin();  // replaced: the smallest
+    } else {
+      buffer_ = std::move(*fits);
+    }
+    if (fits != all.end()) all.erase(fits);
   }
   // What is larger than packed heads usually are goes back to the system.
   ~Kept() {
-    if (buffer_->size() * int64_t{sizeof(Real)} <= kPackedBytes) idle() = std::move(buffer_);
+    auto& all = idle();
+    if (buffer_->size() * int64_t{sizeof(Real)} > kPackedBytes || all.size() >= kMost) return;
+    all.insert(std::find_if(all.begin(), all.end(),
+                            [&](const auto& b) { return b->size() >= buffer_->size(); }),
+               std::move(buffer_));
   }
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;
   Real* get() const { return buffer_->get(); }
 
  private:
-  static std::unique_ptr<Buffer<Real>>& idle() {
-    thread_local std::unique_ptr<Buffer<Real>> buffer;
-    return buffer;
+  static constexpr size_t kMost = 3;  // as many as a call has in hand at a time
+  using Buffers = std::vector<std::unique_ptr<Buffer<Real>>>;
+  static Buffers& idle() {  // by size
+    thread_local Buffers buffers = [] {
+      Buffers none;
+      none.reserve(kMost);  // so that ~Kept does not allocate
+      return none;
+    }();
+    return buffers;
   }
   std::unique_ptr<Buffer<Real>> buffer_;
 };
@@ -154,11 +173,12 @@ class Forward {
   void attend(std::span<const Group> some, bool few) {
     work_ = schedule(view_, some, few);
     s_amax_.assign(work_.parts.size(), 0), o_amax_.assign(work_.pieces.size(), 0);
-    const bool split = work_.slots > 0;
-    const Buffer<Real> memory(partial_reals() * work_.slots);
-    shared_ = memory.get();
-    kept_.clear();
-    if (split && view_.p.is_fp8()) share_maxima();
+    const bool split = work_.slots > 0, keeps = split && view_.p.is_fp8();
+    const Kept<Real> memory(partial_reals() * work_.slots);
+    kept_reals_ = keeps ? kept_reals() : 0;
+    const Kept<Real> logits(work_.slots * kept_reals_);
+    shared_ = memory.get(), kept_ = keeps ? logits.get() : nullptr;
+    if (keeps) share_maxima();
     view_.parallel_for(size(work_.parts), [&](int64_t i) { attend(i); });
     if (split) view_.parallel_for(size(work_.pieces), [&](int64_t i) { merge(i); });
     view_.raise(TEA_S_AMAX, highest(s_amax_));
@@ -180,6 +200,15 @@ class Forward {
   }
   Partial<Real> shared(int64_t slot) const { return partial(shared_ + slot * partial_reals()); }
 
+  // Of split fp8 pieces: the logits of a slot, for as many rows as there are.
+  int64_t kept_reals() const {
+    int64_t rows = 0, keys = 0;
+    for (const Piece& of : work_.pieces) rows = std::max(rows, of.group->rows());
+    for (const Part& of : work_.parts) keys = std::max(keys, few_stride(of.columns));
+    return rows * keys;
+  }
+  Real* kept(int64_t slot) const { return kept_ + slot * kept_reals_; }
+
   int64_t kernel_scratch() const { return kernels().scratch(view_.p); }
   static RowBlock block_of(const Piece& piece) {
     return make_block(*piece.group, piece.first, kRows);
@@ -187,15 +216,13 @@ class Forward {
 
   // FP8 with few rows: the maxima of each row over all parts; the logits are kept for attend().
   void share_maxima() {
-    kept_.resize(static_cast<size_t>(work_.slots));
     view_.parallel_for(size(work_.parts), [&](int64_t i) {
       const Part& item = part(i);
       if (item.slot < 0) return;
       const RowBlock block = block_of(piece(item.piece));
-      auto& kept = kept_[static_cast<size_t>(item.slot)];
-      kept = std::make_unique<Buffer<Real>>(kFewRows * few_stride(item.columns));
       const Kept<Real> memory(kernel_scratch());
-      few_.few_scores(view_, block, item.columns, kept->get(), shared(item.slot).max, memory.get());
+      few_.few_scores(view_, block, item.columns, kept(item.slot), shared(item.slot).max,
+                      memory.get());
     });
     for (const Piece& of : work_.pieces)
       for (int lane = 0; lane < kFewRows && of.parts > 1; ++lane) {
@@ -222,8 +249,8 @@ class Forward {
 
   double attend_few(const Part& item, const RowBlock& block, const Columns& columns, Real* s,
                     const Partial<Real>& out, Real* scratch) const {
-    if (item.slot >= 0 && !kept_.empty())
-      s = kept_[static_cast<size_t>(item.slot)]->get();
+    if (item.slot >= 0 && kept_)
+      s = kept(item.slot);
     else
       few_.few_scores(view_, block, columns, s, out.max, scratch);
     return few_.few_values(view_, block, columns, s, out, scratch);
@@ -259,9 +286,10 @@ class Forward {
   const View& view_;
   const Kernels<Real>&tiles_, &few_;
   Schedule work_;
-  Real* shared_ = nullptr;                           // partial results of the parts of split pieces
-  std::vector<std::unique_ptr<Buffer<Real>>> kept_;  // by slot: logits of split fp8 pieces
-  std::vector<double> s_amax_, o_amax_;              // by part; by piece
+  Real* shared_ = nullptr;               // partial results of the parts of split pieces
+  Real* kept_ = nullptr;                 // logits of split fp8 pieces, by slot
+  int64_t kept_reals_ = 0;               // of a slot
+  std::vector<double> s_amax_, o_amax_;  // by part; by piece
 };
 
 // ------------------------------------------------------------------------------------ backward
@@ -305,7 +333,7 @@ class Backward {
     const PackedHeads packed(view_, kernels_, Pass::kBackward, {&g, 1});
     const int64_t size = reals(g);
     splits = std::clamp<int64_t>(g.blocks(), 1, splits);
-    const Buffer<Real> memory(size * splits);
+    const Kept<Real> memory(size * splits);
     std::vector<Found> found(static_cast<size_t>(splits));
     view_.parallel_for(splits, [&](int64_t part) {
       found[static_cast<size_t>(part)] = blocks(g, part, splits, memory.get() + part * size);
@@ -441,16 +469,16 @@ struct Flash : Executable {
 Attempt plan_with(const InstructionSet& set, const Problem& problem, const Device& device) {
   TEA_REFUSE_IF(!device.is_host(), "device is a GPU; it runs on the host");
   TEA_REFUSE_IF(!set.available(), "this processor lacks the instructions");
-  const bool own = problem.dtype == TEA_BF16 || problem.dtype == TEA_FP32;
-  if (set.others && !own) return plan_with(*set.others, problem, device);
+  const InstructionSet *tiles = &set, *few = &set;
+  while (tiles->others && !tiles->multiplies(problem.dtype)) tiles = tiles->others;
   if (problem.dtype == TEA_FP64)
-    return std::make_unique<Flash<double>>(problem, *set.twice, *set.twice);
-  return std::make_unique<Flash<float>>(problem, *set.single,
-                                        *(set.others ? set.others : &set)->single);
+    return std::make_unique<Flash<double>>(problem, *tiles->twice, *tiles->twice);
+  while (!few->single->few_scores) few = few->others;
+  return std::make_unique<Flash<float>>(problem, *tiles->single, *few->single);
 }
 
 Attempt plan_flash(const Problem& p, const Device& d) {
-  for (const InstructionSet* set : {&kAmx, &kAvx512, &kAvx2, &kGeneric})
+  for (const InstructionSet* set : {&kAmx, &kAvx512Bf16, &kAvx512, &kAvx2, &kGeneric})
     if (set->available()) return plan_with(*set, p, d);
   return Refusal{"no instruction set fits this processor"};
 }

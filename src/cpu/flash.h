@@ -82,21 +82,27 @@ struct InstructionSet {
   bool (*available)();
   const Kernels<float>* single;
   const Kernels<double>* twice;
-  const InstructionSet* others = nullptr;  // for few rows, and types but bf16 and fp32, if need be
+  // If need be: what runs all types but those that this set multiplies, and few rows, if it has no
+  // kernel for them.
+  const InstructionSet* others = nullptr;
+  bool (*multiplies)(int32_t dtype) = nullptr;
 };
-extern const InstructionSet kAmx, kAvx512, kAvx2, kGeneric;
+extern const InstructionSet kAmx, kAvx512Bf16, kAvx512, kAvx2, kGeneric;
 
 // The engine on one instruction set; refuses where the processor lacks it.
 Attempt plan_with(const InstructionSet& set, const Problem& problem, const Device& device);
 
 Attempt plan_flash(const Problem& problem, const Device& device);
 Attempt plan_amx(const Problem& problem, const Device& device);
+Attempt plan_avx512_bf16(const Problem& problem, const Device& device);
 Attempt plan_avx512(const Problem& problem, const Device& device);
 Attempt plan_avx2(const Problem& problem, const Device& device);
 Attempt plan_generic(const Problem& problem, const Device& device);
 
 inline constexpr Engine kFlash{"cpu", kReferenceKnows, plan_flash};
 inline constexpr Engine kFlashAmx{"cpu-amx", kReferenceKnows, plan_amx, nullptr, true};
+inline constexpr Engine kFlashAvx512Bf16{"cpu-avx512-bf16", kReferenceKnows, plan_avx512_bf16,
+                                         nullptr, true};
 inline constexpr Engine kFlashAvx512{"cpu-avx512", kReferenceKnows, plan_avx512, nullptr, true};
 inline constexpr Engine kFlashAvx2{"cpu-avx2", kReferenceKnows, plan_avx2, nullptr, true};
 inline constexpr Engine kFlashGeneric{"cpu-generic", kReferenceKnows, plan_generic, nullptr, true};

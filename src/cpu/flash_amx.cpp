@@ -19,6 +19,7 @@ constexpr int kBytes = 64, kTall = 6, kStrip = 4;
 #include "cpu/tile.h"
 #include "cpu/flash_kernel.h"
 #include "cpu/amx_vectors.h"
+#include "cpu/packed_tiles.h"
 #include "cpu/amx.h"
 #include "cpu/amx_operands.h"
 #include "cpu/amx_forward.h"
@@ -108,7 +109,7 @@ bool permitted() {
 
 bool available() {
   static const bool yes = [] {
-    if (!kAvx512.available() || !__builtin_cpu_supports("avx512bf16")) return false;
+    if (!kAvx512Bf16.available()) return false;
     unsigned a = 7, b = 0, c = 0, d = 0;
     asm("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
     constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
@@ -116,8 +117,10 @@ bool available() {
   }();
   return yes;
 }
+
+bool multiplies(int32_t dtype) { return dtype == TEA_BF16 || dtype == TEA_FP32; }
 }  // namespace
-const InstructionSet kAmx{"cpu-amx", available, &kAmxKernels, nullptr, &kAvx512};
+const InstructionSet kAmx{"cpu-amx", available, &kAmxKernels, nullptr, &kAvx512Bf16, multiplies};
 }  // namespace tea::cpu
 #else
 namespace tea::cpu {

@@ -125,6 +125,8 @@ TEA_WORD void multiply_micro(int64_t k, Operand<Real> a, const Real* b, int64_t 
   for (int m = 0; m < M; ++m)  // the rows that come next
     for (int64_t i = 0; i < k; i += 64 / static_cast<int64_t>(sizeof(Real)))
       __builtin_prefetch(a.data + (M + m) * a.row + i * a.col);
+  for (int m = 0; m < M && add; ++m)
+    for (int n = 0; n < N; ++n) __builtin_prefetch(c + (M + m) * ldc + n * kLanes<Real>, 1);
 #pragma GCC unroll 2
   for (int64_t i = 0; i < k; ++i) {
     V<Real> right[N];

@@ -21,6 +21,7 @@ constexpr int kBytes = 64, kTall = 6, kStrip = 4;
 #include "cpu/simd.h"
 #include "cpu/tile.h"
 #include "cpu/amx_vectors.h"
+#include "cpu/packed_tiles.h"
 #include "cpu/amx.h"
 // clang-format on
 

@@ -296,17 +296,19 @@ class Checker {
 
 namespace {
 
-// The matrix unit of a CPU takes P and dS of bf16 as bf16, and subnormal operands as zero. Those of
-// fp32 keep their precision.
-bool is_on_matrix_unit(std::string_view engine, const Problem& p) {
-  return p.dtype == TEA_BF16 && (engine == "cpu-amx" || (engine == "cpu" && cpu::kAmx.available()));
+// Instructions of a CPU for products in bf16 take P and dS as bf16, and subnormal operands as zero.
+// P and dS of fp32 keep their precision.
+bool multiplies_bf16(std::string_view engine, const Problem& p) {
+  if (p.dtype != TEA_BF16) return false;
+  if (engine == "cpu") return cpu::kAmx.available() || cpu::kAvx512Bf16.available();
+  return engine == "cpu-amx" || engine == "cpu-avx512-bf16";
 }
 
 // Whether an engine keeps P and dS as it computes them. In fp8 a P that differs in its last bit may
 // be cast to the neighbouring value.
 bool keeps_p(std::string_view engine, const Problem& p) {
   if (engine == "reference") return true;
-  return engine.starts_with("cpu") && !p.is_fp8() && !is_on_matrix_unit(engine, p);
+  return engine.starts_with("cpu") && !p.is_fp8() && !multiplies_bf16(engine, p);
 }
 
 }  // namespace
@@ -315,7 +317,7 @@ oracle::Precision precision_of(std::string_view engine, const Problem& p) {
   oracle::Precision out = oracle::precision(oracle_type(p.dtype));
   if (engine == "reference") out.unit_acc = 0x1p-50;
   if (keeps_p(engine, p)) out.p = oracle::rounding(oracle::Type::kExact);
-  if (is_on_matrix_unit(engine, p)) out.least = FLT_MIN;
+  if (multiplies_bf16(engine, p)) out.least = FLT_MIN;
   out.o = oracle::rounding(oracle_type(p.o_type()));
   out.dqkv = oracle::rounding(oracle_type(p.dqkv_type()));
   out.dbias = oracle::rounding(oracle_type(p.bias_type()));

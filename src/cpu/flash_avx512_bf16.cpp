@@ -1,0 +1,113 @@
+// The kernels for processors that multiply pairs of bf16 numbers by AVX-512. bf16 takes the walks
+// over packed keys of the matrix unit, for those that have none: P and dS are rounded to bf16 for
+// the second products. Few rows of bf16 and fp8 have a kernel of their own. All else is AVX-512's.
+#include "cpu/flash_common.h"
+
+#if defined(__x86_64__)
+// GCC 12 misfires on the undefined operands of its own intrinsics: https://gcc.gnu.org/PR105593
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c")
+#pragma GCC target("prefer-vector-width=512")
+#include "cpu/avx512_words.h"
+
+namespace tea::cpu {
+namespace {
+constexpr int kBytes = 64, kTall = 6, kStrip = 4;
+// Each of these needs the one before.
+// clang-format off
+#include "cpu/simd.h"
+#include "cpu/tile.h"
+#include "cpu/flash_kernel.h"
+#include "cpu/decode_kernel.h"
+#include "cpu/amx_vectors.h"
+#include "cpu/packed_tiles.h"
+#include "cpu/dots.h"
+#include "cpu/amx_operands.h"
+#include "cpu/amx_forward.h"
+#include "cpu/amx_backward.h"
+#include "cpu/decode_pairs.h"
+// clang-format on
+
+double attend_pairs(const View& view, const RowBlock& block, Columns columns, Partial<float> out,
+                    float* scratch) {
+  const Subnormals none(false);
+  Walk<1>(view, block, columns, out, scratch)();
+  return 0;
+}
+
+void backward_pairs(const View& view, const RowBlock& block, Gradients<float>& g, float* scratch) {
+  if (g.dbias) return kAvx512.single->backward(view, block, g, scratch);
+  WalkBack<1> walk(view, block, g, scratch);
+  const Subnormals none(false);
+  walk();
+  store_dq(view, block, walk.dq(), g);
+}
+
+int64_t scratch_pairs(const Problem& p) {
+  return std::max(Walk<1>::scratch(p), p.training ? WalkBack<1>::scratch(p) : 0);
+}
+
+bool is_pair_type(int32_t dtype) { return dtype == TEA_BF16 || is_fp8(dtype); }
+
+template <class Body>
+auto with_pair_type(int32_t dtype, Body&& body) {
+  switch (dtype) {
+    case TEA_E4M3:
+      return body(Number<TEA_E4M3>{});
+    case TEA_E5M2:
+      return body(Number<TEA_E5M2>{});
+    default:
+      return body(Number<TEA_BF16>{});
+  }
+}
+
+// What is left to AVX-512 are types whose numbers are not pairs of bf16.
+void few_scores_pairs(const View& view, const RowBlock& block, Columns columns, float* s,
+                      float* max, float* scratch) {
+  if (!is_pair_type(view.p.dtype))
+    return kAvx512.single->few_scores(view, block, columns, s, max, scratch);
+  with_pair_type(view.p.dtype, [&]<int T>(Number<T>) {
+    PairRows<T>(view, block, columns, s, scratch).scores(max);
+  });
+}
+
+double few_values_pairs(const View& view, const RowBlock& block, Columns columns, float* s,
+                        Partial<float> out, float* scratch) {
+  if (!is_pair_type(view.p.dtype))
+    return kAvx512.single->few_values(view, block, columns, s, out, scratch);
+  return with_pair_type(view.p.dtype, [&]<int T>(Number<T>) {
+    return PairRows<T>(view, block, columns, s, scratch).values(out);
+  });
+}
+
+constexpr Kernels<float> kPairKernels{scratch_pairs,     packed_bytes<1>,  pack_head<1>,
+                                      attend_pairs,      finish<float>,    backward_pairs,
+                                      store_keys<float>, few_scores_pairs, few_values_pairs};
+}  // namespace
+}  // namespace tea::cpu
+#pragma GCC pop_options
+
+namespace tea::cpu {
+namespace {
+bool available() {
+  return kAvx512.available() && __builtin_cpu_supports("avx512bf16") &&
+         __builtin_cpu_supports("avx512vbmi");
+}
+bool multiplies(int32_t dtype) { return dtype == TEA_BF16; }
+}  // namespace
+const InstructionSet kAvx512Bf16{"cpu-avx512-bf16", available, &kPairKernels,
+                                 nullptr,           &kAvx512,  multiplies};
+}  // namespace tea::cpu
+#else
+namespace tea::cpu {
+const InstructionSet kAvx512Bf16{"cpu-avx512-bf16", [] { return false; }, nullptr, nullptr};
+}
+#endif
+
+namespace tea::cpu {
+Attempt plan_avx512_bf16(const Problem& p, const Device& d) { return plan_with(kAvx512Bf16, p, d); }
+}  // namespace tea::cpu
