@@ -14,6 +14,8 @@ TEA_WORD void multiply_pairs(int64_t steps, const Tiles& a, const Tiles& b, floa
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n)
       sum[m][n] = add ? _mm512_loadu_ps(c + m * ldc + n * kSide) : _mm512_setzero_ps();
+  for (int m = M; m < 2 * M && add; ++m)  // the rows that come next
+    for (int n = 0; n < N; ++n) __builtin_prefetch(c + m * ldc + n * kSide, 1);
   const char *left = a.at(0), *right = b.at(0);
   for (int64_t k = 0; k < steps; ++k, left += a.step, right += b.step)
 #pragma GCC unroll 2
