@@ -17,7 +17,7 @@ using Address = unsigned long long;
 
 // Numbers of CUdevice_attribute and CUpointer_attribute.
 constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kSharedOptIn = 97;
-constexpr int kMemoryType = 2, kIsManaged = 8, kOrdinal = 9;
+constexpr int kMemoryType = 2, kIsManaged = 8, kOrdinal = 9, kBegin = 11, kBytes = 12;
 constexpr unsigned kDeviceMemory = 2;
 constexpr int kRelaxed = 2;  // of CUstreamCaptureMode
 
@@ -133,17 +133,22 @@ int current_device() {
   return entries().current_device(&device) ? 0 : device;
 }
 
-int device_of(const void* pointer) {
-  if (!pointer || !loaded()) return kHost;
+Allocation allocation_of(const void* pointer) {
+  if (!pointer || !loaded()) return {};
   unsigned type = 0, managed = 0;
   int ordinal = kHost;
-  int which[] = {kMemoryType, kIsManaged, kOrdinal};
-  void* values[] = {&type, &managed, &ordinal};
+  Address begin = 0;
+  size_t bytes = 0;
+  int which[] = {kMemoryType, kIsManaged, kOrdinal, kBegin, kBytes};
+  void* values[] = {&type, &managed, &ordinal, &begin, &bytes};
   const auto address = static_cast<Address>(reinterpret_cast<uintptr_t>(pointer));
   // Fails where cuInit was never called: then there is no device memory.
-  if (entries().pointer_attributes(3, which, values, address)) return kHost;
-  return type == kDeviceMemory || managed ? ordinal : kHost;
+  if (entries().pointer_attributes(5, which, values, address)) return {};
+  if (type != kDeviceMemory && !managed) return {};
+  return {ordinal, static_cast<uintptr_t>(begin), bytes};
 }
+
+int device_of(const void* pointer) { return allocation_of(pointer).device; }
 
 void fill(void* pointer, unsigned char value, size_t bytes, void* stream) {
   require(entries().memset8(reinterpret_cast<uintptr_t>(pointer), value, bytes, stream),
@@ -170,6 +175,7 @@ OutsideCapture::~OutsideCapture() { entries().exchange_capture_mode(&mode_); }
 
 OnDevice::OnDevice(int device) {
   int current = kHost;
+  if (!entries().missing.empty()) throw Error(TEA_UNSUPPORTED, entries().missing);
   if (entries().current_device(&current) == 0 && current == device) return;
   require(entries().push(primary(device)), "cuCtxPushCurrent");
   pushed_ = true;

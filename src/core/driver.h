@@ -3,6 +3,7 @@
 // exists.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,20 @@ const Gpus& gpus();
 // context yet; kHost without a GPU.
 int current_device();
 
-// The index of the device whose memory `pointer` is in, managed memory included; kHost for any
-// other pointer. Asks nothing where this process has not used the driver yet: it has no such memory
-// then.
+// A device's memory that was allocated at once; of other memory nothing is known: no bytes.
+struct Allocation {
+  int device = kHost;
+  uintptr_t begin = 0;
+  size_t bytes = 0;
+  bool holds(const void* pointer) const {
+    return reinterpret_cast<uintptr_t>(pointer) - begin < bytes;
+  }
+};
+
+// Where `pointer` lies, managed memory included. One call of the driver; none where this process
+// has not used it yet: it has no such memory then.
+Allocation allocation_of(const void* pointer);
+// The index of the device whose memory it is, or kHost.
 int device_of(const void* pointer);
 
 // In the order of `stream`, on the device that is current; see OnDevice.

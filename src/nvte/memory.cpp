@@ -13,8 +13,11 @@ int device_of(const void* pointer) { return driver::device_of(pointer); }
 
 void OneSide::add(std::string_view name, const void* data) {
   if (!data) return;
-  const int device = device_of(data);
+  if (known_.holds(data)) return;  // tensors often share an allocation
+  const driver::Allocation found = driver::allocation_of(data);
+  const int device = found.device;
   if (first_.empty()) first_ = name, device_ = device;
+  known_ = found;
   TEA_REQUIRE(device == device_, std::string(name) + " on device", device,
               "the device of " + std::string(first_) + ", " + shown(device_));
 }

@@ -4,13 +4,12 @@
 #include <cstddef>
 #include <string_view>
 
-#include "core/device.h"
+#include "core/driver.h"
 #include "transformer_engine/transformer_engine.h"
 
 namespace tea::nvte {
 
-// The index of the device whose memory `pointer` is in, managed memory included, or tea::kHost. One
-// call of the driver; none where this process has not used it.
+// The index of the device whose memory `pointer` is in, managed memory included, or tea::kHost.
 int device_of(const void* pointer);
 
 // Where all memory of a call lies: on one side, that of what is named first.
@@ -23,6 +22,7 @@ class OneSide {
  private:
   int device_ = kHost;
   std::string_view first_;
+  driver::Allocation known_;  // the last one
 };
 
 // `bytes` > 0 bytes become `value`, in the order of `stream`; on the host, at once.

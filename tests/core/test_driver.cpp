@@ -28,12 +28,27 @@ TEST(Driver, WithoutItTheTextNamesTheFile) {
       << gpus().why_none;
 }
 
+TEST(Driver, WithoutItNoContextIsEntered) {
+  if (void* library = dlopen("libcuda.so.1", RTLD_LAZY)) {
+    dlclose(library);
+    GTEST_SKIP() << "this machine has the driver";
+  }
+  try {
+    const OnDevice here(0);
+    FAIL() << "the context of a device that is not there";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("the driver was not found"), std::string::npos)
+        << e.what();
+  }
+}
+
 TEST(Driver, MemoryOfTheHostIsOfNoDevice) {
   int here = 0;
   static int there = 0;
   EXPECT_EQ(device_of(&here), kHost);
   EXPECT_EQ(device_of(&there), kHost);
   EXPECT_EQ(device_of(nullptr), kHost);
+  EXPECT_FALSE(allocation_of(&here).holds(&here));
   gpus();  // with the driver in use, or known to be missing, too
   EXPECT_EQ(device_of(&here), kHost);
 }
