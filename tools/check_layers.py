@@ -14,9 +14,9 @@ NVTE_API = "transformer_engine"
 ALLOWED = {
     "math": ("te_attention.h",),
     "core": ("math", "te_attention.h"),
-    "gpu": (),
+    "gpu": ("core",),
     **dict.fromkeys(ENGINES, ("core", "gpu", "math", "te_attention.h")),
-    "ops": ("core", "math", *OWN_API),
+    "ops": ("core", "gpu", "math", *OWN_API),
     "nvte": ("core", "ops", *OWN_API, NVTE_API),
     "torch": OWN_API,  # a front end: the public API alone
 }

@@ -262,12 +262,12 @@ ROWS = {
     "fuzz-others": Suite.fuzz_others,
     "fuzz": Suite.fuzz,
     "first-call": lambda s: s.tests("FirstCall.*", 60),
-    "device": lambda s: s.tests("Driver.*:Memory.*:Mirror*:OracleOfTheGpu.*", 100),
+    "device": lambda s: s.tests("Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*", 100),
     "graphs": lambda s: s.tests("*Graph.*"),
     "reruns": lambda s: s.tests("Reruns.*"),
     "other": lambda s: s.tests(
-        "-FirstCall.*:Driver.*:Memory.*:Mirror*:OracleOfTheGpu.*:Problems.*:*Graph.*:Reruns.*:"
-        "*Large.*:Sanitized.*:Races.*"
+        "-FirstCall.*:Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*:Problems.*:*Graph.*:"
+        "Reruns.*:*Large.*:Sanitized.*:Races.*"
     ),
     **{
         tool: functools.partial(Suite.sanitize, tool=tool)

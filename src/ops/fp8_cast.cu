@@ -1,4 +1,5 @@
 // Casts to and from fp8, and the largest magnitude: one pass over the elements each.
+#include "gpu/warp.cuh"
 #include "ops/fp8_cast.h"
 #include "ops/launch.cuh"
 #include "ops/vectors.cuh"
@@ -8,17 +9,6 @@ namespace {
 
 constexpr int kElements = 16;  // of a thread at a time: one access of fp8
 
-// NaN is not counted; any number wins over a NaN that is there already.
-__device__ void raise(float* amax, float value) {
-  auto* const word = reinterpret_cast<int*>(amax);
-  int seen = *static_cast<volatile int*>(word);
-  while (!(__int_as_float(seen) >= value)) {
-    const int before = atomicCAS(word, seen, __float_as_int(value));
-    if (before == seen) return;
-    seen = before;
-  }
-}
-
 __device__ void raise_by_block(float* amax, float value) {
   __shared__ float of_warp[kBlock / 32];
   for (int offset = 16; offset; offset /= 2)
@@ -27,7 +17,7 @@ __device__ void raise_by_block(float* amax, float value) {
   __syncthreads();
   if (threadIdx.x) return;
   for (const float other : of_warp) value = fmaxf(value, other);
-  raise(amax, value);
+  raise_amax(amax, value);
 }
 
 template <int32_t from, int32_t to>

@@ -1,17 +1,13 @@
-// How kernels of this folder are launched: on the caller's stream, without a synchronisation, with
-// errors under the kernel's name.
+// How kernels of this folder are launched, and how they share their work among threads.
 #pragma once
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <bit>
 
 #include "core/driver.h"
+#include "gpu/launch.h"
 #include "ops/args.h"
 
 namespace tea {
-
-inline constexpr int kBlock = 256;
 
 // Blocks for so many threads of work. A kernel strides over its work, so that less is right too:
 // the bound keeps the strides of the largest tensors in range, the smaller ones run in one go.
@@ -20,34 +16,17 @@ inline unsigned blocks_for(int64_t threads, int64_t block = kBlock) {
   return static_cast<unsigned>(std::clamp<int64_t>((threads + block - 1) / block, 1, kMost));
 }
 
-struct Launch {
-  const char* name;  // of the kernel
-  dim3 grid;
-  dim3 block = dim3(kBlock);
-  int shared = 0;  // bytes of dynamic shared memory
-};
-
 // With so many on a multiprocessor.
 inline unsigned blocks_at_once(const Place& place, int on_one) {
   return static_cast<unsigned>(device_at(place.device).multiprocessors * on_one);
 }
 
+// On the place's device, whichever is current.
 template <class... Parameters>
 void launch(const Launch& how, void (*kernel)(Parameters...), const Place& place,
             Parameters... arguments) {
   const driver::OnDevice here(place.device);
-  void* addresses[] = {static_cast<void*>(&arguments)...};
-  constexpr int kAlways = 40 << 10;  // bytes beside static ones; more is asked for
-  cudaError_t error = cudaSuccess;
-  if (how.shared > kAlways)
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared);
-  if (!error)
-    error =
-        cudaLaunchKernel(kernel, how.grid, how.block, addresses, static_cast<size_t>(how.shared),
-                         static_cast<cudaStream_t>(place.stream));
-  if (error == cudaSuccess) return;
-  cudaGetLastError();  // or the next launch in this thread, whose ever it is, reports it again
-  throw Error(TEA_FAILED, std::string("kernel ") + how.name + ": " + cudaGetErrorString(error));
+  launch(how, kernel, static_cast<cudaStream_t>(place.stream), arguments...);
 }
 
 // This thread among all, and how many there are.

@@ -150,7 +150,7 @@ struct Kernel {
     const RowSums& sums = k.p.work.sums;
     load_queries(k, {shared_address(k.s.q[stage])}, w.q, w.dim_qk, at);
     load_queries(k, {shared_address(k.s.dout[stage])}, w.dout, w.dim_v, at);
-    const int i = afresh(static_cast<int>(threadIdx.x)), row = at.first + i;
+    const int i = afresh_thread(static_cast<int>(threadIdx.x)), row = at.first + i;
     if (i < kRows) {
       const bool valid = row >= k.seeing.begin && row < k.seeing.end;
       const int64_t entry = valid ? first_entry(k.p.work, k.item, at.head) + row : 0;
@@ -420,7 +420,7 @@ struct Kernel {
       __syncthreads();
       next.advance();
       if (kStages == 2 && n + 1 < count) load_step(k, next, stage ^ 1);
-      const int thread = afresh(static_cast<int>(threadIdx.x));
+      const int thread = afresh_thread(static_cast<int>(threadIdx.x));
       const Spot spot{OfScores::row(thread / 32), OfScores::column(thread / 32), thread % 32};
       if constexpr (kGeneral)
         general_scores(k, at, stage, spot, &largest);

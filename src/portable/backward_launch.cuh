@@ -11,9 +11,9 @@
 #include <iterator>
 #include <utility>
 
+#include "gpu/launch.h"
 #include "gpu/warp.cuh"
 #include "portable/backward_passes.h"
-#include "portable/launch.h"
 
 namespace tea::portable {
 namespace {
@@ -36,9 +36,8 @@ void launch_tiles(const BackwardWork& work, cudaStream_t stream) {
   const Launch how{Pass::name, static_cast<unsigned>(blocks), K::kThreads,
                    sizeof(typename K::Smem)};
   allow_shared(how, entry<Pass, kNumber>, allowed);
-  launch(how, entry<Pass, kNumber>,
-         Parameters{work, static_cast<decltype(Parameters::tiles)>(tiles), w.scale * kLog2E},
-         stream);
+  launch(how, entry<Pass, kNumber>, stream,
+         Parameters{work, static_cast<decltype(Parameters::tiles)>(tiles), w.scale * kLog2E});
 }
 
 template <class Pass>

@@ -185,7 +185,7 @@ struct Kernel {
   }
   TEA_DEVICE void add(const Scores& x, int stage) {
     const Operand keys{shared_address(s.k[stage])};
-    const int l = afresh(lane());
+    const int l = afresh_thread(lane());
 #pragma unroll
     for (int step = 0; step < kCols / 16; ++step) {
       Left<kDtype> left[kTall];

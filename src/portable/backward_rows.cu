@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "gpu/launch.h"
 #include "portable/backward_passes.h"
 #include "portable/device/gradient.cuh"
-#include "portable/launch.h"
 
 namespace tea::portable {
 namespace {
@@ -213,7 +213,7 @@ void launch_rows(const char* name, void (*kernel)(Parameters), const BackwardWor
   const int64_t rows = w.queries.capacity * w.heads_q, per_block = kThreads / team;
   const dim3 grid{static_cast<unsigned>((rows + per_block - 1) / per_block),
                   static_cast<unsigned>(std::min<int64_t>(w.batch, 65535))};
-  launch({name, grid, kThreads}, kernel, {work, team}, stream);
+  launch({name, grid, kThreads}, kernel, stream, Parameters{work, team});
 }
 
 // The type for which a kernel is made that serves all these tensors.
@@ -244,7 +244,7 @@ void finish_dq(const BackwardWork& work, cudaStream_t stream) {
 
 void sum_dsink(const BackwardWork& work, cudaStream_t stream) {
   launch({"backward, dsink", static_cast<unsigned>(work.w.heads_q), kSinkThreads}, dsink_entry,
-         work, stream);
+         stream, work);
 }
 
 }  // namespace tea::portable

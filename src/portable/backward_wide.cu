@@ -11,9 +11,9 @@
 // Shared memory: two tiles for a piece of the operands, then P and dS.
 #include <algorithm>
 
+#include "gpu/launch.h"
 #include "portable/backward_passes.h"
 #include "portable/device/gradient.cuh"
-#include "portable/launch.h"
 
 namespace tea::portable {
 namespace {
@@ -328,7 +328,7 @@ void launch_tiles(Parameters p, int dim, int64_t others, cudaStream_t stream) {
   const Launch how{"backward, in pieces", static_cast<unsigned>(blocks), kThreads,
                    sizeof(typename W::Smem)};
   allow_shared(how, entry<kDtype, kPass>, allowed);
-  launch(how, entry<kDtype, kPass>, p, stream);
+  launch(how, entry<kDtype, kPass>, stream, p);
 }
 
 template <int kPass>

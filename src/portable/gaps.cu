@@ -2,10 +2,10 @@
 // may lie in any order and overlap; what is nonsense in their metadata has been clamped.
 #include <algorithm>
 
+#include "gpu/launch.h"
 #include "portable/device/load_store.cuh"
 #include "portable/device/work.cuh"
 #include "portable/gaps.h"
-#include "portable/launch.h"
 
 namespace tea::portable {
 namespace {
@@ -69,7 +69,7 @@ void clear_gaps(const Work& work, const Side& side, std::initializer_list<Cleare
   Parameters p{work, side, {}, static_cast<int>(tensors.size()), per_row};
   std::copy(tensors.begin(), tensors.end(), p.tensor);
   const auto blocks = static_cast<unsigned>((side.tokens + kTokens - 1) / kTokens);
-  launch({"clearing gaps", blocks, kThreads}, clear_entry, p, static_cast<cudaStream_t>(stream));
+  launch({"clearing gaps", blocks, kThreads}, clear_entry, static_cast<cudaStream_t>(stream), p);
 }
 
 }  // namespace tea::portable

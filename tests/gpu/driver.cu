@@ -1,13 +1,16 @@
 // core/driver.h and nvte/memory.h where a GPU is: what kind of memory is told apart, from any
-// thread, and whose context is current.
+// thread, and whose context is current; and how an amax is raised.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <thread>
 #include <vector>
 
 #include "core/device.h"
 #include "core/driver.h"
+#include "gpu/warp.cuh"
 #include "nvte/memory.h"
 
 namespace tea {
@@ -47,6 +50,43 @@ struct Pointers {
     EXPECT_EQ(driver::device_of(&on_stack), kHost);
   }
 };
+
+TEST(Driver, KnowsWhereAnAllocationEnds) {
+  const Pointers p;
+  const driver::Allocation found = driver::allocation_of(p.device + 5);
+  EXPECT_EQ(found.device, 0);
+  EXPECT_TRUE(found.holds(p.device) && found.holds(p.device + 1023));
+  const char* const end = reinterpret_cast<const char*>(found.begin + found.bytes);
+  EXPECT_FALSE(found.holds(end) || found.holds(reinterpret_cast<const char*>(found.begin) - 1));
+  EXPECT_FALSE(found.holds(&p) || found.holds(nullptr));
+  EXPECT_EQ(driver::allocation_of(p.pinned).bytes, 0u);
+}
+
+__global__ void raise_all(float* amaxes, const float* values, int count) {
+  for (int i = 0; i < count; ++i) raise_amax(amaxes + i, values[i]);
+}
+
+TEST(Amax, PassesOverNanAsOnTheHost) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), all[] = {nan, -nan, 0, 1, 3, -1};
+  std::vector<float> amaxes, values;
+  for (const float old : all)
+    for (const float value : {0.0f, 2.0f, nan, std::numeric_limits<float>::infinity()})
+      amaxes.push_back(old), values.push_back(value);
+  float* device = nullptr;
+  const size_t bytes = amaxes.size() * sizeof(float);
+  ASSERT_EQ(cudaMalloc(&device, 2 * bytes), cudaSuccess);
+  cudaMemcpy(device, amaxes.data(), bytes, cudaMemcpyDefault);
+  cudaMemcpy(device + amaxes.size(), values.data(), bytes, cudaMemcpyDefault);
+  raise_all<<<1, 1>>>(device, device + amaxes.size(), static_cast<int>(amaxes.size()));
+  std::vector<float> got(amaxes.size());
+  ASSERT_EQ(cudaMemcpy(got.data(), device, bytes, cudaMemcpyDefault), cudaSuccess);
+  cudaFree(device);
+  for (size_t i = 0; i < got.size(); ++i) {
+    const float want = std::fmax(amaxes[i], values[i]);
+    EXPECT_TRUE(got[i] == want || (std::isnan(got[i]) && std::isnan(want)))
+        << amaxes[i] << " raised to " << values[i] << " is " << got[i];
+  }
+}
 
 TEST(Driver, TellsMemoryApartFromAnyThread) {
   const Pointers p;

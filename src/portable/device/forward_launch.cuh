@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "gpu/launch.h"
 #include "portable/device/forward.cuh"
-#include "portable/launch.h"
 
 namespace tea::portable {
 
@@ -15,7 +15,7 @@ inline void launch_all(Launch how, void (*kernel)(Parameters), Parameters& p, in
                        cudaStream_t stream) {
   for (p.first_block = 0; p.first_block < blocks; p.first_block += kLongest) {
     how.grid = static_cast<unsigned>(std::min(kLongest, blocks - p.first_block));
-    launch(how, kernel, p, stream);
+    launch(how, kernel, stream, p);
   }
 }
 

@@ -156,7 +156,7 @@ TEA_DEVICE void load_rows(const Tile<kDtype, kDim>& tile, const Rows& rows, int6
                           int first, const Columns& valid, int begin, int dim) {
   constexpr int kEighths = kDim / 8, kStep = kThreads / kEighths;  // kStep: rows at a time
   static_assert(kThreads % kEighths == 0 && kRows % kStep == 0);
-  const int thread = afresh(static_cast<int>(threadIdx.x));
+  const int thread = afresh_thread(static_cast<int>(threadIdx.x));
   const int before =
       first - static_cast<int>(valid.begin);  // of the tile's rows after the first valid
   const auto count = static_cast<unsigned>(max(valid.end - valid.begin, int64_t{0}));

@@ -7,15 +7,16 @@
 namespace tea::portable {
 
 // The same value, of which the compiler knows nothing: what follows from it is computed where it is
-// used, not before a loop and kept in registers. An int is the number of a thread or lane: it is
-// not negative, so that its division by a power of two is one shift.
-TEA_DEVICE int afresh(int x) {
-  asm volatile("" : "+r"(x));
-  __builtin_assume(x >= 0 && x < 1024);
-  return x;
-}
+// used, not before a loop and kept in registers.
 TEA_DEVICE int64_t afresh(int64_t x) {
   asm volatile("" : "+l"(x));
+  return x;
+}
+// For the number of a thread or lane: it is not negative, so that its division by a power of two is
+// one shift.
+TEA_DEVICE int afresh_thread(int x) {
+  asm volatile("" : "+r"(x));
+  __builtin_assume(x >= 0 && x < 1024);
   return x;
 }
 

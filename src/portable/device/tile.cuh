@@ -235,7 +235,7 @@ template <int kDtype, int kSteps, Summed kOfLeft, Summed kOfRight, int kRows16, 
           class B>
 TEA_DEVICE void multiply_tiles(float (&c)[kRows16][kTiles][4], const A& a, int row, const B& b,
                                int column) {
-  const int l = afresh(lane());
+  const int l = afresh_thread(lane());
   constexpr bool kLeftAlong = kOfLeft == Summed::kAlongRows,
                  kRightAlong = kOfRight == Summed::kAlongRows;
   const auto left_part = part_of<kLeftAlong>(a, row);

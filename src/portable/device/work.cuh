@@ -70,18 +70,12 @@ TEA_DEVICE int64_t first_per_row(const Work& w, const Sequence& s, int64_t b, in
 // A scalar of FP8 that may be missing.
 TEA_DEVICE float scalar(const float* at) { return at ? *at : 1.0f; }
 
-// Raises an amax: values are not negative, so that their bits are ordered as they are. A NaN is
-// passed over, as fmax does.
-TEA_DEVICE void raise(float* amax, float value) {
-  if (amax && value > 0) atomicMax(reinterpret_cast<int*>(amax), __float_as_int(value));
-}
-
 // A warp's largest into an amax. Every thread of it must call.
 TEA_DEVICE void raise_by_warp(float* amax, float largest) {
   if (!amax) return;
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, d));
-  if (lane() == 0) raise(amax, largest);
+  if (lane() == 0) raise_amax(amax, largest);
 }
 
 TEA_DEVICE float slope_of(const Work& w, int64_t b, int64_t head) {

@@ -1,14 +1,14 @@
-// How kernels of this engine are launched: on a stream of the current device, with errors under the
-// kernel's name.
+// How kernels are launched: on a stream of the current device, without a synchronisation, with
+// errors under the kernel's name.
 #pragma once
-#include <cuda_runtime.h>
+#include <cuda_runtime_api.h>
 
 #include <string>
 
 #include "core/error.h"
 #include "gpu/once.h"
 
-namespace tea::portable {
+namespace tea {
 
 inline void require(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return;
@@ -16,21 +16,22 @@ inline void require(cudaError_t code, const char* what) {
   throw Error(TEA_FAILED, std::string(what) + ": " + cudaGetErrorString(code));
 }
 
+inline constexpr int kBlock = 256;  // threads, where a kernel asks for no other number
+
 struct Launch {
   const char* name;  // of the kernel
   dim3 grid;
-  int threads;
+  dim3 block = dim3(kBlock);
   int shared = 0;  // bytes of dynamic shared memory
 };
 
-template <class Parameters>
-void launch(const Launch& how, void (*kernel)(Parameters), Parameters parameters,
-            cudaStream_t stream) {
-  void* addresses[] = {&parameters};
-  const dim3 block(static_cast<unsigned>(how.threads));
-  require(
-      cudaLaunchKernel(kernel, how.grid, block, addresses, static_cast<size_t>(how.shared), stream),
-      how.name);
+template <class... Parameters>
+void launch(const Launch& how, void (*kernel)(Parameters...), cudaStream_t stream,
+            Parameters... arguments) {
+  void* addresses[] = {static_cast<void*>(&arguments)...};
+  require(cudaLaunchKernel(kernel, how.grid, how.block, addresses, static_cast<size_t>(how.shared),
+                           stream),
+          how.name);
 }
 
 // More shared memory than a kernel has by default, asked for once for each device, which is legal
@@ -48,4 +49,4 @@ void allow_shared(const Launch& how, void (*kernel)(Parameters), OncePerDevice& 
   });
 }
 
-}  // namespace tea::portable
+}  // namespace tea
