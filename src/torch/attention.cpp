@@ -235,6 +235,15 @@ void backward_out(StableIValue* stack, uint64_t inputs, uint64_t) {
   give(stack, or_nothing(dbias, dq), or_nothing(dsink, dq));
 }
 
+void backward_few_out(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Gradients out{in.tensor(), in.tensor(), in.tensor()};
+  const Incoming incoming = Incoming::few(in);
+  const Arguments arguments(in);
+  Work work(arguments);
+  differentiate(incoming, arguments, work, out);
+}
+
 void explain(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
   const Arguments arguments(in);

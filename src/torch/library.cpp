@@ -20,6 +20,7 @@ constexpr Row kOperators[] = {
     ROW(backward),
     ROW(backward_few),
     ROW(backward_out),
+    ROW(backward_few_out),
     ROW(fp8_forward),
     ROW(fp8_backward),
     ROW(explain),

@@ -130,6 +130,11 @@ def test_the_operators_with_few_arguments(kind) -> None:
     for a, b in zip(OPS.backward_few(*incoming, *few), want[:3], strict=True):
         assert torch.equal(a, b)
     torch.library.opcheck(OPS.backward_few.default, (*incoming, *few), test_utils=CHECKS)
+    out = tuple(torch.full_like(t, torch.nan) for t in few[:3])
+    torch.library.opcheck(OPS.backward_few_out.default, (*out, *incoming, *few), test_utils=CHECKS)
+    OPS.backward_few_out(*out, *incoming, *few)
+    for a, b in zip(out, want[:3], strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ def test_opcheck(name: str) -> None:
 
 def test_every_operator_is_checked() -> None:
     attention = {"attention", "forward", "forward_few", "inference", "explain"}
-    attention |= {"backward", "backward_few", "backward_out", "fp8_forward", "fp8_backward"}
+    attention |= {"backward", "backward_few", "backward_out", "backward_few_out"}
+    attention |= {"fp8_forward", "fp8_backward"}
     assert set(OTHERS) | attention == set(SCHEMAS)
 
 
@@ -89,8 +90,8 @@ def test_the_few_are_the_first_ones() -> None:
     first = [(a.name, a.default_value) for a in OPS.forward.default._schema.arguments[:FEW]]
     for few in (OPS.forward_few.default, OPS.inference.default):
         assert [(a.name, a.default_value) for a in few._schema.arguments] == first
-    backward = OPS.backward_few.default._schema.arguments
-    assert [(a.name, a.default_value) for a in backward[-FEW:]] == first
+    for few in (OPS.backward_few.default, OPS.backward_few_out.default):
+        assert [(a.name, a.default_value) for a in few._schema.arguments[-FEW:]] == first
 
 
 def kind_of(name: str) -> str:

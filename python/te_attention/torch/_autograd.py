@@ -8,10 +8,12 @@ from torch.autograd.function import _SingleLevelFunction
 
 from te_attention.torch._arguments import BIAS, FEW, OPTIONS, SINK, TENSORS, TRAINING, trimmed
 from te_attention.torch._library import LIBRARY, OPS
+from te_attention.torch._packing import packed_gradients
 
 # What each overload calls: one call less.
 _forward, _backward = OPS.forward.default._op, OPS.backward.default._op
 _forward_few, _backward_few = OPS.forward_few.default._op, OPS.backward_few.default._op
+_backward_out, _backward_few_out = OPS.backward_out.default._op, OPS.backward_few_out.default._op
 _inference = OPS.inference.default._op
 
 
@@ -51,7 +53,12 @@ class _Few(_SingleLevelFunction):
     @staticmethod
     def backward(ctx, dout):
         refuse_second()
-        return *_backward_few(dout, *ctx.saved_tensors, *ctx.options), None
+        o, lse, *inputs = ctx.saved_tensors
+        gradients = packed_gradients(*inputs)
+        if gradients is None:
+            return *_backward_few(dout, o, lse, *inputs, *ctx.options), None
+        _backward_few_out(*gradients, dout, o, lse, *inputs, *ctx.options)
+        return *gradients, None
 
 
 class _Attention(_SingleLevelFunction):
@@ -73,7 +80,12 @@ class _Attention(_SingleLevelFunction):
             return (None,) * 7
         wants = ctx.needs_input_grad[3:5]
         dout, o, lse, arguments = kept(ctx, dout)
-        dq, dk, dv, *small = _backward(dout, dlse, o, lse, *wants, *arguments)
+        gradients = packed_gradients(*arguments[:OPTIONS])
+        if gradients is None:
+            dq, dk, dv, *small = _backward(dout, dlse, o, lse, *wants, *arguments)
+        else:
+            dq, dk, dv = gradients
+            small = _backward_out(dq, dk, dv, dout, dlse, o, lse, *wants, *arguments)
         dbias, dsink = (g if wanted else None for g, wanted in zip(small, wants, strict=True))
         return dq, dk, dv, dbias, dsink, None, None
 

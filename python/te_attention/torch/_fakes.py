@@ -204,6 +204,7 @@ def _writes_in_place(*arguments, **options):  # noqa: ARG001
 
 
 for _name in (
+    "backward_few_out",
     "kv_cache_append",
     "rng_fill",
     "rng_fill_captured",

@@ -7,7 +7,8 @@ from torch.utils.flop_counter import register_flop_formula
 from te_attention.torch._arguments import FORMATS, Arguments, formats_of
 from te_attention.torch._library import OPS
 
-INCOMING, OUTGOING = 6, 3  # arguments of backward and of backward_out before the common ones
+# Arguments of backward, of backward_few and of those into given memory before the common ones.
+INCOMING, INCOMING_FEW, OUTGOING = 6, 3, 3
 
 
 def _lengths(cu_seqlens: Tensor | None, batch: int, most: int) -> list[int]:
@@ -63,12 +64,18 @@ def backward_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
 
 
 @register_flop_formula(OPS.backward_few, get_raw=True)
-def backward_few_flops(dout, o, lse, *arguments, out_val=None, **_) -> int:  # noqa: ARG001
+def backward_few_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
     """As backward."""
-    return _backward_flops(arguments)
+    return _backward_flops(arguments[INCOMING_FEW:])
 
 
 @register_flop_formula(OPS.backward_out, get_raw=True)
 def backward_out_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
     """As backward."""
     return _backward_flops(arguments[OUTGOING + INCOMING :])
+
+
+@register_flop_formula(OPS.backward_few_out, get_raw=True)
+def backward_few_out_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
+    """As backward."""
+    return _backward_flops(arguments[OUTGOING + INCOMING_FEW :])

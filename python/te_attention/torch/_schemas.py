@@ -44,6 +44,7 @@ SCHEMAS = {
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
     "backward_few": f"(Tensor dout, Tensor o, Tensor lse, {FEW}) -> "
     "(Tensor dq, Tensor dk, Tensor dv)",
+    "backward_few_out": f"({OUTGOING}, Tensor dout, Tensor o, Tensor lse, {FEW}) -> ()",
     "backward_out": f"({OUTGOING}, {INCOMING}, {ARGUMENTS}) -> (Tensor dbias, Tensor dsink)",
     # amax: the largest magnitudes before scaling, of S and O, and of dP, dQ, dK and dV
     "fp8_forward": f"({FP8_FORWARD}, {ARGUMENTS}) -> "

@@ -56,6 +56,24 @@ def test_it_is_sdpa() -> None:
         torch.testing.assert_close(a, b, atol=5e-2, rtol=5e-2)
 
 
+@pytest.mark.parametrize("parts", ["unbind", "split"])
+def test_gradients_of_parts_of_one_tensor(parts: str) -> None:
+    options = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+    if parts == "unbind":
+        views = torch.randn(2, 300, 3, 8, 64, **options).unbind(2)
+    else:
+        views = torch.randn(2, 300, 12, 128, **options).split((8, 2, 2), 2)
+    alone = [t.detach().clone().requires_grad_() for t in views]
+    dout = torch.randn_like(views[0])
+    got, want = (
+        torch.autograd.grad(tea.attention(*t, format="bshd", mask="causal"), t, dout)
+        for t in (views, alone)
+    )
+    assert len({g.untyped_storage().data_ptr() for g in got}) == 1
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-2, rtol=1e-2)
+
+
 def test_capture_draws_new_dropout_at_each_replay() -> None:
     q, k, v = (t.detach() for t in inputs(1, 2, 64, 64))
     tea.attention(q, k, v, dropout=0.5)
