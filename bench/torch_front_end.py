@@ -2,16 +2,22 @@
 """What the PyTorch front end adds: to a tiny problem, and beside the C API at length.
 
 usage: PYTHONPATH=build/release/python torch_front_end.py
-       --library build/release/libte_attention.so [--device cuda]
+       (--library build/release/libte_attention.so [--device cuda] | --instructions)
+
+--instructions counts those of the tiny calls on the CPU, the same however busy the host is.
 """
 
 import argparse
+import gc
 import json
+import os
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from instructions import run_counted
 from library import Attention, Library
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -49,8 +55,13 @@ def report(**figures: object) -> None:
     print(json.dumps(figures), flush=True)
 
 
-def tiny(device: str) -> None:
-    """Microseconds of the host for one call on a problem of one tile."""
+def microseconds(call: Callable, device: str) -> float:
+    """Of the host for one call."""
+    return round(seconds(call, 500, device) * 1e6, 2)
+
+
+def tiny(device: str, unit: str, measure: Callable[[Callable], float]) -> None:
+    """What one call on a problem of one tile takes of the host."""
     shape, dtype = TINY[device]
     q, k, v, dout = (torch.randn(shape, dtype=dtype, device=device) for _ in range(4))
     grads = [t.clone().requires_grad_() for t in (q, k, v)]
@@ -72,7 +83,19 @@ def tiny(device: str) -> None:
         "sdpa, both": lambda: both(scaled_dot_product_attention),
     }
     for name, call in calls.items():
-        report(tiny=name, microseconds=round(seconds(call, 500, device) * 1e6, 2))
+        report(tiny=name, **{unit: measure(call)})
+
+
+def count_instructions() -> int:
+    """Those of the tiny calls on the CPU, of the thread that calls; the exit code."""
+    os.environ["TE_ATTENTION_THREADS"] = "1"
+
+    def program(count: Callable[[Callable], int]) -> None:
+        torch.set_num_threads(1)
+        gc.disable()
+        tiny("cpu", "instructions", count)
+
+    return run_counted(program)
 
 
 def beside_the_c_api(library: Library, s: int, device: str) -> None:
@@ -121,16 +144,21 @@ def beside_the_c_api(library: Library, s: int, device: str) -> None:
     report(seqlen=s, microseconds=round(statistics.median(own) * 1e6, 1), **ratios)
 
 
-def main() -> None:
-    """Runs both."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--library", type=Path, required=True, help="libte_attention.so")
+def main() -> int:
+    """Runs both, or counts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--library", type=Path, help="libte_attention.so")
+    way.add_argument("--instructions", action="store_true")
     parser.add_argument("--device", choices=list(TINY), default="cpu")
     options = parser.parse_args()
-    tiny(options.device)
+    if options.instructions:
+        return count_instructions()
+    tiny(options.device, "microseconds", lambda call: microseconds(call, options.device))
     for s in (512, 1024, 2048, *(() if options.device == "cpu" else (8192,))):
         beside_the_c_api(Library(options.library), s, options.device)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -6,7 +6,7 @@ from torch import Tensor
 # torch.autograd.Function without functorch's transforms, whose support costs microseconds.
 from torch.autograd.function import _SingleLevelFunction
 
-from te_attention.torch._arguments import BIAS, FEW, OPTIONS, SINK, TENSORS, TRAINING, trimmed
+from te_attention.torch._arguments import BIAS, OPTIONS, SINK, TENSORS, TRAINING, trimmed
 from te_attention.torch._library import LIBRARY, OPS
 from te_attention.torch._packing import packed_gradients
 
@@ -15,6 +15,9 @@ _forward, _backward = OPS.forward.default._op, OPS.backward.default._op
 _forward_few, _backward_few = OPS.forward_few.default._op, OPS.backward_few.default._op
 _backward_out, _backward_few_out = OPS.backward_out.default._op, OPS.backward_few_out.default._op
 _inference = OPS.inference.default._op
+_is_compiling = torch.compiler.is_compiling
+_are_functorch_transforms_active = torch._C._are_functorch_transforms_active
+_is_grad_enabled = torch.is_grad_enabled
 
 
 def keep(ctx, arguments: tuple, o: Tensor, lse: Tensor) -> None:
@@ -117,16 +120,33 @@ torch.library.register_autograd(
 )
 
 
+def is_watched() -> bool:
+    """Whether a compiler or a transform of functorch stands between a call and its tensors."""
+    return _is_compiling() or _are_functorch_transforms_active()
+
+
+def run_few(
+    q: Tensor, k: Tensor, v: Tensor, form: str, mask: str | None, scale: float | None
+) -> Tensor:
+    """O of an attention() with no other options, where nothing watches."""
+    if mask is None:
+        mask = "none"
+    if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        options = (form, mask, True) if scale is None else (form, mask, True, scale)
+        return _Few.apply(q, k, v, options)
+    if scale is not None:
+        return _inference(q, k, v, form, mask, False, scale)
+    if mask == "none" and form == "bhsd":  # each argument that is passed costs time
+        return _inference(q, k, v)
+    return _inference(q, k, v, form, mask)
+
+
 def run(arguments: tuple, more: bool) -> Tensor | tuple[Tensor, ...]:
     """O, or where more is asked for a tuple of O, LSE and the largest logit."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if is_watched():
         output = OPS.attention.default(*arguments)
         return output if more else output[0]
     passed = trimmed(arguments)
-    if len(passed) <= FEW and not more:
-        if not arguments[TRAINING]:
-            return _inference(*passed)
-        return _Few.apply(*passed[:OPTIONS], passed[OPTIONS:])
     if arguments[TRAINING]:
         return _Attention.apply(*passed[:OPTIONS], arguments[BIAS], arguments[SINK], passed, more)
     output = _forward(*passed)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from te_attention.torch._arguments import NONE, Arguments, trimmed
-from te_attention.torch._autograd import run
+from te_attention.torch._autograd import is_watched, run, run_few
 from te_attention.torch._library import OPS
 
 Mask: TypeAlias = Literal["causal", "causal_bottom_right", "bottom_right"]
@@ -15,6 +15,9 @@ Window: TypeAlias = tuple[int | None, int | None]
 BiasType: TypeAlias = Literal["post_scale", "pre_scale"]
 Sink: TypeAlias = Tensor | Literal["off_by_one"]
 NO_WINDOW = (-1, -1)
+# By names of this module: to look one up in another takes as long as the answer.
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_are_all_deterministic = torch.are_deterministic_algorithms_enabled
 
 
 class Fp8(NamedTuple):
@@ -137,8 +140,20 @@ def attention(
         RuntimeError: an argument is wrong (which, the value seen, the value needed), or no engine
             accepts the problem (what each of them says). Nothing has been computed then.
     """
-    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
+    if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
         q, k, v = autocast(q, k, v)
+    if (  # what has operators of its own: to read the other options takes longer than these
+        window is bias is sink is rng_state is generator is cu_seqlens_q is cu_seqlens_kv is None
+        and max_seqlen_q is max_seqlen_kv is offsets_q is offsets_kv is page_table is None
+        and page_table_v is origin is fp8 is None
+        and alibi is False
+        and bias_type == "post_scale"
+        and not (dropout or softcap or return_lse or return_max_logit or deterministic or engine)
+        and _finish is _run
+        and not is_watched()
+        and not (deterministic is None and _are_all_deterministic())
+    ):
+        return run_few(q, k, v, format, mask, scale)
     differentiable = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad

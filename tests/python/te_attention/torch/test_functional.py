@@ -1,5 +1,7 @@
 """attention() inside PyTorch: compile, checkpoints, autocast, random state, FLOPs, DDP."""
 
+import contextlib
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -27,6 +29,69 @@ def test_it_is_sdpa(causal: bool, scale: float | None) -> None:
     torch.testing.assert_close(got, want)
     for a, b in zip(gradients(got, [q, k, v]), gradients(want, [q, k, v]), strict=True):
         torch.testing.assert_close(a, b)
+
+
+PLAIN = {
+    "none": {},
+    "mask": {"mask": "causal_bottom_right"},
+    "the name of no mask": {"mask": "none"},
+    "format": {"format": "bshd"},
+    "scale": {"scale": 0.3},
+    "all": {"format": "sbhd", "mask": "causal", "scale": 0.0},
+}
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_short_way_is_the_long_one(
+    name: str, differentiable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = [t.requires_grad_(differentiable) for t in inputs(2, 4, 4, 16)]
+    short = tea.attention(*tensors, **PLAIN[name])
+    monkeypatch.delattr("te_attention.torch.functional.run_few")
+    long = tea.attention(*tensors, **PLAIN[name], return_lse=True)[0]
+    assert torch.equal(short, long)
+    assert short.requires_grad == long.requires_grad == differentiable
+    if differentiable:
+        for a, b in zip(gradients(short, tensors), gradients(long, tensors), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *({"window": (3, None)}, {"bias": torch.ones(1, 1, 1, 1)}, {"alibi": True}),
+        *({"softcap": 2.0}, {"sink": "off_by_one"}, {"dropout": 0.5}, {"deterministic": True}),
+        *({"engine": "reference"}, {"return_lse": True}, {"return_max_logit": True}),
+        *({"origin": torch.zeros(4, dtype=torch.int64)}, {"bias_type": "post"}),
+        {"cu_seqlens_q": torch.tensor([0, 8], dtype=torch.int32)},
+        {"cu_seqlens_kv": torch.tensor([0, 8], dtype=torch.int32)},
+        *({"max_seqlen_q": 3}, {"max_seqlen_kv": 3}, {"offsets_q": torch.zeros(2)}),
+        *({"offsets_kv": torch.zeros(2)}, {"page_table": torch.zeros(1, 1)}),
+        *({"page_table_v": torch.zeros(1, 1)}, {"fp8": tea.Fp8()}, {"generator": "any"}),
+        {"rng_state": torch.tensor([1, 2])},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_no_option_goes_the_short_way(option: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_):
+        pytest.fail(f"{option} was lost")
+
+    monkeypatch.setattr("te_attention.torch.functional.run_few", fail)
+    tensors = [t.detach() for t in inputs(1, 2, 8, 16)]
+    with contextlib.suppress(RuntimeError, ValueError):
+        tea.attention(*tensors, **option)
+
+
+def test_determinism_of_the_whole_program_goes_the_long_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr("te_attention.torch.functional.run_few")
+    torch.use_deterministic_algorithms(True)
+    try:
+        tea.attention(*inputs(1, 2, 8, 16))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
