@@ -63,6 +63,10 @@ void require_rank(const char* name, const View& t, int rank, const std::string& 
            std::to_string(rank) + " dimensions for format " + format);
 }
 
+void require_bound(const char* name, int64_t bound) {
+  if (bound < -1) refuse(name, std::to_string(bound), "0 or more, or -1 for what the tensors say");
+}
+
 // `what` comes before the shape that is needed.
 void require_shape(const char* name, const View& view, const Sizes& needed, const char* what = "") {
   if (view.rank != needed.rank || !std::equal(view.size, view.size + view.rank, needed.size))
@@ -107,9 +111,7 @@ Work::Work(const Arguments& arguments)
     : in_(arguments), q_(in_.q), k_(in_.k), v_(in_.v), where_(where_is("q", in_.q)) {
   problem.struct_size = sizeof problem;
   problem.dtype = dtype_of(in_.q);
-  if (!problem.dtype)
-    refuse("q.dtype", "no floating-point type of attention",
-           "float16, bfloat16, float32 or float64");
+  if (!problem.dtype) refuse("q.dtype", dtype_text(in_.q), "float16, bfloat16, float32 or float64");
   problem.training = in_.training;
   problem.deterministic = in_.deterministic;
   problem.outputs = in_.max_logit ? TEA_OUTPUT_LSE | TEA_OUTPUT_MAX : TEA_OUTPUT_LSE;
@@ -119,6 +121,8 @@ Work::Work(const Arguments& arguments)
   order_kv_ = split != std::string::npos ? order_of(in_.format.substr(split + 1), in_.format)
               : in_.table_k && order_q_.rank == 3 ? order_of("bshd", in_.format)
                                                   : order_q_;
+  require_bound("max_seqlen_q", in_.max_seqlen_q);
+  require_bound("max_seqlen_kv", in_.max_seqlen_kv);
   describe_queries();
   describe_keys();
   settle_sizes();
@@ -271,7 +275,8 @@ void Work::describe_bias() {
   problem.bias = in_.pre_scale_bias ? TEA_BIAS_PRE_SCALE : TEA_BIAS_POST_SCALE;
   problem.bias_dtype = dtype_of(*in_.bias);
   if (!problem.bias_dtype)
-    refuse("bias.dtype", "no floating-point type of attention", "that of q, or float32");
+    refuse("bias.dtype", dtype_text(*in_.bias),
+           "that of q, or float32 (a boolean mask is torch.where(mask, 0.0, -torch.inf))");
   problem.bias_stride = {stride[0], stride[1], stride[2], stride[3]};
   add(TEA_BIAS, "bias", *in_.bias);
 }
@@ -319,8 +324,7 @@ void Work::add_integers(tea_tensor index, const char* name, const std::optional<
 }
 
 void Work::add(tea_tensor index, const char* name, const Tensor& tensor, const View& view) {
-  if (device_of(name, tensor) != where_.device)
-    refuse(name, "on another device", "the device of q");
+  require_device(name, tensor, where_.device);
   pointers_[index] = view.data;
   if (view.elements()) addresses_ |= reinterpret_cast<uintptr_t>(view.data);
 }

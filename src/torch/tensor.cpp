@@ -31,6 +31,12 @@ int device_of(const char* name, const Tensor& tensor) {
   return index;
 }
 
+void require_device(const char* name, const Tensor& tensor, int device) {
+  const auto text = [](int i) { return i < 0 ? "cpu" : "cuda:" + std::to_string(i); };
+  const int seen = device_of(name, tensor);
+  if (seen != device) refuse(name, "on " + text(seen), text(device) + " as the other tensors");
+}
+
 Where where_is(const char* name, const Tensor& tensor) {
   Where out{device_of(name, tensor), nullptr};
   if (out.device < 0) return out;
@@ -172,8 +178,7 @@ Tensor new_like(const Tensor& like) {
 }
 
 void* Place::memory(const char* name, const Tensor& tensor) const {
-  if (device_of(name, tensor) != where.device)
-    refuse(name, "on another device", "the device of the other tensors");
+  require_device(name, tensor, where.device);
   if (!tensor.is_contiguous())
     refuse(name, "not contiguous", "a contiguous tensor (call .contiguous())");
   return tensor.data_ptr();

@@ -22,6 +22,8 @@ struct Where {
 };
 // The device alone, which takes less time.
 int device_of(const char* name, const Tensor& tensor);
+// Refuses a tensor that is not on this device; -1: the host.
+void require_device(const char* name, const Tensor& tensor, int device);
 Where where_is(const char* name, const Tensor& tensor);
 
 // A tensor's address and shape, asked once. An absent tensor is all zero.

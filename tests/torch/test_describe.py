@@ -27,7 +27,21 @@ REFUSALS = {
     "lengths": ((T, T, T), {**RAGGED, "cu_seqlens_kv": CU[:2]}, r"cu_seqlens_kv is of shape \[2\]"),
     "int64": ((T, T, T), {**RAGGED, "cu_seqlens_q": CU.long()}, "cu_seqlens_q.dtype is int64"),
     "max_seqlen": ((Q, Q, Q), {"max_seqlen_q": 4}, "max_seqlen_q is 4; needs format thd"),
-    "bias": ((Q, Q, Q), {"bias": torch.zeros(6, 6)}, r"bias is of shape \[6, 6\]; needs \[2, 4, 6"),
+    "bias": (
+        (Q, Q, Q),
+        {"bias": torch.zeros(6, 5)},
+        r"bias is .*5\]; needs \[2, 4, 6, 6\], each",
+    ),
+    "deep bias": ((Q, Q, Q), {"bias": torch.zeros(1, 2, 4, 6, 6)}, r"bias is of shape \[1, 2, 4"),
+    "boolean bias": (
+        (Q, Q, Q),
+        {"bias": torch.ones(6, 6).bool()},
+        r"bias.dtype is bool; needs that of q, or float32 \(a boolean mask is torch.where",
+    ),
+    "integers": ((Q.int(),) * 3, {}, "q.dtype is int32; needs float16, bfloat16, float32"),
+    "device": ((Q, Q.to("meta"), Q), {}, "k is on meta; needs cpu as q"),
+    "negative bound": ((T, T, T), {**RAGGED, "max_seqlen_q": -5}, "max_seqlen_q is -5; needs 0 or"),
+    "no batch": ((Q[0], Q[0], Q[0]), {}, r"q is of shape \[4, 6, 16\]; needs 4 dimensions"),
     "bias type": ((Q, Q, Q), {"bias_type": "pre_scale"}, 'bias_type is "pre_scale"; needs a bias'),
     "sink": ((Q, Q, Q), {"sink": torch.zeros(3)}, r"sink is of shape \[3\]; needs float32 \[4\]"),
     "alibi": ((Q, Q, Q), {"alibi": torch.zeros(3)}, r"alibi is of shape \[3\]; needs float32"),
@@ -54,6 +68,54 @@ def test_refusals_name_the_argument_what_was_seen_and_what_is_needed(name: str) 
     tensors, options, text = REFUSALS[name]
     with pytest.raises(RuntimeError, match=text):
         tea.attention(*tensors, **options)
+
+
+TYPES = {
+    "mask": (
+        torch.ones(6, 6).bool(),
+        "mask is a tensor of bool; needs None, .*; give a tensor as",
+    ),
+    "mask of another type": (True, "mask is True; needs None, 'causal'"),
+    "window": (3, r"window is 3; needs \(left, right\), each None or an integer, at least 0"),
+    "window of one": ((3,), r"window is \(3,\); needs"),
+    "window of fractions": ((3.5, None), r"window is \(3.5, None\); needs"),
+    "bias": ([0.0], r"bias is \[0.0\]; needs a tensor or None"),
+    "format": (3, "format is 3; needs a name"),
+    "softcap": ("5", "softcap is '5'; needs a number"),
+    "dropout": ("0.1", "dropout is '0.1'; needs a number"),
+    "scale": ("auto", "scale is 'auto'; needs a number or None"),
+    "cu_seqlens_q": ([0, 6], r"cu_seqlens_q is \[0, 6\]; needs a tensor or None"),
+    "max_seqlen_q": (5.5, "max_seqlen_q is 5.5; needs an integer or None"),
+    "origin": ((0, 0, 0, 0), r"origin is \(0, 0, 0, 0\); needs a tensor or None"),
+    "deterministic": ("yes", "deterministic is 'yes'; needs True, False or None"),
+    "engine": (list(range(50)), "engine is of type list; needs a name"),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_wrong_type_is_named(name: str) -> None:
+    value, text = TYPES[name]
+    with pytest.raises(TypeError, match=text):
+        tea.attention(Q, Q, Q, **{name.split()[0]: value})
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    with pytest.raises(TypeError, match="v is None; needs a tensor"):
+        tea.attention(Q, Q, None)
+    with pytest.raises(TypeError, match=r"generator is 7; needs a torch\.Generator or None"):
+        tea.attention(Q, Q, Q, dropout=0.5, generator=7)
+
+
+def test_a_bias_without_its_first_dimensions() -> None:
+    q = torch.randn(2, 4, 6, 16)
+    for shape in ((4, 6, 6), (4, 1, 6), (6, 6), (6,), ()):
+        bias = torch.randn(shape, requires_grad=True)
+        (got,) = torch.autograd.grad(tea.attention(q, q, q, bias=bias).square().sum(), bias)
+        full = bias.expand(2, 4, 6, 6)
+        whole = tea.attention(q, q, q, bias=full.contiguous())
+        torch.testing.assert_close(tea.attention(q, q, q, bias=bias), whole)
+        (want,) = torch.autograd.grad(whole.square().sum(), bias)
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
 def test_alibi_for_each_of_the_batch() -> None:

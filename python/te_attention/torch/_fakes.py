@@ -30,6 +30,9 @@ def _forward(*arguments):
     form, _ = formats_of(a)
     if form not in FORMATS:
         raise RuntimeError(f"format is {a.format!r}; needs bhsd, bshd, sbhd, thd or two of them")
+    for name, tensor in (("k", a.k), ("v", a.v)):
+        if tensor.device != a.q.device:
+            raise RuntimeError(f"{name} is on {tensor.device}; needs {a.q.device} as q")
     dim = a.v.shape[-1]
     if form == "bhsd":  # the heads of a token lie side by side, whatever the order of dimensions
         b, h, s, _ = a.q.shape

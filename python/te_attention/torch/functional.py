@@ -9,12 +9,14 @@ from torch import Tensor
 from te_attention.torch._arguments import NONE, Arguments, trimmed
 from te_attention.torch._autograd import is_watched, run, run_few
 from te_attention.torch._library import OPS
+from te_attention.torch._types import WINDOW, check_types
 
 Mask: TypeAlias = Literal["causal", "causal_bottom_right", "bottom_right"]
 Window: TypeAlias = tuple[int | None, int | None]
 BiasType: TypeAlias = Literal["post_scale", "pre_scale"]
 Sink: TypeAlias = Tensor | Literal["off_by_one"]
 NO_WINDOW = (-1, -1)
+BIAS_DIMENSIONS = 4
 # By names of this module: to look one up in another takes as long as the answer.
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _are_all_deterministic = torch.are_deterministic_algorithms_enabled
@@ -96,8 +98,8 @@ def attention(
             window and ALiBi count from that diagonal.
         window: (left, right): how many columns before and after the diagonal a row sees, both
             inclusive. None in a place: no bound.
-        bias: added to the scores: ``[b, heads_q, s_q, s_kv]``, each dimension full or 1 (ragged:
-            of max_seqlen), dtype of q or float32.
+        bias: added to the scores: ``[b, heads_q, s_q, s_kv]``, each dimension full or 1, the first
+            ones may be left out (ragged: of max_seqlen); dtype of q or float32.
         bias_type: "post_scale": after scale and softcap; "pre_scale": before scale.
         alibi: True: the published slopes; or float32 ``[heads_q]`` or ``[b, heads_q]`` of slopes.
         softcap: c > 0: a score x becomes c * tanh(x / c). 0: none.
@@ -137,85 +139,130 @@ def attention(
         and these. For "bhsd", O is contiguous in the order b, s, h, d.
 
     Raises:
-        RuntimeError: an argument is wrong (which, the value seen, the value needed), or no engine
-            accepts the problem (what each of them says). Nothing has been computed then.
+        RuntimeError, ValueError: an argument is wrong (which, the value seen, the value needed), or
+            no engine accepts the problem (what each of them says). Nothing has been computed then.
+        TypeError: an argument is of a wrong type.
     """
-    if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
-        q, k, v = autocast(q, k, v)
-    if (  # what has operators of its own: to read the other options takes longer than these
-        window is bias is sink is rng_state is generator is cu_seqlens_q is cu_seqlens_kv is None
-        and max_seqlen_q is max_seqlen_kv is offsets_q is offsets_kv is page_table is None
-        and page_table_v is origin is fp8 is None
-        and alibi is False
-        and bias_type == "post_scale"
-        and not (dropout or softcap or return_lse or return_max_logit or deterministic or engine)
-        and _finish is _run
-        and not is_watched()
-        and not (deterministic is None and _are_all_deterministic())
-    ):
-        return run_few(q, k, v, format, mask, scale)
-    differentiable = torch.is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (bias is not None and bias.requires_grad)
-        or (isinstance(sink, Tensor) and sink.requires_grad)
-    )
-    left, right = NO_WINDOW if window is None else _bounds(window)
-    arguments = (  # in the order of Arguments, which takes a microsecond to make
-        q,
-        k,
-        v,
-        format,
-        "none" if mask is None else mask,
-        differentiable or dropout > 0,
-        scale,
-        left,
-        right,
-        dropout or NONE,
-        _random_state(q, rng_state, generator) if dropout else None,
-        bias,
-        sink if isinstance(sink, Tensor) else None,
-        cu_seqlens_q,
-        cu_seqlens_kv,
-        -1 if max_seqlen_q is None else max_seqlen_q,
-        -1 if max_seqlen_kv is None else max_seqlen_kv,
-        page_table,
-        softcap or NONE,
-        alibi if isinstance(alibi, Tensor) else None,
-        alibi is not False and _named("alibi", alibi, False, True),
-        offsets_q,
-        offsets_kv,
-        page_table_v,
-        origin,
-        bias_type != "post_scale" and _named("bias_type", bias_type, "post_scale", "pre_scale"),
-        sink is not None and _named("sink", sink, None, "off_by_one"),
-        return_max_logit,
-        torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic,
-        engine,
-    )
-    if fp8 is not None:
-        if differentiable or _finish is not _run:
-            raise ValueError("fp8 is given; needs attention() itself, and tensors without gradient")
-        given = (*fp8[:-1], str(fp8.o_dtype).removeprefix("torch."), *arguments)
-        output = chosen(OPS.fp8_forward.default(*given)[:3], return_lse, return_max_logit)
-        return output if len(output) > 1 else output[0]
-    return _finish(arguments, return_lse, return_max_logit)
+    try:
+        if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
+            q, k, v = autocast(q, k, v)
+        if (  # what has operators of its own: to read the other options takes longer than these
+            window
+            is bias
+            is sink
+            is rng_state
+            is generator
+            is cu_seqlens_q
+            is cu_seqlens_kv
+            is None
+            and max_seqlen_q is max_seqlen_kv is offsets_q is offsets_kv is page_table is None
+            and page_table_v is origin is fp8 is None
+            and alibi is False
+            and bias_type == "post_scale"
+            and not (
+                dropout or softcap or return_lse or return_max_logit or deterministic or engine
+            )
+            and _finish is _run
+            and not is_watched()
+            and not (deterministic is None and _are_all_deterministic())
+        ):
+            return run_few(q, k, v, format, mask, scale)
+        if bias is not None and bias.dim() < BIAS_DIMENSIONS:
+            bias = bias[(None,) * (BIAS_DIMENSIONS - bias.dim())]
+        differentiable = torch.is_grad_enabled() and (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (bias is not None and bias.requires_grad)
+            or (isinstance(sink, Tensor) and sink.requires_grad)
+        )
+        left, right = NO_WINDOW if window is None else _bounds(window)
+        arguments = (  # in the order of Arguments, which takes a microsecond to make
+            q,
+            k,
+            v,
+            format,
+            "none" if mask is None else mask,
+            differentiable or dropout > 0,
+            scale,
+            left,
+            right,
+            dropout or NONE,
+            _random_state(q, rng_state, generator) if dropout else None,
+            bias,
+            sink if isinstance(sink, Tensor) else None,
+            cu_seqlens_q,
+            cu_seqlens_kv,
+            -1 if max_seqlen_q is None else max_seqlen_q,
+            -1 if max_seqlen_kv is None else max_seqlen_kv,
+            page_table,
+            softcap or NONE,
+            alibi if isinstance(alibi, Tensor) else None,
+            alibi is not False and _named("alibi", alibi, False, True, ", or slopes"),
+            offsets_q,
+            offsets_kv,
+            page_table_v,
+            origin,
+            bias_type != "post_scale" and _named("bias_type", bias_type, "post_scale", "pre_scale"),
+            sink is not None and _named("sink", sink, None, "off_by_one", ", or a tensor"),
+            return_max_logit,
+            torch.are_deterministic_algorithms_enabled()
+            if deterministic is None
+            else deterministic,
+            engine,
+        )
+        if fp8 is not None:
+            if differentiable or _finish is not _run:
+                raise ValueError(
+                    "fp8 is given; needs attention() itself, and tensors without gradient"
+                )
+            given = (*fp8[:-1], str(fp8.o_dtype).removeprefix("torch."), *arguments)
+            output = chosen(OPS.fp8_forward.default(*given)[:3], return_lse, return_max_logit)
+            return output if len(output) > 1 else output[0]
+        return _finish(arguments, return_lse, return_max_logit)
+
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        check_types(
+            q=q,
+            k=k,
+            v=v,
+            bias=bias,
+            rng_state=rng_state,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_kv=cu_seqlens_kv,
+            offsets_q=offsets_q,
+            offsets_kv=offsets_kv,
+            page_table=page_table,
+            page_table_v=page_table_v,
+            origin=origin,
+            mask=mask,
+            window=window,
+            format=format,
+            engine=engine,
+            softcap=softcap,
+            dropout=dropout,
+            scale=scale,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_kv=max_seqlen_kv,
+            generator=generator,
+            deterministic=deterministic,
+        )
+        raise
 
 
-def _named(name: str, value: object, no: object, yes: object) -> bool:
+def _named(name: str, value: object, no: object, yes: object, other: str = "") -> bool:
     """Is it the second of two values? A tensor is neither."""
     if isinstance(value, Tensor) or value == no:
         return False
     if value == yes:
         return True
-    raise ValueError(f"{name} is {value!r}; needs {no!r} or {yes!r}, or for some a tensor")
+    raise ValueError(f"{name} is {value!r}; needs {no!r} or {yes!r}{other}")
 
 
 def _bounds(window: Window) -> tuple[int, int]:
     left, right = (-1 if bound is None else bound for bound in window)
     if left < -1 or right < -1:
-        raise ValueError(f"window is {window}; needs (left, right), each None or at least 0")
+        raise ValueError(f"window is {window}; needs {WINDOW}")
     return left, right
 
 
@@ -276,4 +323,6 @@ def dropout_mask(
         shape: batch, heads_q, rows and columns.
         origin: as in attention().
     """
+    if len(shape) != BIAS_DIMENSIONS:
+        raise ValueError(f"shape is {tuple(shape)}; needs batch, heads_q, rows and columns")
     return OPS.dropout_mask.default(rng_state, dropout, *shape, origin)

@@ -48,8 +48,6 @@ def scaled_dot_product_attention(
     bias = attn_mask
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         bias = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
-    if bias is not None:
-        bias = bias[(None,) * (4 - bias.dim())]
     return attention(
         query,
         key,

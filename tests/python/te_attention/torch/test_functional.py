@@ -161,6 +161,8 @@ def test_dropout_follows_the_generator_and_the_mask() -> None:
     assert torch.equal(first, second)
     rng_state = tea.new_rng_state("cpu")
     keep = tea.dropout_mask(rng_state, 0.5, (2, 3, 24, 24))
+    with pytest.raises(ValueError, match=r"shape is \(3, 24, 24\); needs batch, heads_q, rows"):
+        tea.dropout_mask(rng_state, 0.5, (3, 24, 24))
     want = ((q @ k.mT / 4).softmax(-1) * keep * 2) @ v
     got = tea.attention(q, k, v, dropout=0.5, rng_state=rng_state)
     torch.testing.assert_close(got, want)
@@ -208,7 +210,13 @@ def test_flops_are_those_of_visible_pairs() -> None:
     with FlopCounterMode(display=False) as counter:
         gradients(tea.attention(q, k, v, mask="causal", window=(3, None)), [q])
     pairs = 2 * 4 * sum(min(4, i + 1) for i in range(9))
-    assert counter.get_total_flops() == 2 * pairs * (16 + 16) + 2 * pairs * (3 * 16 + 2 * 16)
+    flops = 2 * pairs * (16 + 16) + 2 * pairs * (3 * 16 + 2 * 16)
+    assert counter.get_total_flops() == flops
+    views = torch.randn(2, 3, 4, 9, 16, requires_grad=True).unbind(1)  # gradients in one tensor
+    for options, want in (({"window": (3, None)}, flops), ({}, flops // pairs * 2 * 4 * 45)):
+        with FlopCounterMode(display=False) as counter:
+            gradients(tea.attention(*views, mask="causal", **options), list(views))
+        assert counter.get_total_flops() == want
 
 
 @pytest.mark.parametrize("name", ["bias_type", "sink", "alibi"])
@@ -216,7 +224,7 @@ def test_words_that_mean_nothing_are_refused(name: str) -> None:
     q, k, v = inputs(1, 2, 8, 16)
     with pytest.raises(ValueError, match=f"{name} is 'odd'; needs"):
         tea.attention(q, k, v, **{name: "odd"})
-    with pytest.raises(ValueError, match="each None or at least 0"):
+    with pytest.raises(ValueError, match="each None or an integer, at"):
         tea.attention(q, k, v, window=(-2, None))
 
 
