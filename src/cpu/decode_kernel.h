@@ -153,55 +153,71 @@ void by_rows(int count, Body&& body) {
 // The rows of a block over some of its keys.
 class FewRows {
  public:
-  FewRows(const View& view, const RowBlock& block, Columns columns, float* s, float* scratch)
+  FewRows(const View& view, const FewHead<float>& head, Columns columns)
       : view_(view),
         p_(view.p),
-        block_(block),
+        block_(*head.block),
         columns_(columns),
         stride_(few_stride(columns)),
         dk_(padded(p_.dim_qk)),
         dv_(padded(p_.v_dim())),
-        s_(s),
-        q_(scratch),
-        o_(scratch + kFewRows * dk_),
+        out_(head.out),
+        s_(head.s),
+        q_(head.scratch),
+        o_(head.scratch + kFewRows * dk_),
         score_unit_(static_cast<float>(scale_inv(TEA_K_SCALE_INV)) * unit_of(p_.dtype)) {
-    for (int lane = 0; lane < block.count; ++lane)
-      slope_[lane] = static_cast<float>(view.slope(block.group.b, block.head[lane]));
+    for (int lane = 0; lane < block_.count; ++lane)
+      slope_[lane] = static_cast<float>(view.slope(block_.group.b, block_.head[lane]));
   }
 
-  void scores(float* max) const {
-    load_queries();
-    const RowsOf of = view_.rows(TEA_K);
-    each_tile(of, p_.dim_qk, [&](const Keys& keys, int64_t n, int64_t j0, Fetch& fetch) {
-      with_type(of.dtype, [&](auto type) {
-        by_rows(block_.count, [&](int row, auto held) {
-          constexpr int64_t at_once = kVector / held;
-          for (int64_t j = 0; j < n; j += at_once)
-            dot_products<type, held>(q_ + row * dk_, keys + j, s_ + row * stride_ + j0 + j, fetch);
-        });
+  // Where the keys of a tile begin. Lists go on with the last one, to be read by whole vectors.
+  using Keys = const char * [kCols + kVector];
+
+  // Scores: begin, every tile of K with the place of its first key in the columns, end.
+  void begin_scores() const { load_queries(); }
+  void scores(const Keys& keys, int64_t n, int64_t j0, Fetch& fetch) const {
+    with_type(p_.dtype, [&](auto type) {
+      by_rows(block_.count, [&](int row, auto held) {
+        constexpr int64_t at_once = kVector / held;
+        for (int64_t j = 0; j < n; j += at_once)
+          dot_products<type, held>(q_ + row * dk_, keys + j, s_ + row * stride_ + j0 + j, fetch);
       });
     });
+  }
+  void end_scores() const {
     for (int lane = 0; lane < kRows; ++lane)
-      max[lane] = lane < block_.count ? finish_scores(lane) : -kInfinity;
+      out_.max[lane] = lane < block_.count ? finish_scores(lane) : -kInfinity;
   }
 
-  // Returns the largest P.
-  double values(Partial<float> out) const {
+  // Values: begin, which returns the largest P, every tile of V, end.
+  double begin_values() const {
     float amax = 0;
     for (int lane = 0; lane < kRows; ++lane)
-      out.sum[lane] = lane < block_.count ? exponentials(lane, out.max[lane], &amax) : 0;
+      out_.sum[lane] = lane < block_.count ? exponentials(lane, out_.max[lane], &amax) : 0;
     for (int64_t i = 0; i < block_.count * dv_; ++i) o_[i] = 0;
-    const RowsOf of = view_.rows(TEA_V);
-    each_tile(of, p_.v_dim(), [&](const Keys& keys, int64_t n, int64_t j0, Fetch& fetch) {
-      with_type(of.dtype, [&](auto type) {
-        by_rows(block_.count,
-                [&](int row, auto held) { products<type, held>(row, keys, n, j0, fetch); });
-      });
-    });
-    const auto unit = static_cast<float>(scale_inv(TEA_V_SCALE_INV)) * unit_of(of.dtype);
-    for (int lane = 0; lane < block_.count; ++lane)
-      for (int64_t d = 0; d < p_.v_dim(); ++d) out.o[d * kRows + lane] = o_[lane * dv_ + d] * unit;
     return static_cast<double>(amax);
+  }
+  void values(const Keys& keys, int64_t n, int64_t j0, Fetch& fetch) const {
+    with_type(p_.dtype, [&](auto type) {
+      by_rows(block_.count,
+              [&](int row, auto held) { products<type, held>(row, keys, n, j0, fetch); });
+    });
+  }
+  void end_values() const {
+    const auto unit = static_cast<float>(scale_inv(TEA_V_SCALE_INV)) * unit_of(p_.dtype);
+    for (int lane = 0; lane < block_.count; ++lane)
+      for (int64_t d = 0; d < p_.v_dim(); ++d) out_.o[d * kRows + lane] = o_[lane * dv_ + d] * unit;
+  }
+
+  void find(const RowsOf& of, int64_t j0, int64_t n, Keys& keys) const {
+    const Group& g = block_.group;
+    const int64_t row_bytes = of.stride.seq * dtype_bytes(of.dtype);
+    for (int64_t j = 0, run; j < n; j += run) {
+      run = of.form == TEA_PAGED ? std::min(n - j, of.page_size - (j0 + j) % of.page_size) : n;
+      const auto* at = static_cast<const char*>(view_.address(of, {g.kv, g.b, g.kv_head, j0 + j}));
+      for (int64_t i = 0; i < run; ++i) keys[j + i] = at + i * row_bytes;
+    }
+    for (int64_t j = n; j < kCols + kVector; ++j) keys[j] = keys[n - 1];
   }
 
  protected:
@@ -217,40 +233,6 @@ class FewRows {
       for (int64_t i = 0; i < dk_; ++i) to[i] = 0;
       if (block_.sees(lane))
         load_row(view_.address(of, block_.at(lane)), of.dtype, p_.dim_qk, scale, to);
-    }
-  }
-
-  // Where the keys of a tile begin. Lists go on with the last one, to be read by whole vectors.
-  using Keys = const char * [kCols + kVector];
-
-  void find(const RowsOf& of, int64_t j0, int64_t n, Keys& keys) const {
-    const Group& g = block_.group;
-    const int64_t row_bytes = of.stride.seq * dtype_bytes(of.dtype);
-    for (int64_t j = 0, run; j < n; j += run) {
-      run = of.form == TEA_PAGED ? std::min(n - j, of.page_size - (j0 + j) % of.page_size) : n;
-      const auto* at = static_cast<const char*>(view_.address(of, {g.kv, g.b, g.kv_head, j0 + j}));
-      for (int64_t i = 0; i < run; ++i) keys[j + i] = at + i * row_bytes;
-    }
-    for (int64_t j = n; j < kCols + kVector; ++j) keys[j] = keys[n - 1];
-  }
-
-  // Calls body(keys of the tile, how many, the first one's place in columns_, what fetches the
-  // keys of the next tile meanwhile): rows are rarely neighbours, so the processor cannot guess.
-  template <class Body>
-  void each_tile(const RowsOf& of, int64_t dim, Body&& body) const {
-    const int64_t bytes = dim * dtype_bytes(of.dtype);
-    int64_t step = kCols;
-    while (step > 16 && step * bytes > kBytesAtOnce) step /= 2;
-    Keys lists[2];
-    int64_t n = std::min(step, columns_.end - columns_.begin), next = 0;
-    if (n > 0) find(of, columns_.begin, n, lists[0]);
-    for (int64_t j0 = columns_.begin, i = 0; j0 < columns_.end; j0 += step, n = next, ++i) {
-      Keys &keys = lists[i & 1], &ahead = lists[(i + 1) & 1];
-      next = std::clamp<int64_t>(columns_.end - j0 - step, 0, step);
-      if (next > 0) find(of, j0 + step, next, ahead);
-      Fetch fetch(ahead, next, bytes);
-      body(keys, n, j0 - columns_.begin, fetch);
-      fetch.rest();
     }
   }
 
@@ -397,22 +379,78 @@ class FewRows {
   const RowBlock& block_;
   const Columns columns_;
   const int64_t stride_, dk_, dv_;
+  const Partial<float> out_;
   float *s_, *q_, *o_;  // [row][key of columns_]: scores, then P; [row][dim]
   float score_unit_;    // of products of fp8
   float slope_[kFewRows];
 };
 
-void few_scores(const View& view, const RowBlock& block, Columns columns, float* s, float* max,
-                float* scratch) {
-  FewRows(view, block, columns, s, scratch).scores(max);
+// Calls body(head, keys of a tile, how many, the first one's place in the columns, what fetches the
+// keys of the next tile meanwhile) for every tile and head: rows are rarely neighbours, so the
+// processor cannot guess. Heads whose keys lie beside each other take turns at each tile, which is
+// fetched as a whole then.
+template <class Rows, class Body>
+void each_tile(const RowsOf& of, int64_t dim, Columns columns, std::span<const Rows> heads,
+               Body&& body) {
+  const bool joint = of.stride.head == dim;
+  if (!joint && heads.size() > 1) {
+    for (size_t h = 0; h < heads.size(); ++h)
+      each_tile(of, dim, columns, heads.subspan(h, 1), body);
+    return;
+  }
+  const int64_t bytes = dim * dtype_bytes(of.dtype);
+  const int64_t together = bytes * static_cast<int64_t>(heads.size());
+  int64_t step = kCols;
+  while (step > kVector && step * together > kBytesAtOnce) step /= 2;
+  typename Rows::Keys lists[2], own;
+  int64_t n = std::min(step, columns.end - columns.begin), next = 0;
+  if (n > 0) heads[0].find(of, columns.begin, n, lists[0]);
+  for (int64_t j0 = columns.begin, i = 0; j0 < columns.end; j0 += step, n = next, ++i) {
+    auto &keys = lists[i & 1], &ahead = lists[(i + 1) & 1];
+    next = std::clamp<int64_t>(columns.end - j0 - step, 0, step);
+    if (next > 0) heads[0].find(of, j0 + step, next, ahead);
+    Fetch fetch(ahead, next, together);
+    for (size_t h = 0; h < heads.size(); ++h) {
+      for (int j = 0; j < kCols + kVector; ++j) own[j] = keys[j] + static_cast<int64_t>(h) * bytes;
+      body(heads[h], own, n, j0 - columns.begin, fetch);
+    }
+    fetch.rest();
+  }
 }
 
-double few_values(const View& view, const RowBlock& block, Columns columns, float* s,
-                  Partial<float> out, float* scratch) {
-  return FewRows(view, block, columns, s, scratch).values(out);
+template <class Rows>
+std::vector<Rows> rows_of_heads(const View& view, std::span<const FewHead<float>> heads,
+                                Columns columns) {
+  std::vector<Rows> out;
+  out.reserve(heads.size());
+  for (const FewHead<float>& head : heads) out.emplace_back(view, head, columns);
+  return out;
+}
+
+template <class Rows>
+void scores_of(const View& view, std::span<FewHead<float>> heads, Columns columns) {
+  const std::vector<Rows> all = rows_of_heads<Rows>(view, heads, columns);
+  for (const Rows& rows : all) rows.begin_scores();
+  each_tile<Rows>(view.rows(TEA_K), view.p.dim_qk, columns, all,
+                  [](const Rows& rows, const auto& keys, int64_t n, int64_t j0, Fetch& fetch) {
+                    rows.scores(keys, n, j0, fetch);
+                  });
+  for (const Rows& rows : all) rows.end_scores();
+}
+
+template <class Rows>
+void values_of(const View& view, std::span<FewHead<float>> heads, Columns columns) {
+  const std::vector<Rows> all = rows_of_heads<Rows>(view, heads, columns);
+  for (size_t h = 0; h < all.size(); ++h) heads[h].amax = all[h].begin_values();
+  each_tile<Rows>(view.rows(TEA_V), view.p.v_dim(), columns, all,
+                  [](const Rows& rows, const auto& keys, int64_t n, int64_t j0, Fetch& fetch) {
+                    rows.values(keys, n, j0, fetch);
+                  });
+  for (const Rows& rows : all) rows.end_values();
 }
 
 template <>
-constexpr Kernels<float> kKernels<float>{scratch_reals<float>, nullptr,       nullptr,
-                                         attend<float>,        finish<float>, backward<float>,
-                                         store_keys<float>,    few_scores,    few_values};
+constexpr Kernels<float> kKernels<float>{
+    scratch_reals<float>, nullptr,         nullptr,           attend<float>,
+    finish<float>,        backward<float>, store_keys<float>, scores_of<FewRows>,
+    values_of<FewRows>};

@@ -97,49 +97,46 @@ constexpr int place_in_pairs(int d) {
 template <int32_t T>
 class PairRows : FewRows {
  public:
-  PairRows(const View& view, const RowBlock& block, Columns columns, float* s, float* scratch)
-      : FewRows(view, block, columns, s, scratch),
+  using FewRows::Keys, FewRows::find, FewRows::end_scores;
+
+  PairRows(const View& view, const FewHead<float>& head, Columns columns)
+      : FewRows(view, head, columns),
         units_k_(units_of(p_.dim_qk)),
         units_v_(units_of(p_.v_dim())),
-        queries_(reinterpret_cast<uint16_t*>(scratch)) {
-    o_ = scratch + kFewRows * units_k_ * kUnit;
+        queries_(reinterpret_cast<uint16_t*>(head.scratch)) {
+    o_ = head.scratch + kFewRows * units_k_ * kUnit;
     score_unit_ = static_cast<float>(scale_inv(TEA_K_SCALE_INV) * scale_inv(TEA_Q_SCALE_INV));
   }
 
-  void scores(float* max) const {
-    load_queries();
+  void begin_scores() const { load_queries(); }
+  void scores(const Keys& keys, int64_t n, int64_t j0, Fetch& fetch) const {
     const Reader<T> reader;
-    each_tile(view_.rows(TEA_K), p_.dim_qk,
-              [&](const Keys& keys, int64_t n, int64_t j0, Fetch& fetch) {
-                by_rows(block_.count, [&](int row, auto held) {
-                  constexpr int at_once = kVector / held;
-                  for (int64_t j = 0; j < n; j += at_once)
-                    dot_products<held>(reader, row, keys + j, s_ + row * stride_ + j0 + j, fetch);
-                });
-              });
-    for (int lane = 0; lane < kRows; ++lane)
-      max[lane] = lane < block_.count ? finish_scores(lane) : -kInfinity;
+    by_rows(block_.count, [&](int row, auto held) {
+      constexpr int at_once = kVector / held;
+      for (int64_t j = 0; j < n; j += at_once)
+        dot_products<held>(reader, row, keys + j, s_ + row * stride_ + j0 + j, fetch);
+    });
   }
 
-  // Returns the largest P.
-  double values(Partial<float> out) const {
+  double begin_values() const {
     float amax = 0;
     for (int lane = 0; lane < kRows; ++lane)
-      out.sum[lane] = lane < block_.count ? exponentials(lane, out.max[lane], &amax) : 0;
+      out_.sum[lane] = lane < block_.count ? exponentials(lane, out_.max[lane], &amax) : 0;
     std::fill_n(o_, block_.count * units_v_ * kUnit, 0.0f);
+    return static_cast<double>(amax);
+  }
+  void values(const Keys& keys, int64_t n, int64_t j0, Fetch& fetch) const {
     const Reader<T> reader;
-    each_tile(
-        view_.rows(TEA_V), p_.v_dim(), [&](const Keys& keys, int64_t n, int64_t j0, Fetch& fetch) {
-          by_rows(block_.count,
-                  [&](int row, auto held) { products<held>(reader, row, keys, n, j0, fetch); });
-        });
+    by_rows(block_.count,
+            [&](int row, auto held) { products<held>(reader, row, keys, n, j0, fetch); });
+  }
+  void end_values() const {
     const auto unit = static_cast<float>(scale_inv(TEA_V_SCALE_INV) *
                                          (kIsFp8<T> ? view_.scalar(TEA_S_SCALE_INV) : 1.0));
     for (int lane = 0; lane < block_.count; ++lane)
       for (int d = 0; d < p_.v_dim(); ++d)
-        out.o[d * kRows + lane] =
+        out_.o[d * kRows + lane] =
             o_[lane * units_v_ * kUnit + d / kUnit * kUnit + place_in_pairs<T>(d % kUnit)] * unit;
-    return static_cast<double>(amax);
   }
 
  private:

@@ -9,8 +9,10 @@
 #include <new>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "cpu/pool.h"
 #include "math/load_store.h"
 
 namespace tea::cpu {
@@ -178,8 +180,12 @@ class Forward {
     kept_reals_ = keeps ? kept_reals() : 0;
     const Kept<Real> logits(work_.slots * kept_reals_);
     shared_ = memory.get(), kept_ = keeps ? logits.get() : nullptr;
+    if (few) find_bundles();
     if (keeps) share_maxima();
-    view_.parallel_for(size(work_.parts), [&](int64_t i) { attend(i); });
+    if (few)
+      view_.parallel_for(size(bundles_), [&](int64_t i) { attend_few(bundle(i)); });
+    else
+      view_.parallel_for(size(work_.parts), [&](int64_t i) { attend(i); });
     if (split) view_.parallel_for(size(work_.pieces), [&](int64_t i) { merge(i); });
     view_.raise(TEA_S_AMAX, highest(s_amax_));
     view_.raise(TEA_O_AMAX, highest(o_amax_));
@@ -209,20 +215,68 @@ class Forward {
   }
   Real* kept(int64_t slot) const { return kept_ + slot * kept_reals_; }
 
-  int64_t kernel_scratch() const { return kernels().scratch(view_.p); }
   static RowBlock block_of(const Piece& piece) {
     return make_block(*piece.group, piece.first, kRows);
   }
 
-  // FP8 with few rows: the maxima of each row over all parts; the logits are kept for attend().
+  // Parts of few rows that are worked on together: of kv heads of one sequence that follow each
+  // other, over the same keys. Results do not depend on it.
+  using Bundle = std::span<const Part>;
+  Bundle bundle(int64_t i) const {
+    const auto [first, count] = bundles_[static_cast<size_t>(i)];
+    return {work_.parts.data() + first, count};
+  }
+
+  void find_bundles() {
+    constexpr size_t kMost = 16;
+    const auto follows = [&](const Part& a, const Part& b) {
+      const Group &g = *piece(a.piece).group, &h = *piece(b.piece).group;
+      return g.b == h.b && g.kv_head + 1 == h.kv_head && a.columns.begin == b.columns.begin &&
+             a.columns.end == b.columns.end;
+    };
+    const auto cut = [&](size_t most) {
+      bundles_.clear();
+      for (size_t i = 0; i < work_.parts.size(); ++i)
+        if (i > 0 && bundles_.back().second < most && follows(work_.parts[i - 1], work_.parts[i]))
+          ++bundles_.back().second;
+        else
+          bundles_.emplace_back(i, 1);
+    };
+    cut(kMost);
+    if (size(bundles_) < 4 * int64_t{thread_count()}) cut(1);  // rather work for all threads
+  }
+
+  // Their heads, with memory for `logits` of each if that is not in memory of its slot.
+  struct Few {
+    Few(const Forward& all, Bundle parts)
+        : blocks(parts.size()), memory(static_cast<int64_t>(parts.size()) * all.few_reals(parts)) {
+      for (size_t h = 0; h < parts.size(); ++h) {
+        const Part& item = parts[h];
+        blocks[h] = block_of(all.piece(item.piece));
+        columns = {std::max(item.columns.begin, blocks[h].all.begin),
+                   std::min(item.columns.end, blocks[h].all.end)};
+        Real* const own = memory.get() + static_cast<int64_t>(h) * all.few_reals(parts);
+        Real *const s = own + all.partial_reals(), *const rest = s + kFewRows * few_stride(columns);
+        const bool kept = item.slot >= 0 && all.kept_;
+        heads.push_back({&blocks[h], kept ? all.kept(item.slot) : s,
+                         item.slot < 0 ? all.partial(own) : all.shared(item.slot), rest, 0});
+      }
+    }
+    std::vector<RowBlock> blocks;
+    const Kept<Real> memory;
+    Columns columns{};
+    std::vector<FewHead<Real>> heads;
+  };
+  int64_t few_reals(Bundle parts) const {
+    return partial_reals() + kFewRows * few_stride(parts[0].columns) + few_scratch(view_.p);
+  }
+
+  // FP8 with few rows: the maxima of each row over all parts; the logits are kept for attend_few().
   void share_maxima() {
-    view_.parallel_for(size(work_.parts), [&](int64_t i) {
-      const Part& item = part(i);
-      if (item.slot < 0) return;
-      const RowBlock block = block_of(piece(item.piece));
-      const Kept<Real> memory(kernel_scratch());
-      few_.few_scores(view_, block, item.columns, kept(item.slot), shared(item.slot).max,
-                      memory.get());
+    view_.parallel_for(size(bundles_), [&](int64_t i) {
+      if (bundle(i)[0].slot < 0) return;
+      Few few(*this, bundle(i));
+      few_.few_scores(view_, few.heads, few.columns);
     });
     for (const Piece& of : work_.pieces)
       for (int lane = 0; lane < kFewRows && of.parts > 1; ++lane) {
@@ -237,23 +291,23 @@ class Forward {
     const RowBlock block = block_of(piece(item.piece));
     const Columns columns{std::max(item.columns.begin, block.all.begin),
                           std::min(item.columns.end, block.all.end)};
-    const int64_t scores = work_.few ? kFewRows * few_stride(columns) : 0;
-    const Kept<Real> memory(partial_reals() + scores + kernel_scratch());
+    const Kept<Real> memory(partial_reals() + tiles_.scratch(view_.p));
     const Partial<Real> out = item.slot < 0 ? partial(memory.get()) : shared(item.slot);
-    Real *s = memory.get() + partial_reals(), *rest = s + scores;
-    s_amax_[static_cast<size_t>(i)] = work_.few ? attend_few(item, block, columns, s, out, rest)
-                                                : tiles_.attend(view_, block, columns, out, rest);
-    if (item.slot < 0)
-      o_amax_[static_cast<size_t>(item.piece)] = kernels().finish(view_, block, out);
+    s_amax_[static_cast<size_t>(i)] =
+        tiles_.attend(view_, block, columns, out, memory.get() + partial_reals());
+    if (item.slot < 0) o_amax_[static_cast<size_t>(item.piece)] = tiles_.finish(view_, block, out);
   }
 
-  double attend_few(const Part& item, const RowBlock& block, const Columns& columns, Real* s,
-                    const Partial<Real>& out, Real* scratch) const {
-    if (item.slot >= 0 && kept_)
-      s = kept(item.slot);
-    else
-      few_.few_scores(view_, block, columns, s, out.max, scratch);
-    return few_.few_values(view_, block, columns, s, out, scratch);
+  void attend_few(Bundle parts) {
+    Few few(*this, parts);
+    if (parts[0].slot < 0 || !kept_) few_.few_scores(view_, few.heads, few.columns);
+    few_.few_values(view_, few.heads, few.columns);
+    for (size_t h = 0; h < parts.size(); ++h) {
+      s_amax_[static_cast<size_t>(&parts[h] - work_.parts.data())] = few.heads[h].amax;
+      if (parts[h].slot < 0)
+        o_amax_[static_cast<size_t>(parts[h].piece)] =
+            few_.finish(view_, few.blocks[h], few.heads[h].out);
+    }
   }
 
   void merge(int64_t i) {
@@ -286,10 +340,11 @@ class Forward {
   const View& view_;
   const Kernels<Real>&tiles_, &few_;
   Schedule work_;
-  Real* shared_ = nullptr;               // partial results of the parts of split pieces
-  Real* kept_ = nullptr;                 // logits of split fp8 pieces, by slot
-  int64_t kept_reals_ = 0;               // of a slot
-  std::vector<double> s_amax_, o_amax_;  // by part; by piece
+  std::vector<std::pair<size_t, size_t>> bundles_;  // the first part of each, and how many
+  Real* shared_ = nullptr;                          // partial results of the parts of split pieces
+  Real* kept_ = nullptr;                            // logits of split fp8 pieces, by slot
+  int64_t kept_reals_ = 0;                          // of a slot
+  std::vector<double> s_amax_, o_amax_;             // by part; by piece
 };
 
 // ------------------------------------------------------------------------------------ backward

@@ -2,6 +2,7 @@
 // the sequence lengths, on vectors as wide as the machine has.
 #pragma once
 #include <cstddef>
+#include <span>
 
 #include "core/engine.h"
 #include "cpu/reference.h"
@@ -18,6 +19,17 @@ constexpr int64_t padded(int64_t dim) { return (dim + kPad - 1) / kPad * kPad; }
 template <class Real>
 struct Partial {
   Real *o, *max, *sum;
+};
+
+// The part of one kv head in an attention of few rows: its rows, logits [row][few_stride(columns)],
+// maxima and results, and memory of few_scratch() for itself. `amax`: the largest P.
+template <class Real>
+struct FewHead {
+  const RowBlock* block;
+  Real* s;
+  Partial<Real> out;
+  Real* scratch;
+  double amax;
 };
 
 // What forward finds beside its outputs.
@@ -57,19 +69,23 @@ struct Kernels {
   // Writes dK or dV of one head from [length][padded dim], which it may overwrite. Returns the
   // largest magnitude (FP8 only).
   double (*store_keys)(const View&, tea_tensor, tea_tensor scale, const Group&, Real* rows);
-  // Blocks of few rows, where there are functions for them: the logits over `columns` into
-  // s[row][few_stride(columns)] and their maxima; then, with out.max as large or larger, the rest
-  // of what `attend` does.
-  void (*few_scores)(const View&, const RowBlock&, Columns columns, Real* s, Real* max,
-                     Real* scratch) = nullptr;
-  double (*few_values)(const View&, const RowBlock&, Columns columns, Real* s, Partial<Real> out,
-                       Real* scratch) = nullptr;
+  // Blocks of few rows, where there are functions for them: the logits over `columns` and their
+  // maxima; then, with out.max as large or larger, the rest of what `attend` does. Of several kv
+  // heads of a sequence that follow each other: keys that lie beside each other are read together.
+  void (*few_scores)(const View&, std::span<FewHead<Real>> heads, Columns columns) = nullptr;
+  void (*few_values)(const View&, std::span<FewHead<Real>> heads, Columns columns) = nullptr;
 };
 constexpr int64_t few_stride(Columns columns) {
   return columns.begin < columns.end ? (columns.end - columns.begin + kCols - 1) / kCols * kCols
                                      : 0;
 }
 inline constexpr int64_t kPackedKeys = 256;
+
+// Q and O of few rows, in units of 64 elements.
+inline int64_t few_scratch(const Problem& p) {
+  const auto units = [](int64_t dim) { return (dim + 63) / 64 * 64; };
+  return kFewRows * (units(p.dim_qk) + units(p.v_dim()));
+}
 
 template <class Real>
 int64_t scratch_reals(const Problem& p) {

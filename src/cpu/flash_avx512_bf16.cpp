@@ -66,22 +66,16 @@ auto with_pair_type(int32_t dtype, Body&& body) {
 }
 
 // What is left to AVX-512 are types whose numbers are not pairs of bf16.
-void few_scores_pairs(const View& view, const RowBlock& block, Columns columns, float* s,
-                      float* max, float* scratch) {
-  if (!is_pair_type(view.p.dtype))
-    return kAvx512.single->few_scores(view, block, columns, s, max, scratch);
-  with_pair_type(view.p.dtype, [&]<int T>(Number<T>) {
-    PairRows<T>(view, block, columns, s, scratch).scores(max);
-  });
+void few_scores_pairs(const View& view, std::span<FewHead<float>> heads, Columns columns) {
+  if (!is_pair_type(view.p.dtype)) return kAvx512.single->few_scores(view, heads, columns);
+  with_pair_type(view.p.dtype,
+                 [&]<int T>(Number<T>) { scores_of<PairRows<T>>(view, heads, columns); });
 }
 
-double few_values_pairs(const View& view, const RowBlock& block, Columns columns, float* s,
-                        Partial<float> out, float* scratch) {
-  if (!is_pair_type(view.p.dtype))
-    return kAvx512.single->few_values(view, block, columns, s, out, scratch);
-  return with_pair_type(view.p.dtype, [&]<int T>(Number<T>) {
-    return PairRows<T>(view, block, columns, s, scratch).values(out);
-  });
+void few_values_pairs(const View& view, std::span<FewHead<float>> heads, Columns columns) {
+  if (!is_pair_type(view.p.dtype)) return kAvx512.single->few_values(view, heads, columns);
+  with_pair_type(view.p.dtype,
+                 [&]<int T>(Number<T>) { values_of<PairRows<T>>(view, heads, columns); });
 }
 
 constexpr Kernels<float> kPairKernels{scratch_pairs,     packed_bytes<1>,  pack_head<1>,

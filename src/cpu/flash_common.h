@@ -5,7 +5,9 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <type_traits>
+#include <vector>
 
 #include "cpu/flash.h"
 #include "math/bias.h"

@@ -70,6 +70,25 @@ TEST(Flash, FewRowsOfEveryKind) {
     }
 }
 
+// So many keys that the heads of a sequence take turns at them, where they lie beside each other.
+TEST(Flash, FewRowsOfHeadsTogether) {
+  for (const std::string& engine : kit::host_engines()) {
+    if (engine == "reference") continue;
+    for (const std::string type : {"bf16", "fp16", "e4m3 scales", "fp32"}) {
+      const std::string fp8 = type.size() > 4 ? " scales=own" : "";
+      const std::string head = "dtype=" + type.substr(0, 4) +
+                               " heads_q=6 heads_kv=3 outputs=lse+max causal=1 bottom_right=1 "
+                               "dim_qk=72 dim_v=40 seqlen_q=1 ";
+      for (const char* rest :
+           {"batch=1 seqlen_kv=9001 | seed=5", "batch=2 seqlen_kv=9000 | seed=5 layout=bhsd",
+            "kv_form=paged page_size=16 | lens_kv=9000,5,6000 seed=6"}) {
+        const kit::Report report = kit::check(kit::Case::parse(head + rest + fp8), engine);
+        EXPECT_TRUE(report.ok()) << report.text();
+      }
+    }
+  }
+}
+
 // Only dsink needs the sink in backward: LSE holds it already.
 TEST(Flash, BackwardWithoutDsinkNeedsNoSink) {
   for (const std::string& engine : kit::host_engines()) {
@@ -181,7 +200,11 @@ constexpr const char* kManyPieces[] = {
     "dtype=e4m3 heads_q=8 heads_kv=2 dim_qk=64 batch=1 seqlen_q=1 seqlen_kv=3000 | seed=3 "
     "scales=own",
     "dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 batch=1 seqlen_q=40 seqlen_kv=3000 outputs=max | "
-    "seed=4"};
+    "seed=4",
+    "dtype=bf16 heads_q=8 heads_kv=4 dim_qk=64 batch=1 seqlen_q=1 seqlen_kv=9000 outputs=lse | "
+    "seed=5",
+    "dtype=e5m2 heads_q=8 heads_kv=4 dim_qk=40 batch=1 seqlen_q=1 seqlen_kv=9000 | seed=6 "
+    "scales=own"};
 
 // Every output of a case, on the caller's threads if there are such.
 std::vector<uint8_t> bytes_of(const char* line, const char* engine, ParallelFor* on = nullptr) {
