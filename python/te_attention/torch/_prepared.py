@@ -25,9 +25,7 @@ class Prepared:
         self._differentiable = self._without_tensors(call._replace(training=True))
         self._plain = self._without_tensors(call._replace(training=call.dropout > 0))
         self._few = len(self._differentiable) <= FEW - OPTIONS
-        self._small = (
-            "bias" in tensors or "sink" in tensors
-        )
+        self._small = "bias" in tensors or "sink" in tensors
 
     def _without_tensors(self, call: Arguments) -> tuple:
         """What stays from call to call, and None for what does not."""

@@ -2,7 +2,6 @@
 
 import os
 from contextlib import nullcontext
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from transformer_engine.pytorch.cpu_offload import (
 from transformer_engine.pytorch.graph import is_graph_capturing
 
 from ._engine import Backend, EngineCall, check_small, form_of
-from ._layouts import is_packed, pages_of
+from ._layouts import pages_of
 
 _FLASH_BACKWARD = "NVTE_FUSED_ATTN_USE_FAv2_BWD"
 Q, BIAS, SINK, INPUTS = 9, 12, 29, 32  # places of q, the bias and the sink among the arguments
@@ -82,23 +81,13 @@ class FusedAttnFunc(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, out, cu_q, cu_kv, *padded_and_aux = ctx.saved_tensors
+        # fmt: off
         dq, dk, dv, dbias, dsink = fused_attn_bwd(
-            *ctx.max_seqlens,
-            cu_q,
-            cu_kv,
-            q,
-            k,
-            v,
-            out,
-            d_out.contiguous(),
-            q.dtype,
-            TE_DType[d_out.dtype],
-            padded_and_aux[2:],
-            ctx.backend,
-            *padded_and_aux[:2],
-            deterministic=ctx.deterministic,
-            **ctx.options,
+            *ctx.max_seqlens, cu_q, cu_kv, q, k, v, out, d_out.contiguous(), q.dtype,
+            TE_DType[d_out.dtype], padded_and_aux[2:], ctx.backend, *padded_and_aux[:2],
+            deterministic=ctx.deterministic, **ctx.options,
         )
+        # fmt: on
         gradients: list[Tensor | None] = [None] * (INPUTS + 1)
         gradients[Q : Q + 3] = dq, dk, dv
         needs = ctx.needs_input_grad
@@ -108,7 +97,7 @@ class FusedAttnFunc(torch.autograd.Function):
 
 
 class FusedAttention(Backend):
-    """Attention by FusedAttnFunc."""
+    """Attention by our engines, with the options of fused_attn_fwd."""
 
     def __init__(
         self,
@@ -176,7 +165,7 @@ class FusedAttention(Backend):
             core_attention_bias_type, core_attention_bias, self.softmax_type, softmax_offset
         )
         del cp_global_ranks, cp_stream, cp_comm_type, attention_mask, pad_between_seqs
-        del fp8_meta, quantizers
+        del fp8_meta, quantizers, fused_attention_backend, fast_zero_fill  # without effect
         alibi = core_attention_bias_type == "alibi"
         if alibi_slopes is not None and not alibi:
             refuse("alibi_slopes", "a tensor", f"None with {core_attention_bias_type}")
@@ -192,47 +181,10 @@ class FusedAttention(Backend):
             core_attention_bias_type == "pre_scale_bias",
             softmax_offset,
             (cu_seqlens_q_padded, cu_seqlens_kv_padded),
-            None if inference_params is None else pages_of(inference_params, cu_seqlens_q),
+            pages_of(inference_params, cu_seqlens_q),
             self.return_max_logit,
         )
         tensors = (query_layer, key_layer, value_layer)
-        run = call.run
-        if is_packed(qkv_layout) and alibi_slopes is None:
-            options = (fast_zero_fill, qkv_layout, core_attention_bias_type, attn_mask_type)
-            run = partial(self._by_node, call, options, fused_attention_backend)
-        else:
-            start_offload(*tensors)
-        if not call.dropout:
-            return run(*tensors)
-        with self.attention_dropout_ctx():
-            return run(*tensors)
-
-    def _by_node(
-        self, call: EngineCall, options: tuple, backend: object, *tensors: Tensor
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Writes gradients of packed tensors into one buffer too. Knows no slopes."""
-        result = FusedAttnFunc.apply(
-            self.training,
-            *call.max_seqlens,
-            *call.cu_seqlens,
-            *call.offsets,
-            *(None, None),
-            *tensors,
-            call.bias,
-            call.scale,
-            call.dropout,
-            *options,
-            self.softmax_type,
-            call.form.bounds,
-            call.form.bottom_right,
-            *(None, backend, False, False, None, None),
-            self.deterministic,
-            call.sink,
-            False,
-            self.layer_number,
-            self.return_max_logit,
-        )
-        if not self.return_max_logit:
-            return result.flatten(-2)
-        out, largest = result
-        return out.flatten(-2), largest
+        start_offload(*tensors, offload_base_tensor=True)
+        with self.attention_dropout_ctx() if call.dropout else nullcontext():
+            return call.run(*tensors)

@@ -129,26 +129,16 @@ class _Case:
 
     def fused_backend(self) -> tex.NVTE_Fused_Attn_Backend:
         """What tex answers for this case."""
+        # fmt: off
         self.fused = tex.get_fused_attn_backend(
-            self.is_training,
-            TE_DType[self.qkv_dtype],
-            TE_DType[self.qkv_dtype],
-            QKVLayout[self.qkv_layout],
-            AttnBiasType[self.core_attention_bias_type],
-            AttnMaskType[self.attn_mask_type],
-            SoftmaxType[self.softmax_type],
-            self.attention_dropout,
-            self.num_heads,
-            self.num_gqa_groups,
-            self.max_seqlen_q,
-            self.max_seqlen_kv,
-            self.head_dim_qk,
-            self.head_dim_v,
-            *self.window,
-            self.return_max_logit,
-            self.cuda_graph,
-            self.deterministic,
+            self.is_training, TE_DType[self.qkv_dtype], TE_DType[self.qkv_dtype],
+            QKVLayout[self.qkv_layout], AttnBiasType[self.core_attention_bias_type],
+            AttnMaskType[self.attn_mask_type], SoftmaxType[self.softmax_type],
+            self.attention_dropout, self.num_heads, self.num_gqa_groups, self.max_seqlen_q,
+            self.max_seqlen_kv, self.head_dim_qk, self.head_dim_v, *self.window,
+            self.return_max_logit, self.cuda_graph, self.deterministic,
         )
+        # fmt: on
         return self.fused
 
 

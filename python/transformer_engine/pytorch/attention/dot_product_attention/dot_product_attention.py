@@ -24,7 +24,6 @@ from ._engine import EngineCall, form_of
 from ._flash import FlashAttention
 from ._flash_package import module_of
 from ._fused import FusedAttention
-from ._layouts import is_packed
 from ._masks import check_set_window_size, normalised_mask
 from ._selection import AttentionParams, Choice, cache_kind, get_attention_backend, refuse_all
 from ._unfused import UnfusedDotProductAttention
@@ -331,7 +330,7 @@ class DotProductAttention(TransformerEngineBaseModule):
             refuse_all(params)
         ours = fused or (flash and module_of(version) is None)
         as_given = all(a is b for a, b in zip(given, (call.q, call.k, call.v), strict=True))
-        if not (ours and as_given) or self.return_max_logit or is_packed(call.layout):
+        if not (ours and as_given) or self.return_max_logit:
             return _Kind(params, choice)
         direct, names = self._engine_call(call).prepared(*given)
         known = names == list(_LENGTHS[: len(names)]) and call.attention_mask is None

@@ -259,6 +259,8 @@ def test_known_kinds_of_calls_of_any_strides(layout: str) -> None:
         assert torch.equal(got, want.flatten(-2))
         dout = torch.randn_like(got)
         found = torch.autograd.grad(got, (q, k, v), dout)
+        memory = {t.untyped_storage().data_ptr() for t in found}
+        assert len(memory) == (1 if layout in ("bs3hd", "bsh3d") else 3)
         for a, b in zip(found, torch.autograd.grad(want.flatten(-2), alone, dout), strict=True):
             assert torch.equal(a, b)
 
