@@ -11,17 +11,23 @@ namespace {
 
 constexpr int kMostThreads = 512, kLeastThreads = 128, kWarp = 32;
 constexpr int kHeld = 4;  // vectors of a row that a thread holds
-constexpr int kRounds =
-    8;  // blocks of a multiprocessor one after the other, each with several rows
+// Blocks of a multiprocessor one after the other, each with several rows: of short rows many, so
+// that blocks are done at different times; of long rows few, for each begins with a wait.
+constexpr int kRoundsOfShort = 16, kRoundsOfLong = 4;
 
 // The kernels: of rows on multiples of 16 bytes or not, with a mask or not, held or read again;
-// whether each row is all that its team can hold.
-template <int32_t type, bool is_wide, bool is_masked, bool is_held, bool is_whole>
+// whether each row is all that its team can hold, or there is code for each number of vectors that
+// it sees.
+template <int32_t type, bool is_wide, bool is_masked, bool is_held, bool is_whole, bool is_counted>
 struct Config {
   static constexpr int32_t dtype = type;
   static constexpr bool wide = is_wide, masked = is_masked, held = is_held, whole = is_whole;
-  static_assert((wide && held) || !whole);
+  static constexpr bool counted = is_counted;
+  static_assert((wide && held) || !(whole || counted));
 };
+
+template <int n>
+using Count = std::integral_constant<int, n>;
 
 // NaN wins, or a masked row could hide it.
 struct Largest {
@@ -48,10 +54,12 @@ __device__ __forceinline__ float exponential(float x) {
 }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 
-// Over the threads of a row. All threads of the block come here together.
+// Over the threads of a row. All threads of the block come here together, to one side and to the
+// other in turns: nobody writes a side again before all have read it.
 template <class Real, class Combine>
-__device__ Real reduced(Real value, const Team& team, const Combine& combine) {
-  __shared__ Real of_warp[kMostThreads / kWarp];
+__device__ Real reduced(Real value, const Team& team, int side, const Combine& combine) {
+  __shared__ Real of_warps[2][kMostThreads / kWarp];
+  Real(&of_warp)[kMostThreads / kWarp] = of_warps[side];
   const int lanes = team.lanes(), warps = lanes / kWarp;
 #pragma unroll
   for (int offset = kWarp / 2; offset; offset /= 2)
@@ -63,7 +71,6 @@ __device__ Real reduced(Real value, const Team& team, const Combine& combine) {
   value = of_warp[first + (thread & (warps - 1))];
   for (int offset = warps / 2; offset; offset /= 2)
     value = combine(value, __shfl_xor_sync(~0u, value, offset));
-  __syncthreads();  // before of_warp is written again
   return value;
 }
 
@@ -74,10 +81,11 @@ __device__ __forceinline__ uint32_t other_than_one(uint32_t bytes) {
 }
 
 // The row that this thread works on, from the first column of its part on. Columns of held rows are
-// counted in 32 bits. kSkips: vectors of which it sees nothing are left out; where they are few, or
-// cost little, the branches cost more.
+// counted in 32 bits. kSkips: vectors of which it sees nothing are left out where they are not
+// counted; where they cost little, the branches cost more.
 template <class C, bool kSkips>
 struct Row {
+  static constexpr bool kLeavesOut = C::counted || (kSkips && !C::whole);
   using Stored = RowVector<C::dtype, C::wide>;
   using Vector = typename Stored::Numbers;
   using Bits = typename Stored::Bits;
@@ -115,17 +123,39 @@ struct Row {
     else
       for (Column begin = 0; begin < all; begin += distance * kHeld) body(begin);
   }
+  // Calls work with how many vectors of a thread see any column of the row: a constant, or each
+  // vector would have to ask. Rows that share a warp count as the longest of them.
+  template <class Work>
+  __device__ __forceinline__ void with_count(const Team& team, const Work& work) const {
+    if constexpr (C::counted) {
+      constexpr int kShift = std::countr_zero(unsigned{kSize});
+      const int vectors = (seen + team.lane() * kSize + distance - 1) >> (team.shift + kShift);
+      static_assert(kHeld == 4);
+      switch (__reduce_max_sync(~0u, vectors)) {
+        case 4:
+          return work(Count<4>());
+        case 3:
+          return work(Count<3>());
+        case 2:
+          return work(Count<2>());
+        default:
+          return work(Count<1>());
+      }
+    } else {
+      work(Count<kHeld>());
+    }
+  }
   // Calls body with the number of every vector and how many of its columns the row sees, which may
-  // be fewer; with kSkips not where it sees none.
-  template <class Body>
-  __device__ __forceinline__ void each_vector(Column begin, const Body& body) const {
+  // be fewer, and of counted rows none or less.
+  template <int n, class Body>
+  __device__ __forceinline__ void each_vector(Count<n>, Column begin, const Body& body) const {
     if (C::whole && seen <= 0) return;
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
+    for (int k = 0; k < n; ++k) {
       const Column left = seen - begin - k * distance;
       if constexpr (C::whole)
         body(k, std::integral_constant<Column, kSize>());
-      else if (!kSkips || left > 0)
+      else if (C::counted || !kSkips || left > 0)
         body(k, left);
     }
   }
@@ -140,8 +170,7 @@ struct Row {
   __device__ void set_masked(Vector& x, Column at, Column left) const {
     alignas(8) uint8_t bytes[8] = {};
     auto& own = reinterpret_cast<uint8_t(&)[kSize]>(bytes);
-    if (C::wide ? left > 0 : true)
-      load_bits(own, mask + at, C::wide ? kSize : left, C::wide ? kSize : 1);
+    if (left > 0) load_bits(own, mask + at, C::wide ? kSize : left, C::wide ? kSize : 1);
     const auto& marks = reinterpret_cast<const uint32_t(&)[2]>(bytes);
     const uint32_t other[] = {other_than_one(marks[0]), other_than_one(marks[1])};
 #pragma unroll
@@ -150,10 +179,21 @@ struct Row {
   }
 
   // The vectors from `begin` on; zeros that are not seen.
-  __device__ void load(Stored (&x)[kHeld], const void* from, Column begin) const {
-    each_vector(begin, [&](int k, auto left) {
+  template <int n>
+  __device__ void load(Count<n> count, Stored (&x)[kHeld], const void* from, Column begin) const {
+    each_vector(count, begin, [&](int k, auto left) {
       x[k].load(static_cast<const Bits*>(from) + first + begin + k * distance, left);
     });
+  }
+  // Zeros to the vectors that are left out. They wait for no other: best while those are on their
+  // way.
+  __device__ void store_zeros(void* to, Column begin) const {
+    if constexpr (kLeavesOut) {
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k)
+        if (const Column at = begin + k * distance; at >= seen && at < cols)
+          Stored{}.store(static_cast<Bits*>(to) + first + at, cols - at);
+    }
   }
   // Vector k, of which the row sees `left`, as scores.
   __device__ Vector scores(const Stored& stored, Column begin, int k, Column left,
@@ -166,32 +206,27 @@ struct Row {
     end_at(x, left, Real{-INFINITY});
     return x;
   }
-  // All columns from `begin` on: what numbers(k) gives, but zeros that the row does not see.
-  template <class Numbers>
-  __device__ void store(void* to, Column begin, const Numbers& numbers) const {
+  // The vectors that are not left out: what numbers(k) gives, but zeros that the row does not see.
+  template <int n, class Numbers>
+  __device__ void store(Count<n> count, void* to, Column begin, const Numbers& numbers) const {
     Bits* const out = static_cast<Bits*>(to) + first + begin;
-    each_vector(begin, [&](int k, auto left) {
+    each_vector(count, begin, [&](int k, auto left) {
       Vector x = numbers(k);
       end_at(x, left, Real{0});
       Stored y;
       y.set(x);
-      y.store(out + k * distance, C::whole ? kSize : cols - begin - k * distance);
+      y.store(out + k * distance, C::counted ? left : cols - begin - k * distance);
     });
-    if constexpr (kSkips && !C::whole) {
-#pragma unroll
-      for (int k = 0; k < kHeld; ++k)
-        if (const Column at = begin + k * distance; at >= seen && at < cols)
-          Stored{}.store(out + k * distance, cols - at);
-    }
   }
 };
 
 // Additions to so many sums need not wait for each other.
 constexpr int kSums = 4;
 template <class Real, class Combine>
-__device__ Real combined(const Real (&sums)[kSums], const Team& team, const Combine& combine) {
+__device__ Real combined(const Real (&sums)[kSums], const Team& team, int side,
+                         const Combine& combine) {
   const Real low = combine(sums[0], sums[1]), high = combine(sums[2], sums[3]);
-  return reduced(combine(low, high), team, combine);
+  return reduced(combine(low, high), team, side, combine);
 }
 
 template <class C>
@@ -209,41 +244,45 @@ __global__ void __launch_bounds__(kMostThreads, 2)
     const auto each_part = [&](const auto& body) {
       R::each_part(static_cast<Column>(a.cols), row.distance, body);
     };
-    typename R::Vector x[kHeld];
-    const auto load = [&](Column begin, const auto& use) {
-      typename R::Stored stored[kHeld];
-      row.load(stored, a.input, begin);
-      row.each_vector(begin, [&](int k, auto left) {
-        x[k] = row.scores(stored[k], begin, k, left, scale);
+    row.with_count(team, [&](auto count) {
+      typename R::Vector x[kHeld];
+      const auto load = [&](Column begin, const auto& use) {
+        typename R::Stored stored[kHeld];
+        row.load(count, stored, a.input, begin);
+        row.store_zeros(a.output, begin);
+        row.each_vector(count, begin, [&](int k, auto left) {
+          x[k] = row.scores(stored[k], begin, k, left, scale);
 #pragma unroll
-        for (int i = 0; i < R::kSize; ++i) use(x[k].x[i], i);
-      });
-    };
-    Real most[kSums] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[kSums] = {};
-    each_part([&](Column begin) {
-      load(begin, [&](Real& score, int i) { most[i % kSums] = Largest()(most[i % kSums], score); });
-    });
-    const Real largest = combined(most, team, Largest());
-    const auto weigh = [&](Real& score, int i) {
-      sums[i % kSums] += score = exponential(score - largest);
-    };
-    each_part([&](Column begin) {
-      if constexpr (!C::held)
-        load(begin, weigh);
-      else
-        row.each_vector(begin, [&](int k, Column) {
-#pragma unroll
-          for (int i = 0; i < R::kSize; ++i) weigh(x[k].x[i], i);
+          for (int i = 0; i < R::kSize; ++i) use(x[k].x[i], i);
         });
-    });
-    const Real sum = combined(sums, team, Plus());
-    const Real factor = row.mask && largest == Real{kMaskedScore} ? 0 : 1 / sum;
-    each_part([&](Column begin) {
-      if constexpr (!C::held) load(begin, weigh);
-      row.store(a.output, begin, [&](int k) {
+      };
+      Real most[kSums] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, sums[kSums] = {};
+      each_part([&](Column begin) {
+        load(begin,
+             [&](Real& score, int i) { most[i % kSums] = Largest()(most[i % kSums], score); });
+      });
+      const Real largest = combined(most, team, 0, Largest());
+      const auto weigh = [&](Real& score, int i) {
+        sums[i % kSums] += score = exponential(score - largest);
+      };
+      each_part([&](Column begin) {
+        if constexpr (!C::held)
+          load(begin, weigh);
+        else
+          row.each_vector(count, begin, [&](int k, Column) {
 #pragma unroll
-        for (int i = 0; i < R::kSize; ++i) x[k].x[i] *= factor;
-        return x[k];
+            for (int i = 0; i < R::kSize; ++i) weigh(x[k].x[i], i);
+          });
+      });
+      const Real sum = combined(sums, team, 1, Plus());
+      const Real factor = row.mask && largest == Real{kMaskedScore} ? 0 : 1 / sum;
+      each_part([&](Column begin) {
+        if constexpr (!C::held) load(begin, weigh);
+        row.store(count, a.output, begin, [&](int k) {
+#pragma unroll
+          for (int i = 0; i < R::kSize; ++i) x[k].x[i] *= factor;
+          return x[k];
+        });
       });
     });
   }
@@ -260,15 +299,17 @@ __global__ void __launch_bounds__(kMostThreads, 2)
   const int64_t rows = a.batch * a.heads * a.rows;
   // Whole blocks stay together: `line` is that of the block's first team.
   const int64_t own = threadIdx.x >> team.shift;
-  for (int64_t line = team.index() - own; line < rows; line += team.count()) {
+  int side = 0;
+  for (int64_t line = team.index() - own; line < rows; line += team.count(), side ^= 1) {
     const R row(a, line + own, team);
     const auto each_part = [&](const auto& body) {
       R::each_part(static_cast<Column>(a.cols), row.distance, body);
     };
+    constexpr Count<kHeld> count;
     typename R::Stored y[kHeld], dy[kHeld];
     const auto load = [&](Column begin) {
-      row.load(y, a.input, begin);
-      row.load(dy, a.dout, begin);
+      row.load(count, y, a.input, begin);
+      row.load(count, dy, a.dout, begin);
     };
     const auto numbers = [](const typename R::Stored& stored, Column left) {
       Vector x = stored.numbers();
@@ -278,24 +319,25 @@ __global__ void __launch_bounds__(kMostThreads, 2)
     Real sums[kSums] = {};
     each_part([&](Column begin) {
       load(begin);
-      row.each_vector(begin, [&](int k, auto left) {
+      row.each_vector(count, begin, [&](int k, auto left) {
         const Vector p = numbers(y[k], left), dp = numbers(dy[k], left);
 #pragma unroll
         for (int i = 0; i < R::kSize; ++i) sums[i % kSums] += p.x[i] * dp.x[i];
       });
     });
-    const Real sum = combined(sums, team, Plus());
+    const Real sum = combined(sums, team, side, Plus());
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) y[k].keep(), dy[k].keep();
     each_part([&](Column begin) {
       if constexpr (!C::held) load(begin);
-      row.store(a.output, begin, [&](int k) {
+      row.store(count, a.output, begin, [&](int k) {
         const Vector p = y[k].numbers();
         Vector dp = dy[k].numbers();
 #pragma unroll
         for (int i = 0; i < R::kSize; ++i) dp.x[i] = Real{a.scale} * p.x[i] * (dp.x[i] - sum);
         return dp;
       });
+      row.store_zeros(a.output, begin);  // here often into what was read: not before it is
     });
   }
 }
@@ -303,7 +345,7 @@ __global__ void __launch_bounds__(kMostThreads, 2)
 // How a problem is run: by as many threads for a row as hold it, one block's at most.
 struct Way {
   Team team;
-  bool wide, masked, held, whole;
+  bool wide, masked, held, whole, counted;
 };
 
 template <int32_t dtype>
@@ -317,7 +359,12 @@ Way way_of(const tea_scaled_softmax& a) {
   const int64_t most = int64_t{team.lanes()} * kHeld * kSize;
   const bool causal =
       a.kind == TEA_SCORE_MASK_CAUSAL || a.kind == TEA_SCORE_MASK_CAUSAL_BOTTOM_RIGHT;
-  return {team, wide, a.mask != nullptr, a.cols <= most, a.cols == most && !causal};
+  const bool held = a.cols <= most, whole = wide && a.cols == most && !causal;
+  // Not where rows share a warp: they differ. Not in place: zeros that are written early there slow
+  // down what is still read.
+  const bool counted =
+      wide && held && !whole && team.lanes() >= kWarp && a.input != a.output && !a.dout;
+  return {team, wide, a.mask != nullptr, held, whole, counted};
 }
 
 // Calls body with the Config. Without a mask a kernel that can read one does as well: narrow rows
@@ -326,20 +373,23 @@ template <int32_t dtype, class Body>
 void with_config(const Way& way, const Body& body) {
   if (!way.held)
     return with_bool(way.wide,
-                     [&](auto wide) { body(Config<dtype, wide(), true, false, false>()); });
-  if (!way.wide) return body(Config<dtype, false, true, true, false>());
-  if (way.masked)
-    return with_bool(way.whole,
-                     [&](auto whole) { body(Config<dtype, true, true, true, whole()>()); });
-  with_bool(way.whole, [&](auto whole) { body(Config<dtype, true, false, true, whole()>()); });
+                     [&](auto wide) { body(Config<dtype, wide(), true, false, false, false>()); });
+  if (!way.wide) return body(Config<dtype, false, true, true, false, false>());
+  with_bool(way.masked, [&](auto masked) {
+    if (way.whole) return body(Config<dtype, true, masked(), true, true, false>());
+    with_bool(way.counted,
+              [&](auto counted) { body(Config<dtype, true, masked(), true, false, counted()>()); });
+  });
 }
 
 // Many blocks more than run at once, but few enough that each has several rows.
 Launch launch_of(const char* name, const tea_scaled_softmax& a, const Team& team,
                  const Place& place) {
-  const int block = std::max(kLeastThreads, team.lanes());
+  // A team that waits for its threads is a block, so that no other waits with it.
+  const int block = team.lanes() > kWarp ? team.lanes() : kLeastThreads;
   const int64_t threads = a.batch * a.heads * a.rows * team.lanes();
-  const unsigned most = blocks_at_once(place, kRounds * 2 * kMostThreads / block);
+  const int rounds = team.lanes() > kWarp ? kRoundsOfLong : kRoundsOfShort;
+  const unsigned most = blocks_at_once(place, rounds * 2 * kMostThreads / block);
   return {name, dim3(std::min(blocks_for(threads, block), most)), dim3(block)};
 }
 
@@ -361,7 +411,7 @@ void softmax_backward_on_gpu(const tea_scaled_softmax& args, const Place& place)
     const Way way = way_of<dtype()>(args);
     with_config<dtype()>(way, [&](auto config) {
       using G = decltype(config);
-      using C = Config<G::dtype, G::wide, false, G::held, G::whole>;
+      using C = Config<G::dtype, G::wide, false, G::held, G::whole, false>;
       launch(launch_of("softmax_backward", args, way.team, place), softmax_backward<C>, place, args,
              way.team);
     });
