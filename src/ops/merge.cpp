@@ -47,11 +47,11 @@ struct Scratch {
 };
 
 void merge_row(const tea_merge& a, const MergeStrides& at, const MergeRow& p, Scratch& scratch) {
-  const auto lse_of = [&](int32_t i) { return a.part_lse[i]; };
-  const double lse = merged_lse<double>(a.parts, lse_of, p.in(at.part_lse));
+  const auto lse_of = [&](int32_t i) { return a.part_lse[i][p.in(at.part_lse)]; };
+  const double lse = merged_lse<double>(a.parts, lse_of);
   std::fill(scratch.sum.begin(), scratch.sum.end(), 0.0);
   for (int32_t i = 0; i < a.parts; ++i) {
-    const double weight = merge_weight(double{a.part_lse[i][p.in(at.part_lse)]}, lse);
+    const double weight = merge_weight(double{lse_of(i)}, lse);
     if (weight == 0) continue;
     load_row(a.part_o[i], a.part_dtype, p.in(at.part_o), a.dim, scratch.part.data());
     for (size_t c = 0; c < scratch.sum.size(); ++c) scratch.sum[c] += weight * scratch.part[c];

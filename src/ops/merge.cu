@@ -27,7 +27,6 @@ __global__ void __launch_bounds__(kBlock, 4) merge(const __grid_constant__ Merge
   const tea_merge& a = m.a;
   const int lane = m.team.lane(), lanes = m.team.lanes(), in_warp = threadIdx.x % 32;
   const int64_t rows = a.batch * a.rows * a.heads;
-  const auto lse_of = [&](int32_t i) { return m.lse[i]; };
   // Whole warps stay together, for the LSE is written when all threads have read it.
   for (int64_t first = (thread_index() - in_warp) >> m.team.shift; first < rows;
        first += m.team.count()) {
@@ -36,34 +35,46 @@ __global__ void __launch_bounds__(kBlock, 4) merge(const __grid_constant__ Merge
     const MergeRow p = {b, line - b * a.rows, i - line * a.heads};
     const bool active = i < rows;
     const int64_t lse_at = active ? p.in(m.at.part_lse) : 0;
+    const auto lse_of = [&](int32_t n) { return m.lse[n][lse_at]; };
     Real lse = 0;
     bool known = false;
     for (int64_t v = lane * Part::kSize; active && v < a.dim;
          v += kUnderWay * lanes * Part::kSize) {
       Real sum[kUnderWay][Part::kSize] = {};
       const int64_t distance = int64_t{lanes} * Part::kSize;
-      Stored next[kUnderWay];
-      const auto load = [&](int32_t n) {
+      const auto load = [&](Stored(&to)[kUnderWay], int32_t n) {
         const auto* const from =
             static_cast<const typename Part::Bits*>(m.o[n]) + p.in(m.at.part_o) + v;
 #pragma unroll
         for (int k = 0; k < kUnderWay; ++k)
-          next[k].load(from + k * distance, a.dim - v - k * distance);
+          to[k].load(from + k * distance, a.dim - v - k * distance);
       };
-      load(0);
-      if (!known) lse = merged_lse<Real>(a.parts, lse_of, lse_at), known = true;
-      for (int32_t n = 0; n < a.parts; ++n) {
-        const Real weight = merge_weight<Real>(m.lse[n][lse_at], lse);
-        Stored stored[kUnderWay];
-#pragma unroll
-        for (int k = 0; k < kUnderWay; ++k) stored[k] = next[k];
-        if (n + 1 < a.parts) load(n + 1);
-        if (weight == 0) continue;  // its O is not to be looked at
+      const auto add = [&](const Stored(&stored)[kUnderWay], float part_lse) {
+        const Real weight = merge_weight<Real>(part_lse, lse);
+        if (weight == 0) return;  // its O is not to be looked at
 #pragma unroll
         for (int k = 0; k < kUnderWay; ++k) {
           const Part x = stored[k].numbers();
 #pragma unroll
           for (int c = 0; c < Part::kSize; ++c) sum[k][c] += weight * Real(x.x[c]);
+        }
+      };
+      Stored next[kUnderWay];
+      load(next, 0);
+      if (a.parts == 2) {  // all that the row needs is under way at once
+        Stored other[kUnderWay];
+        load(other, 1);
+        const float both[] = {lse_of(0), lse_of(1)};
+        if (!known) lse = merged_lse<Real>(2, [&](int32_t n) { return both[n]; }), known = true;
+        add(next, both[0]), add(other, both[1]);
+      } else {
+        if (!known) lse = merged_lse<Real>(a.parts, lse_of), known = true;
+        for (int32_t n = 0; n < a.parts; ++n) {
+          Stored stored[kUnderWay];
+#pragma unroll
+          for (int k = 0; k < kUnderWay; ++k) stored[k] = next[k];
+          if (n + 1 < a.parts) load(next, n + 1);
+          add(stored, lse_of(n));
         }
       }
       auto* const to = static_cast<typename Result::Bits*>(a.o) + p.in(m.at.o);
@@ -81,7 +92,7 @@ __global__ void __launch_bounds__(kBlock, 4) merge(const __grid_constant__ Merge
         }
       }
     }
-    if (!known) lse = merged_lse<Real>(active ? a.parts : 0, lse_of, lse_at);
+    if (!known) lse = merged_lse<Real>(active ? a.parts : 0, lse_of);
     __syncwarp();
     if (active && lane == 0 && a.lse) a.lse[p.in(m.at.lse)] = static_cast<float>(lse);
   }

@@ -21,13 +21,13 @@ struct MergeRow {
   }
 };
 
-// The LSE over all parts, whose pointers `lse_of(i)` gives, at element `at`.
+// The LSE over all parts, each of which `lse_of(i)` gives.
 template <class Real, class Parts>
-TEA_HOST_DEVICE Real merged_lse(int32_t parts, const Parts& lse_of, int64_t at) {
+TEA_HOST_DEVICE Real merged_lse(int32_t parts, const Parts& lse_of) {
   Real high = -INFINITY, sum = 0;
-  for (int32_t i = 0; i < parts; ++i) high = fmax(high, Real{lse_of(i)[at]});
+  for (int32_t i = 0; i < parts; ++i) high = fmax(high, Real{lse_of(i)});
   if (high == -INFINITY) high = 0;  // all parts are empty, or one is NaN
-  for (int32_t i = 0; i < parts; ++i) sum += exp(Real{lse_of(i)[at]} - high);
+  for (int32_t i = 0; i < parts; ++i) sum += exp(Real{lse_of(i)} - high);
   return high + log(sum);
 }
 
