@@ -11,7 +11,7 @@ namespace {
 // ---- One at a time -----------------------------------------------------------------------------
 
 constexpr int kPerThread = 8;  // elements under way
-constexpr int kPasses = 4;     // in a tile
+constexpr int kPasses = 2;     // in a tile
 
 // A thread takes elements that lie kBlock apart in a tile of a line: what it knows from one serves
 // the next, and in most passes all of them.
