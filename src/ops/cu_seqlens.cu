@@ -1,5 +1,6 @@
-// Cumulative lengths. Masks are counted first, into the place of the sums; blocks sum tiles of them
-// there, one block sums the tiles, and what lies before a tile is added to its sums.
+// Cumulative lengths. Lengths: blocks sum tiles of them, one block sums the tiles, and what lies
+// before a tile is added to its sums. Masks of short rows: one pass, in which a block asks those
+// before it. Masks of long rows: counted into the place of the sums, and the last block sums them.
 #include "ops/cu_seqlens.h"
 #include "ops/fill.h"
 #include "ops/launch.cuh"
@@ -16,9 +17,10 @@ __device__ int32_t saturated(int64_t sum) {
   return static_cast<int32_t>(sum < kMost ? sum : kMost);
 }
 
-// The sum over this thread and those before it; *total: over all.
+// The sum over this thread and those before it in its block; *total: over all.
+template <int kThreads>
 __device__ int64_t scanned(int64_t value, int64_t* total) {
-  __shared__ int64_t of_warp[kScan / kWarp];
+  __shared__ int64_t of_warp[kThreads / kWarp];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   for (int offset = 1; offset < kWarp; offset *= 2) {
     const int64_t before = __shfl_up_sync(~0u, value, offset);
@@ -27,7 +29,7 @@ __device__ int64_t scanned(int64_t value, int64_t* total) {
   if (lane == kWarp - 1) of_warp[warp] = value;
   __syncthreads();
   int64_t sum = 0;
-  for (int w = 0; w < kScan / kWarp; ++w) {
+  for (int w = 0; w < kThreads / kWarp; ++w) {
     if (w == warp) value += sum;
     sum += of_warp[w];
   }
@@ -48,7 +50,7 @@ struct Places {
 // A block sums tile after tile; with as many blocks as tiles, each sums its own alone. `lengths`,
 // which begin with the first sequence's, may be the sums' own place.
 __global__ void __launch_bounds__(kScan)
-    sum_lengths(const int32_t* lengths, int32_t* cu_seqlens, const Places places, int32_t* status) {
+    sum_tiles(const int32_t* lengths, int32_t* cu_seqlens, const Places places, int32_t* status) {
   if (thread_index() == 0) cu_seqlens[0] = 0;
   int64_t before = 0;
   for (int64_t tile = blockIdx.x * kTile; tile < places.count(); tile += gridDim.x * kTile) {
@@ -61,7 +63,7 @@ __global__ void __launch_bounds__(kScan)
       sane &= length >= 0;
       sum[k] = (k ? sum[k - 1] : 0) + (length > 0 ? length : 0);
     }
-    const int64_t own = sum[kEach - 1], base = before + scanned(own, &total) - own;
+    const int64_t own = sum[kEach - 1], base = before + scanned<kScan>(own, &total) - own;
 #pragma unroll
     for (int k = 0; k < kEach; ++k)
       if (first + k < places.count()) cu_seqlens[places.at(first + k)] = saturated(base + sum[k]);
@@ -123,36 +125,126 @@ __device__ void add_saturating(int32_t* to, int64_t value) {
   }
 }
 
-// What one group of threads counts: a row, or a piece of it.
-struct Pieces {
-  int64_t bytes, of_row;
-  Team team;  // at most a warp
+__device__ int64_t sum_over(const Team& team, int64_t value) {
+  for (int offset = team.lanes() / 2; offset; offset /= 2)
+    value += __shfl_xor_sync(~0u, value, offset);
+  return value;
+}
+
+// Sums 1 + first .. of as many sequences as a block has threads, of which `count` exist.
+__device__ void store_sum(const tea_cu_seqlens& a, int64_t first, int count, int64_t sum) {
+  const int i = threadIdx.x;
+  if (i >= count) return;
+  a.cu_seqlens[first + i + 1] = saturated(sum);
+  if (sum > kMost) report(a.status, TEA_STATUS_BAD_LENGTHS);
+}
+
+// ---- Short rows --------------------------------------------------------------------------------
+
+// What a tile's last sum holds until it is one: kNothing, then the tile's own sum as a number below
+// that (Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016).
+constexpr int32_t kNothing = -1;
+__device__ int32_t as_own(int64_t sum) { return static_cast<int32_t>(kNothing - 1 - sum); }
+
+struct Tiles {
+  Team team;  // of a row, at most a warp
+  // Large enough that few blocks wait for those before them, small enough for many blocks.
+  TEA_HOST_DEVICE int rounds() const { return team.shift >= 2 && team.shift <= 4 ? 4 : 1; }
+  TEA_HOST_DEVICE int at_once() const { return kBlock >> team.shift; }
+  TEA_HOST_DEVICE int rows() const { return at_once() * rounds(); }
+  TEA_HOST_DEVICE int64_t count(int64_t batch) const { return (batch + rows() - 1) / rows(); }
+  __device__ volatile int32_t* last_sum(const tea_cu_seqlens& a, int64_t tile) const {
+    const int64_t end = (tile + 1) * rows();
+    return a.cu_seqlens + (end < a.batch ? end : a.batch);
+  }
 };
 
-__global__ void __launch_bounds__(kBlock)
-    count_marks(const tea_cu_seqlens a, int32_t* counts, const Pieces pieces) {
-  const int lane = pieces.team.lane(), lanes = pieces.team.lanes(), in_warp = threadIdx.x % kWarp;
-  const int64_t count = a.batch * pieces.of_row;
-  // Whole warps stay together, for the sums over their threads.
-  for (int64_t first = (thread_index() - in_warp) >> pieces.team.shift; first < count;
-       first += pieces.team.count()) {
-    const int64_t i = first + (in_warp >> pieces.team.shift);
+// What lies before a tile, by one warp: 32 tiles at a time, up to the first that knows its sum.
+__device__ int64_t sum_before(const tea_cu_seqlens& a, const Tiles& tiles, int64_t tile) {
+  int64_t sum = 0;
+  for (int64_t i = tile - 1 - static_cast<int>(threadIdx.x);; i -= kWarp) {
+    int32_t seen = 0;
+    if (i >= 0)
+      while ((seen = *tiles.last_sum(a, i)) == kNothing) {
+      }
+    const unsigned known = __ballot_sync(~0u, seen >= 0), up_to_known = known ^ (known - 1);
+    if (!(up_to_known >> threadIdx.x & 1)) seen = 0;
+    sum += sum_over({5}, int64_t{seen >= 0 ? seen : as_own(seen)});
+    if (known) return sum;
+  }
+}
+
+// cu_seqlens are kNothing before it, the first of them counts the tiles that blocks have taken:
+// all before a block's own are under way, so that it may wait for them.
+__global__ void __launch_bounds__(kBlock) sum_marks(const tea_cu_seqlens a, const Tiles tiles) {
+  __shared__ int64_t tile, before;
+  __shared__ int32_t tokens[kBlock];
+  if (threadIdx.x == 0) tile = atomicAdd(a.cu_seqlens, 1) - kNothing;
+  __syncthreads();
+  const int64_t first = tile * tiles.rows(), left = a.batch - first;
+  const int count = left < tiles.rows() ? static_cast<int>(left) : tiles.rows();
+  const int lane = tiles.team.lane(), lanes = tiles.team.lanes();
+  for (int round = 0; round < tiles.rounds(); ++round) {
+    const int row = round * tiles.at_once() + (threadIdx.x >> tiles.team.shift);
+    const uint8_t* const mask = a.mask + (first + row) * a.seqlen;
+    const int64_t marked =
+        sum_over(tiles.team, row < count ? marked_between(mask, mask + a.seqlen, lane, lanes) : 0);
+    if (lane == 0)
+      tokens[row] = static_cast<int32_t>(a.mask_marks_tokens ? marked : a.seqlen - marked);
+  }
+  __syncthreads();
+  int64_t total;
+  const int i = threadIdx.x;
+  const int64_t sum = scanned<kBlock>(i < count ? tokens[i] : 0, &total);
+  if (threadIdx.x < kWarp) {
+    if (threadIdx.x == 0 && tile > 0) *tiles.last_sum(a, tile) = as_own(total);
+    const int64_t others = sum_before(a, tiles, tile);
+    if (threadIdx.x == 0) *tiles.last_sum(a, tile) = saturated(others + total), before = others;
+  }
+  __syncthreads();
+  store_sum(a, first, count, before + sum);
+  if (tile == gridDim.x - 1 && threadIdx.x == 0) a.cu_seqlens[0] = 0;  // every tile is taken
+}
+
+// ---- Long rows ---------------------------------------------------------------------------------
+
+struct Pieces {
+  int64_t bytes, of_row;
+};
+
+// A warp counts a piece. cu_seqlens are 0 before it, the first of them counts blocks that are done.
+__global__ void __launch_bounds__(kBlock) count_marks(const tea_cu_seqlens a, const Pieces pieces) {
+  __shared__ bool is_last;
+  int32_t* const counts = a.cu_seqlens + 1;
+  const int lane = threadIdx.x % kWarp;
+  for (int64_t i = thread_index() / kWarp; i < a.batch * pieces.of_row;
+       i += thread_count() / kWarp) {
     const int64_t row = quotient(i, pieces.of_row),
                   begin = (i - row * pieces.of_row) * pieces.bytes;
     const int64_t end = begin + pieces.bytes < a.seqlen ? begin + pieces.bytes : a.seqlen;
     const uint8_t* const mask = a.mask + row * a.seqlen;
-    int64_t tokens = i < count ? marked_between(mask + begin, mask + end, lane, lanes) : 0;
-    for (int offset = lanes / 2; offset; offset /= 2)
-      tokens += __shfl_xor_sync(~0u, tokens, offset);
-    if (i >= count || lane) continue;
+    int64_t tokens = sum_over({5}, marked_between(mask + begin, mask + end, lane, kWarp));
+    if (lane) continue;
     if (!a.mask_marks_tokens) tokens = end - begin - tokens;
-    if (pieces.of_row == 1)
-      counts[row] = saturated(tokens);
-    else if (a.seqlen <= kMost)
+    if (a.seqlen <= kMost)
       atomicAdd(counts + row, static_cast<int32_t>(tokens));
     else
       add_saturating(counts + row, tokens);
+    __threadfence();
   }
+  __syncthreads();
+  if (threadIdx.x == 0) is_last = atomicAdd(a.cu_seqlens, 1) == static_cast<int32_t>(gridDim.x - 1);
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  int64_t before = 0, total = 0;
+  for (int64_t first = 0; first < a.batch; first += kBlock, before += total) {
+    const int64_t left = a.batch - first;
+    const int count = left < kBlock ? static_cast<int>(left) : kBlock, i = threadIdx.x;
+    const int64_t own = i < count ? __ldcg(counts + first + i) : 0;
+    store_sum(a, first, count, before + scanned<kBlock>(own, &total));
+  }
+  if (threadIdx.x == 0) a.cu_seqlens[0] = 0;
 }
 
 __global__ void __launch_bounds__(kBlock)
@@ -163,24 +255,27 @@ __global__ void __launch_bounds__(kBlock)
   if (threadIdx.x % kWarp == 0 && above) atomicAdd(result, above);
 }
 
-void count(const tea_cu_seqlens& a, const Place& place) {
-  constexpr int64_t kOfLane = 16 * kUnderWay, kRounds = 8;
-  int32_t* const counts = a.cu_seqlens + 1;
-  Pieces pieces{0, 0, Team::of(a.seqlen, kOfLane, kWarp)};
-  pieces.bytes = pieces.team.lanes() * kOfLane * kRounds;
-  pieces.of_row = std::max<int64_t>((a.seqlen + pieces.bytes - 1) / pieces.bytes, 1);
-  if (pieces.of_row > 1) fill_bytes(counts, 0, static_cast<uint64_t>(a.batch) * 4, place);
-  launch({"count_marks", blocks_for(a.batch * pieces.of_row * pieces.team.lanes())}, count_marks,
-         place, a, counts, pieces);
+void sum_masks(const tea_cu_seqlens& a, const Place& place) {
+  constexpr int64_t kOfLane = 16 * kUnderWay, kPiece = kWarp * kOfLane * 8;
+  const bool is_short = a.seqlen <= kPiece;
+  fill_bytes(a.cu_seqlens, is_short ? 0xFF : 0, static_cast<uint64_t>(a.batch + 1) * 4, place);
+  if (is_short) {
+    const Tiles tiles = {Team::of(a.seqlen, kOfLane, kWarp)};
+    const dim3 grid(static_cast<unsigned>(tiles.count(a.batch)));
+    return launch({"sum_marks", grid}, sum_marks, place, a, tiles);
+  }
+  const Pieces pieces = {kPiece, (a.seqlen + kPiece - 1) / kPiece};
+  launch({"count_marks", blocks_for(a.batch * pieces.of_row * kWarp)}, count_marks, place, a,
+         pieces);
 }
 
-void sum(const int32_t* lengths, const tea_cu_seqlens& a, const Place& place) {
+void sum_lengths(const tea_cu_seqlens& a, const Place& place) {
   const int64_t tiles = std::max<int64_t>((a.batch + kTile - 1) / kTile, 1);
   int32_t* const sums = a.cu_seqlens;
-  launch({"sum_lengths", dim3(static_cast<unsigned>(tiles)), dim3(kScan)}, sum_lengths, place,
-         lengths, sums, Places{a.batch, 1}, a.status);
+  launch({"sum_tiles", dim3(static_cast<unsigned>(tiles)), dim3(kScan)}, sum_tiles, place,
+         a.lengths, sums, Places{a.batch, 1}, a.status);
   if (tiles == 1) return;
-  launch({"sum_lengths", dim3(1), dim3(kScan)}, sum_lengths, place,
+  launch({"sum_tiles", dim3(1), dim3(kScan)}, sum_tiles, place,
          static_cast<const int32_t*>(sums + 1), sums, Places{a.batch, kTile}, a.status);
   launch({"add_tiles_before", blocks_for(a.batch)}, add_tiles_before, place, sums, a.batch,
          a.status);
@@ -189,8 +284,10 @@ void sum(const int32_t* lengths, const tea_cu_seqlens& a, const Place& place) {
 }  // namespace
 
 void fill_cu_seqlens_on_gpu(const tea_cu_seqlens& args, const Place& place) {
-  if (args.mask && args.batch) count(args, place);
-  sum(args.mask ? args.cu_seqlens + 1 : args.lengths, args, place);
+  if (args.mask && args.batch)
+    sum_masks(args, place);
+  else
+    sum_lengths(args, place);
 }
 
 int64_t count_positive_on_gpu(const int32_t* values, int64_t count, int32_t* scratch,

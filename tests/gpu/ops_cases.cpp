@@ -133,7 +133,7 @@ void cu_seqlens_fill(Side& s) {
       lengths.push_back(s.chance(1) ? -5 : static_cast<int32_t>(s.pick(0, most)));
     a.lengths = s.numbers(lengths);
   } else {
-    a.seqlen = s.pick(0, 2) ? s.pick(0, 300) : s.pick(0, 30000);
+    a.seqlen = s.pick(0, 2) ? s.pick(0, 300) : s.pick(0, 100000);
     a.batch = std::min<int64_t>(a.batch, 3000000 / (a.seqlen + 1));
     std::vector<uint8_t> mask;
     for (int64_t i = 0; i < a.batch * a.seqlen; ++i)
