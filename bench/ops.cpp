@@ -306,8 +306,9 @@ void softmax(Bench& b) {
       a.batch = 1, a.rows = std::min(cols, b.bytes() / 2 / cols);
       a.heads = b.bytes() / 2 / cols / a.rows;
       const std::string shape = numbers_in({a.batch, a.heads, a.rows, cols});
-      // Causal kinds read half of the columns and write all.
-      const int64_t read = kind == TEA_SCORE_MASK_CAUSAL ? b.bytes() / 2 : b.bytes();
+      // Causal rows read what they see, row r of a matrix r + 1 columns, and write all.
+      const bool causal = kind == TEA_SCORE_MASK_CAUSAL;
+      const int64_t read = causal ? a.heads * a.rows * (a.rows + 1) : b.bytes();
       b.next();
       a.input = b.memory<char>(b.bytes()), a.output = b.memory<char>(b.bytes());
       if (kind == TEA_SCORE_MASK_GIVEN) a.mask = b.memory<uint8_t>(a.rows * cols);
