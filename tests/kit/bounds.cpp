@@ -140,7 +140,11 @@ void Bounds::output(const Row& r, double sum_exp) {
         pair.keep * (exp_error(pair.x - reference, pairs_[n].log + off) + flush_) +
         (fp8 ? 0 : pair.weight * z_error_);
     const Approx weight{pair.weight, std::min(pair.keep, unsure)};
-    if (fp8) s_amax_.add(weight);
+    if (fp8 && f.divided)
+      s_amax_.add({weight.value / sum_exp,
+                   (weight.error + weight.value * (z_error_ + exp_error(0, off))) / sum_exp});
+    else if (fp8)
+      s_amax_.add(weight);
     double error =
         cast_error(weight, pair.weight8, f.s, f.s_scale) + rounding_of_p(pair.weight8, pair.keep);
     if (fp8) error += (z_error_ + exp_error(0, off)) * pair.weight8;

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "core/boundary.h"
+#include "core/error.h"
 #include "core/plan.h"
 #include "core/registry.h"
 #include "cpu/flash.h"
@@ -28,6 +29,10 @@ std::string number(double x) {
   return buffer;
 }
 
+// Rules of cuDNN's that are not ours (docs/kernels/cudnn.md).
+bool has_own_dropout(std::string_view engine) { return engine == "cudnn"; }
+bool has_own_amax(std::string_view engine) { return engine == "cudnn"; }
+
 // What is in the outputs against what should be there.
 class Comparison {
  public:
@@ -35,9 +40,12 @@ class Comparison {
       : inputs_(inputs), problem_(inputs.problem()), report_(report) {}
 
   // `solve` runs once; a second call compares other outputs of the same inputs and the same O.
-  void run(Solve solve) {
+  // `kept`: of an engine that has a dropout of its own.
+  void run(Solve solve, const std::vector<char>& kept = {}) {
     if (!result_) {
       want_ = inputs_.logical();
+      want_.kept = kept;
+      want_.fp8.divided = has_own_amax(report_.engine);
       if (problem_.training) want_.o_stored = as_array(TEA_O, want_.dout.size());
       precision_ = precision_of(report_.engine, problem_);
       result_ = solve(want_, precision_);
@@ -180,9 +188,11 @@ class Checker {
   Checker(const Case& c, Inputs& inputs, std::string_view engine, const Stage& stage)
       : engine_(engine),
         stage_(stage),
+        case_(c),
         inputs_(inputs),
         problem_(inputs_.problem()),
-        poisons_keys_(c.values == Values::kNanMasked) {
+        poisons_keys_(c.values == Values::kNanMasked ||
+                      (c.values == Values::kNanAttended && c.problem.training)) {
     report_.line = c.text();
     report_.device = stage.device;
   }
@@ -194,15 +204,16 @@ class Checker {
       mirror_.emplace(gpu_of_thread(stage_.device), inputs_, stage_.around);
     std::vector<uint8_t> first[2], second[2];
     Comparison comparison(inputs_, report_);
+    if (problem_.drops() && has_own_dropout(report_.engine) && !look_at_dropout()) return report_;
     const bool finite = needs_finite_padding(report_.engine);
     if (!execute(finite ? Poison::kThree : Poison::kNan, first)) return report_;
-    comparison.run(stage_.solve);
+    comparison.run(stage_.solve, kept_);
     if (!execute(finite ? Poison::kMinusTwo : Poison::kLarge, second)) return report_;
     for (int d = 0; d < 2; ++d)
       if (first[d] != second[d] && must_repeat(d))
         fail(std::string(d ? "backward" : "forward") + " depends on what the memory held before (" +
              (finite ? "3 and -2" : "NaN and 1e30") + " give other bits)");
-    if (report_.ok() && first[1] != second[1]) comparison.run(stage_.solve);
+    if (report_.ok() && first[1] != second[1]) comparison.run(stage_.solve, kept_);
     return report_;
   }
 
@@ -224,7 +235,19 @@ class Checker {
     if (status != TEA_OK) fail("no plan: " + std::string(tea_error()));
     if (status == TEA_OK && poisons_keys_ && needs_finite_padding(report_.engine)) {
       report_.refused = true;
-      fail("the engine needs finite numbers in keys that no row attends");
+      fail("the engine needs finite numbers: others reach gradients of keys that no row attends");
+    }
+    return report_.ok();
+  }
+
+  bool look_at_dropout() {
+    report_.refused = inputs_.extents().max_kv > problem_.v_dim();
+    if (report_.refused) fail("the engine's dropout shows in at most dim_v keys");
+    try {
+      if (report_.ok()) kept_ = kept_by(case_, report_.engine, stage_.device);
+    } catch (const Error& e) {
+      report_.refused = e.status == TEA_UNSUPPORTED;
+      fail(e.what());
     }
     return report_.ok();
   }
@@ -283,10 +306,12 @@ class Checker {
 
   std::string engine_;
   const Stage& stage_;
+  const Case& case_;
   Inputs& inputs_;
   std::optional<Mirror> mirror_;
   const Problem& problem_;
   bool poisons_keys_;
+  std::vector<char> kept_;
   PlanPointer plan_;
   PlanRef pretended_;
   Report report_;
@@ -325,6 +350,8 @@ oracle::Precision precision_of(std::string_view engine, const Problem& p) {
     out.least = FLT_MIN;  // subnormal probabilities count as zero
     // Each query head's gradient of K and V is rounded before the sum over those that share them.
     out.dqkv.floor *= 1 + p.heads_q / p.heads_kv;
+    // Tensor cores add products of fp8 with few bits; P is cast against a running maximum.
+    if (p.is_fp8()) out.unit_acc = 0x1p-16, out.p = oracle::rounding(oracle_type(p.dtype));
   }
   return out;
 }
@@ -349,6 +376,28 @@ std::vector<std::string> engines_of(int device) {
     tea_plan_release(plan);
   }
   return out;
+}
+
+std::vector<char> kept_by(const Case& c, std::string_view engine, int device) {
+  Case even = c;
+  even.values = Values::kZero;
+  Inputs inputs(even);
+  const Problem& p = inputs.problem();
+  const Extents& e = inputs.extents();
+  inputs.replace(TEA_V, [](const Index& at) { return at[2] == at[3]; });
+  inputs.fill(needs_finite_padding(engine) ? Poison::kThree : Poison::kNan);
+  Mirror mirror(gpu_of_thread(device), inputs);
+  const tea_run& run =
+      mirror.upload(workspace_for(p, inputs.run(0), device, engine, Direction::kForward));
+  tea::forward(*planner().plan(p, device, engine), &run);
+  mirror.fetch();
+  std::vector<char> kept(static_cast<size_t>(e.batch * p.heads_q * e.max_q * e.max_kv));
+  each_valid(inputs.place(TEA_O), p, e, [&](int64_t, const Index& at) {
+    if (at[3] < e.max_kv)
+      kept[static_cast<size_t>(((at[0] * p.heads_q + at[1]) * e.max_q + at[2]) * e.max_kv +
+                               at[3])] = inputs.value(TEA_O, at) != 0;
+  });
+  return kept;
 }
 
 std::vector<std::string> host_engines() { return engines_of(kHost); }

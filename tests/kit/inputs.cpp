@@ -222,6 +222,14 @@ void Inputs::write_integers() {
   }
 }
 
+void Inputs::replace(tea_tensor t, const std::function<double(const Index&)>& value) {
+  filled_.clear();
+  const Place& place = places_[t];
+  each_valid(place, problem_, extents_, [&](int64_t, const Index& where) {
+    (*array(t))[array_index(place, where)] = value(where);
+  });
+}
+
 void Inputs::fill(Poison poison) {
   poison_ = poison;
   auto& filled = filled_[poison];

@@ -2,6 +2,7 @@
 // everything that no engine may use or must overwrite, and the same values as plain arrays.
 #pragma once
 #include <array>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -29,6 +30,9 @@ class Inputs {
   const Scalars& scalars() const { return scalars_; }
   // The values as an engine reads them, after rounding to the dtypes.
   const oracle::Case& logical() const { return logical_; }
+
+  // Values of Q, K, V or dO instead of the case's, from the next fill() on.
+  void replace(tea_tensor t, const std::function<double(const Index&)>& value);
 
   // Everything back to the start: inputs written, outputs and unused memory poisoned.
   void fill(Poison poison);

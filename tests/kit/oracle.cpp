@@ -58,12 +58,12 @@ void softmax(const Case& c, Row& r, Values& out) {
 // FP8 casts before the division by the denominator.
 void output(const Case& c, Row& r, Values& out) {
   const bool fp8 = c.fp8.s != Type::kExact;
-  const double norm =
-      fp8 ? c.fp8.v_scale_inv * c.fp8.s_scale_inv / out.sum_exp[r.at] : c.fp8.v_scale_inv;
+  const double sum = fp8 ? out.sum_exp[r.at] : 1;
+  const double norm = c.fp8.v_scale_inv * c.fp8.s_scale_inv / sum;
   for (Pair& pair : r.pairs) {
     pair.weight = pair.keep * std::exp(pair.x - (fp8 ? r.max : r.lse));
     pair.weight8 = cast(pair.weight, c.fp8.s, c.fp8.s_scale);
-    if (fp8) out.s_amax = std::fmax(out.s_amax, pair.weight);
+    out.s_amax = std::fmax(out.s_amax, pair.weight / (c.fp8.divided ? sum : 1));
     add(pair.weight8 * norm, &c.v[pair.key * c.dim_v], c.dim_v, &out.o[r.at * c.dim_v]);
   }
 }
@@ -147,6 +147,7 @@ void philox(uint32_t (&counter)[4], uint64_t key) {
 }
 
 bool keeps(const Case& c, int64_t b, int64_t h, int64_t i, int64_t j) {
+  if (!c.kept.empty()) return c.kept[((b * c.heads_q + h) * c.max_q + i) * c.max_kv + j];
   const uint64_t row = i + c.origin[2], col = j + c.origin[3];
   const uint64_t stream = (b + c.origin[0]) * 4096 + h + c.origin[1];
   uint32_t words[4] = {static_cast<uint32_t>(row / 16 * 8 + row % 8),

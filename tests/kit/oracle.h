@@ -19,6 +19,7 @@ struct Fp8 {
   double s_scale = 1, s_scale_inv = 1, dp_scale = 1, dp_scale_inv = 1;
   double q_scale_inv = 1, k_scale_inv = 1, v_scale_inv = 1, o_scale_inv = 1, dout_scale_inv = 1;
   double o_scale = 1, dq_scale = 1, dk_scale = 1, dv_scale = 1;  // multiply before the output cast
+  bool divided = false;  // s_amax is of P after the division by the denominator
 };
 
 // One problem. Arrays are dense, in the order given; entries past a length may hold anything.
@@ -40,6 +41,7 @@ struct Case {
   double scale = 1;
   double dropout = 0;  // rounded to float, as the interface has it; 0: none
   uint64_t seed = 0, offset = 0;
+  std::vector<char> kept;  // [batch][heads_q][max_q][max_kv], of another rule; empty: ours
   int64_t origin[4] = {};  // batch, head, row, column
   Fp8 fp8;
 };

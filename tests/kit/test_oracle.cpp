@@ -166,6 +166,25 @@ TEST(Oracle, DropoutScalesWhatItKeeps) {
   EXPECT_NEAR(r.lse.value[0], std::log(4.0), 1e-15);
 }
 
+TEST(Oracle, MayBeToldWhatDropoutKeeps) {
+  Case c = plain(1, 4);
+  c.q.assign(8, 0.0), c.dropout = 0.5, c.kept = {0, 1, 1, 0};
+  const Result r = solve(c, kDouble);
+  for (int d = 0; d < 8; ++d) EXPECT_NEAR(r.o.value[d], (c.v[8 + d] + c.v[16 + d]) / 2, 1e-15);
+}
+
+// Three keys alike.
+TEST(Oracle, RecordsFp8sProbabilitiesBeforeOrAfterTheDivision) {
+  Case c = plain(1, 3);
+  c.q.assign(8, 0.0), c.fp8.s = Type::kE4m3, c.fp8.dp = Type::kE5m2;
+  const Result before = solve(c, precision(Type::kE4m3));
+  EXPECT_EQ(before.s_amax.value[0], 1);
+  c.fp8.divided = true;
+  const Result after = solve(c, precision(Type::kE4m3));
+  EXPECT_NEAR(after.s_amax.value[0], 1.0 / 3, 1e-15);
+  EXPECT_EQ(after.o.value, before.o.value);
+}
+
 // One key: P = 1. In E4M3, 300 becomes 288.
 TEST(Oracle, Fp8CastsWhereSpecified) {
   Case c = plain(1, 1);
