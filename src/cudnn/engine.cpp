@@ -17,17 +17,19 @@ namespace tea::cudnn {
 namespace {
 
 constexpr size_t kLeastVersion = 90800;
-constexpr int kLeastSm = 80;
+constexpr int kLeastSm = 80, kLeastFp8Sm = 90;
 constexpr int64_t kMostSequences = 65535;        // blocks of a grid in its third dimension
 constexpr int64_t kMostRows = int64_t{1} << 30;  // cuDNN's bounds are ints
 
 void check_origin(const Problem& p, const Run& run) {
   if (takes_origin(p, run)) return;
-  throw Error(TEA_UNSUPPORTED, run.origin_device
-                                   ? "run.origin_device is a pointer; cudnn needs NULL with a mask"
-                                   : "run.origin has row " + shown(run.origin[2]) + " and column " +
-                                         shown(run.origin[3]) +
-                                         "; cudnn needs them equal with a mask");
+  const std::string with = p.drops() ? " with dropout" : " with a mask";
+  if (run.origin_device)
+    throw Error(TEA_UNSUPPORTED, "run.origin_device is a pointer; cudnn needs NULL" + with);
+  throw Error(TEA_UNSUPPORTED, "run.origin is " + shown(run.origin[0]) + "," +
+                                   shown(run.origin[1]) + "," + shown(run.origin[2]) + "," +
+                                   shown(run.origin[3]) + "; cudnn needs " +
+                                   (p.drops() ? "zeros" : "row and column equal") + with);
 }
 
 // Graphs by their sizes, most recently used first.
@@ -43,10 +45,12 @@ class Graphs {
       }
     return nullptr;
   }
+  // The graph that leaves is destroyed, which waits for the device, when others may look again.
   void insert(const GraphKey& key, std::shared_ptr<const Graph> graph) {
+    std::list<std::pair<GraphKey, std::shared_ptr<const Graph>>> evicted;
     const std::lock_guard lock(mutex_);
     recent_.emplace_front(key, std::move(graph));
-    if (recent_.size() > kMost) recent_.pop_back();
+    if (recent_.size() > kMost) evicted.splice(evicted.end(), recent_, std::prev(recent_.end()));
   }
 
  private:
@@ -106,18 +110,17 @@ struct Cudnn final : Executable {
     const auto graph = empty ? nullptr : graph_of(run, key);
     const Layout at = layout(problem, run.size, key.capacity, d);
     const Pointers slots = pointers(run, at);
-    if (const auto before = preparation(problem, run, key.capacity, slots))
+    if (const auto before = preparation(problem, run, key.capacity, slots, d))
       prepare(*before, run.stream);
-    if (graph && back && leaves_rows(problem))
-      make_finite(run.as<const float>(TEA_LSE), static_cast<float*>(slots[kFiniteLse]),
-                  lse_span(problem, run.size), run.stream);
     if (graph) graph->run(slots, static_cast<char*>(run.workspace) + at.library, run.stream);
+    if (graph && problem.is_fp8())
+      if (const auto amaxes = raising(run, slots, d)) raise(*amaxes, run.stream);
     if (empty && key.dsink)
       driver::fill(run.tensor[TEA_DSINK], 0, sizeof(float) * static_cast<size_t>(problem.heads_q),
                    run.stream);
     if (!empty && !leaves_rows(problem)) return;
-    clear(clearing(problem, run, slots, d), run.stream);
-    if (back) clear(clearing_of_keys(problem, run), run.stream);
+    const Clear keys = back ? clearing_of_keys(problem, run) : Clear{};
+    clear(clearing(problem, run, slots, d), back ? &keys : nullptr, run.stream);
   }
 };
 
@@ -129,15 +132,21 @@ std::string bad_stride(const Problem& p) {
   struct Row {
     const char* name;
     const tea_strides& s;
+    int32_t dtype;
   };
-  const Row forward[] = {{"q", size.q}, {"k", size.k}, {"v", size.v}, {"o", size.o}};
-  const Row backward[] = {{"dout", size.dout}, {"dq", size.dq}, {"dk", size.dk}, {"dv", size.dv}};
+  const int32_t type = p.dtype, dtype = p.dqkv_type();
+  const Row forward[] = {
+      {"q", size.q, type}, {"k", size.k, type}, {"v", size.v, type}, {"o", size.o, p.o_type()}};
+  const Row backward[] = {{"dout", size.dout, p.dout_type()},
+                          {"dq", size.dq, dtype},
+                          {"dk", size.dk, dtype},
+                          {"dv", size.dv, dtype}};
   const auto bad = [](std::span<const Row> rows) -> std::string {
     for (const Row& row : rows)
       for (const int64_t stride : {row.s.batch, row.s.seq, row.s.head})
-        if (stride % 8)
+        if (const int64_t step = is_fp8(row.dtype) ? 16 : 8; stride % step)
           return "a stride of " + std::string(row.name) + " is " + shown(stride) +
-                 "; needs a multiple of 8";
+                 "; needs a multiple of " + shown(step);
     return "";
   };
   const std::string first = bad(forward);
@@ -157,6 +166,13 @@ std::string ragged_limit(const Problem& p) {
   const auto same = [](const tea_strides& a, const tea_strides& b) {
     return a.seq == b.seq && a.head == b.head;
   };
+  // Of shared heads it sums the gradients of each query head in rows as long as those times a
+  // group.
+  const bool apart =
+      p.heads_q > p.heads_kv && p.kv_form == TEA_RAGGED &&
+      (g.dk.seq < int64_t{p.heads_kv} * p.dim_qk || g.dv.seq < int64_t{p.heads_kv} * p.v_dim());
+  if (apart)
+    return "heads of dk or dv lie apart; a ragged backward pass needs shared heads side by side";
   if (same(g.dq, g.q) && same(g.dk, g.k) && same(g.dv, g.v) && same(g.dout, g.o)) return "";
   return "strides of dq, dk, dv or dout differ from those of q, k, v or o; a ragged backward pass "
          "needs the same";
@@ -176,12 +192,26 @@ std::string bias_limit(const Problem& p) {
   return "";
 }
 
+// What its graphs of fp8 have no place for.
+std::string fp8_limit(const Problem& p, const Device& device) {
+  if (!p.is_fp8()) return "";
+  if (device.sm < kLeastFp8Sm)
+    return "device is sm_" + shown(device.sm) + "; fp8 needs sm_" + shown(kLeastFp8Sm) +
+           " or later";
+  if (p.bias || p.alibi) return "it has a bias or ALiBi; fp8 needs none";
+  if (p.drops()) return "dropout is " + shown(p.dropout) + "; fp8 needs 0";
+  if (p.varies()) return "a form is ragged or paged; fp8 needs dense or padded";
+  if (p.v_dim() != p.dim_qk)
+    return "dim_v is " + shown(p.v_dim()) + "; fp8 needs that of dim_qk, " + shown(p.dim_qk);
+  return "";
+}
+
 std::string why_not(const Problem& p, const Device& device) {
   if (device.is_host()) return "device is the host; it runs on a GPU";
   if (device.sm < kLeastSm)
     return "device is sm_" + shown(device.sm) + "; needs sm_" + shown(kLeastSm) + " or later";
-  if (p.drops())
-    return "dropout is " + shown(p.dropout) + "; needs 0: the bits of cuDNN's are not ours";
+  const std::string fp8 = fp8_limit(p, device);
+  if (!fp8.empty()) return fp8;
   if (p.alignment && p.alignment < 16)
     return "alignment is " + shown(p.alignment) + "; needs 16 or more";
   if (p.scale_value() <= 0) return "scale is " + shown(p.scale) + "; needs more than 0";
@@ -197,6 +227,8 @@ std::string why_not(const Problem& p, const Device& device) {
   return bad_stride(p);
 }
 
+enum class Passes { kBoth, kBackward };
+
 // Forward; backward with the gradients that a run may ask for, and without them.
 std::vector<GraphKey> graphs_of(const Problem& p, Passes passes) {
   std::vector<GraphKey> keys;
@@ -211,14 +243,45 @@ std::vector<GraphKey> graphs_of(const Problem& p, Passes passes) {
 }  // namespace
 
 bool takes_origin(const Problem& p, const Run& run) {
+  if (p.drops()) return !run.origin_device && std::ranges::count(run.origin, 0) == 4;
   if (!p.causal && !p.window_left && !p.window_right) return true;
   return !run.origin_device && run.origin[2] == run.origin[3];
 }
 
+namespace {
+
+// After why_not(), which needs no library.
+Attempt plan_by(const Library& found, const Problem& p, const Device& device, Passes passes) {
+  TEA_REFUSE_IF(!found.symbols, "cuDNN was not found: " + found.why_none);
+  TEA_REFUSE_IF(found.version < kLeastVersion, "cuDNN is " + shown(found.version) + "; needs " +
+                                                   shown(kLeastVersion) + " or later");
+  const Erratum* known = erratum(p, found.version, device.sm);
+  TEA_REFUSE_IF(known,
+                std::string("a known error of cuDNN: ") + known->what + " (" + known->link + ")");
+
+  auto ready = std::make_unique<Cudnn>(p, device);
+  if (fixed_and_empty(p)) return ready;
+  for (const GraphKey& key : graphs_of(p, passes)) {
+    const auto made = ready->make(default_geometry(p), key);
+    if (const auto* refusal = std::get_if<Refusal>(&made))
+      return Refusal{(key.direction == Direction::kForward ? "forward: " : "backward: ") +
+                     refusal->why};
+  }
+  return ready;
+}
+
+}  // namespace
+
 Attempt plan(const Problem& p, const Device& device) {
   const std::string why = why_not(p, device);
-  TEA_REFUSE_IF(!why.empty(), why);  // before cuDNN is loaded
-  return plan_with(library(), p, device);
+  TEA_REFUSE_IF(!why.empty(), why);
+  return plan_by(library(), p, device, Passes::kBoth);
+}
+
+Attempt plan_with(const Library& found, const Problem& p, const Device& device) {
+  const std::string why = why_not(p, device);
+  TEA_REFUSE_IF(!why.empty(), why);
+  return plan_by(found, p, device, Passes::kBoth);
 }
 
 Attempt plan_backward(const Problem& p, const Device& device) {
@@ -236,28 +299,7 @@ Attempt plan_backward(const Problem& p, const Device& device) {
   TEA_REFUSE_IF(found.symbols && !has_row(p, device.sm, found.version),
                 "cuDNN " + shown(found.version) + " on sm_" + shown(device.sm) +
                     " was not measured to be faster");
-  return plan_with(found, p, device, Passes::kBackward);
-}
-
-Attempt plan_with(const Library& found, const Problem& p, const Device& device, Passes passes) {
-  const std::string why = why_not(p, device);
-  TEA_REFUSE_IF(!why.empty(), why);
-  TEA_REFUSE_IF(!found.symbols, "cuDNN was not found: " + found.why_none);
-  TEA_REFUSE_IF(found.version < kLeastVersion, "cuDNN is " + shown(found.version) + "; needs " +
-                                                   shown(kLeastVersion) + " or later");
-  const Erratum* known = erratum(p, found.version, device.sm);
-  TEA_REFUSE_IF(known,
-                std::string("a known error of cuDNN: ") + known->what + " (" + known->link + ")");
-
-  auto ready = std::make_unique<Cudnn>(p, device);
-  if (fixed_and_empty(p)) return ready;
-  for (const GraphKey& key : graphs_of(p, passes)) {
-    const auto made = ready->make(default_geometry(p), key);
-    if (const auto* refusal = std::get_if<Refusal>(&made))
-      return Refusal{(key.direction == Direction::kForward ? "forward: " : "backward: ") +
-                     refusal->why};
-  }
-  return ready;
+  return plan_by(found, p, device, Passes::kBackward);
 }
 
 uint64_t workspace(const Problem& p, const Geometry& size, Direction d) {

@@ -7,11 +7,8 @@
 
 namespace tea::cudnn {
 
-enum class Passes { kBoth, kBackward };
-
 Attempt plan(const Problem& problem, const Device& device);
-Attempt plan_with(const Library& library, const Problem& problem, const Device& device,
-                  Passes passes = Passes::kBoth);
+Attempt plan_with(const Library& library, const Problem& problem, const Device& device);
 uint64_t workspace(const Problem& problem, const Geometry& size, Direction direction);
 
 // An Executable that does backward only, where faster.h has a row for it. Its graph is built: runs
@@ -20,12 +17,15 @@ Attempt plan_backward(const Problem& problem, const Device& device);
 // Of backward; 0 where faster.h has no row.
 uint64_t backward_workspace(const Problem& problem, const Geometry& size);
 
-// cuDNN counts rows and columns from the shard's own corner: whether an origin moves no mask.
-// (ALiBi is there only with a causal mask.)
+// cuDNN counts everything from the shard's own corner: whether an origin moves no mask and no
+// dropout. (ALiBi is there only with a causal mask.)
 bool takes_origin(const Problem& problem, const Run& run);
 
 inline constexpr Known kKnows[] = {
-    {"dtype", 1u << TEA_FP16 | 1u << TEA_BF16},
+    {"dtype", 1u << TEA_FP16 | 1u << TEA_BF16 | 1u << TEA_E4M3 | 1u << TEA_E5M2},
+    {"o_dtype"},
+    {"dout_dtype"},
+    {"dqkv_dtype"},
     {"bias_dtype", 1u << TEA_FP32},
     {"training", below(2)},
     {"deterministic", below(2)},

@@ -59,6 +59,19 @@ inline constexpr Erratum kErrata[] = {
        return p.outputs & (TEA_OUTPUT_MAX | TEA_OUTPUT_SUM_EXP) && p.dim_qk > 256;
      },
      "a maximum that passes over NaN at head dimension 512", kMeasured},
+    {0, kAnyVersion, 0, 999, [](const Problem& p) { return p.drops() && p.softmax; },
+     "a gradient of the sink that dropout makes smaller by its probability", kMeasured},
+    {0, kAnyVersion, 0, 999,
+     [](const Problem& p) {
+       return p.is_fp8() && p.outputs & (TEA_OUTPUT_MAX | TEA_OUTPUT_SUM_EXP);
+     },
+     "a maximum in base 2 with fp8", kMeasured},
+    {0, kAnyVersion, 0, 999,
+     [](const Problem& p) {
+       return p.is_fp8() && p.training && (p.seqlen_q % 128 || p.seqlen_kv % 128);
+     },
+     "fp8 gradients of a part of a tile: columns that stay zero, amaxes of rows that are not there",
+     kMeasured},
 };
 
 // The first row that applies, or NULL.

@@ -11,8 +11,12 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <tuple>
+#include <unordered_map>
+#include <variant>
 #include <vector>
 
+#include "core/driver.h"
 #include "core/error.h"
 #include "cudnn/library.h"
 
@@ -33,6 +37,10 @@ fe::DataType_t type_of(int32_t dtype) {
       return fe::DataType_t::HALF;
     case TEA_BF16:
       return fe::DataType_t::BFLOAT16;
+    case TEA_E4M3:
+      return fe::DataType_t::FP8_E4M3;
+    case TEA_E5M2:
+      return fe::DataType_t::FP8_E5M2;
     default:
       return fe::DataType_t::FLOAT;
   }
@@ -64,37 +72,130 @@ void require(cudnnStatus_t status, const char* what) {
                 std::string("cudnn: ") + what + ": " + fe::detail::get_error_string(status));
 }
 
+// The frontend's graph, and what its execute() does in every call, found once. There it looks up
+// symbols of CUDA's runtime and asks for the stream, which costs a microsecond.
+class Frontend final : public fe::graph::Graph {
+ public:
+  // Of a graph with plans. `slots`: the caller's tensors.
+  fe::error_t settle(const std::vector<int>& slots) {
+    std::unordered_map<uid_t, std::tuple<int64_t, int64_t, std::vector<float>>> changes;
+    std::unordered_map<uid_t, std::pair<uid_t, int64_t>> replaced;
+    int64_t offset = 0;
+    fe::error_t status = collect_pass_by_value_tensors_subtree(numbers_);
+    if (status.is_good()) status = collect_tensors_in_workspace_subtree(changes, offset);
+    if (status.is_good()) status = collect_variant_pack_replacements_subtree(replaced);
+    uids_.assign(slots.begin(), slots.end());
+    for (auto& [uid, value] : numbers_)
+      add(uid, std::visit([](auto& x) -> void* { return &x; }, value), -1);
+    for (const auto& [uid, change] : changes) {
+      const auto& [kind, place, values] = change;
+      add(uid, nullptr, place);
+      copies_ |= kind == kCopy;
+      if (kind == kZeroes) zeroes_.push_back({place, static_cast<size_t>(values[0])});
+    }
+    copies_ |= !replaced.empty();
+    behind_ = get_fe_workspace_size_subtree();
+    return status;
+  }
+
+  // `pointers`: of `slots`. While a CUDA graph is being captured, the frontend gives that graph a
+  // reference to the plan.
+  void run(cudnnHandle_t handle, std::vector<void*>& pointers, void* workspace, void* stream) {
+    if (copies_ || driver::is_capturing(stream)) {
+      const int count = static_cast<int>(pointers.size());
+      return require(execute(handle, pointers.data(), count, workspace), "execution");
+    }
+    auto* const base = static_cast<char*>(workspace);
+    for (const Zeroes& z : zeroes_) driver::fill(base + z.place, 0, z.bytes, stream);
+    if (!pack_ || pointers != pointers_ || workspace != workspace_) pack(pointers, workspace);
+    const auto& plan = plans.execution_plans[static_cast<size_t>(plans.candidate)];
+    require(fe::detail::execute(handle, plan->get_raw_desc(), pack_->get_ptr()), "execution");
+  }
+
+ private:
+  static constexpr int64_t kCopy = 0, kZeroes = 1;  // what the frontend does in its workspace
+  struct Own {
+    void* number;
+    int64_t place;  // in the workspace; -1: none
+  };
+  struct Zeroes {
+    int64_t place;
+    size_t bytes;
+  };
+
+  void add(int64_t uid, void* number, int64_t place) {
+    uids_.push_back(uid);
+    own_.push_back({number, place});
+  }
+
+  // The descriptor of these pointers; kept, since many runs have those of the one before.
+  void pack(const std::vector<void*>& pointers, void* workspace) {
+    pack_.reset();
+    std::vector<void*> all = pointers;
+    auto* const base = static_cast<char*>(workspace);
+    for (const Own& own : own_) all.push_back(own.place < 0 ? own.number : base + own.place);
+    auto made =
+        std::make_unique<fe::detail::backend_descriptor>(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    require(made->get_status(), "variant pack");
+    require(fe::detail::create_variant_pack(*made, all.data(), uids_, base + behind_),
+            "variant pack");
+    pack_ = std::move(made), pointers_ = pointers, workspace_ = workspace;
+  }
+
+  std::unordered_map<uid_t, fe::graph::Tensor_attributes::pass_by_values_t> numbers_;
+  std::vector<int64_t> uids_;  // of the slots, then of `own_`
+  std::vector<Own> own_;
+  std::vector<Zeroes> zeroes_;
+  bool copies_ = false;  // from the host, or otherwise what only execute() does
+  int64_t behind_ = 0;   // where cuDNN's own workspace begins
+  std::unique_ptr<fe::detail::backend_descriptor> pack_;
+  std::vector<void*> pointers_;  // of `pack_`
+  void* workspace_ = nullptr;
+};
+
 class Built final : public Graph {
  public:
-  Built(std::shared_ptr<fe::graph::Graph> graph, std::vector<int> slots, int device)
+  Built(std::shared_ptr<Frontend> graph, std::vector<int> slots, int device)
       : graph_(std::move(graph)), slots_(std::move(slots)), device_(device) {
     int64_t bytes = 0;
     require(graph_->get_workspace_size(bytes), "workspace");
     workspace_ = static_cast<uint64_t>(bytes);
+    require(graph_->settle(slots_), "tensors");
     Handle& here = handle_of(device);  // now: a first run may be captured
     const std::lock_guard lock(here.mutex);
     if (!here.handle) require(fe::detail::create_handle(&here.handle), "cudnnCreate");
   }
 
+  // Frees memory and unloads kernels, whatever is being captured. Where the process ends, there may
+  // be no driver any more.
+  ~Built() override {
+    try {
+      const driver::OnDevice here(device_);
+      const driver::OutsideCapture frees;
+      graph_.reset();
+    } catch (const Error&) {
+    }
+  }
+
   uint64_t workspace() const override { return workspace_; }
 
   void run(const Pointers& pointers, void* workspace, void* stream) const override {
-    void* sorted[kSlots];
-    int count = 0;
-    for (const int slot : slots_) sorted[count++] = pointers[static_cast<size_t>(slot)];
     Handle& here = handle_of(device_);
     const std::lock_guard lock(here.mutex);
+    sorted_.clear();
+    for (const int slot : slots_) sorted_.push_back(pointers[static_cast<size_t>(slot)]);
     if (here.stream != stream) {
       const auto next = static_cast<cudaStream_t>(stream);
       require(fe::detail::set_stream(here.handle, next), "cudnnSetStream");
       here.stream = next;
     }
-    require(graph_->execute(here.handle, sorted, count, workspace), "execution");
+    graph_->run(here.handle, sorted_, workspace, stream);
   }
 
  private:
-  std::shared_ptr<fe::graph::Graph> graph_;
-  std::vector<int> slots_;  // in ascending order, as execute() wants the pointers
+  std::shared_ptr<Frontend> graph_;
+  std::vector<int> slots_;             // in ascending order, as execute() wants the pointers
+  mutable std::vector<void*> sorted_;  // of the run at hand, under the handle's lock
   int device_;
   uint64_t workspace_;
 };
@@ -104,11 +205,7 @@ class Built final : public Graph {
 class Builder {
  public:
   Builder(const Problem& p, const Geometry& size, const GraphKey& key)
-      : p_(p),
-        size_(size),
-        key_(key),
-        n_(key.capacity),
-        graph_(std::make_shared<fe::graph::Graph>()) {
+      : p_(p), size_(size), key_(key), n_(key.capacity), graph_(std::make_shared<Frontend>()) {
     graph_->set_io_data_type(type_of(p.dtype))
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -116,7 +213,7 @@ class Builder {
 
   void describe() { key_.direction == Direction::kForward ? forward() : backward(); }
 
-  std::shared_ptr<fe::graph::Graph> graph() const { return graph_; }
+  std::shared_ptr<Frontend> graph() const { return graph_; }
   std::vector<int> slots() const {
     std::vector<int> out;
     for (int slot = 0; slot < kSlots; ++slot)
@@ -245,7 +342,18 @@ class Builder {
 
   template <class Attributes>
   void add_alibi(Attributes& a) {
-    if (p_.alibi) a.set_alibi_mask(true);
+    if constexpr (requires { a.set_alibi_mask(true); })
+      if (p_.alibi) a.set_alibi_mask(true);
+  }
+
+  // Which probabilities are dropped is cuDNN's own function of seed, offset and the graph's sizes.
+  template <class Attributes>
+  void add_dropout(Attributes& a) {
+    if (!p_.drops()) return;
+    const auto word = [this](int slot, const char* name) {
+      return flat(slot, name, 1, fe::DataType_t::INT64);
+    };
+    a.set_dropout(p_.dropout, word(kSeed, "seed"), word(kOffset, "offset"));
   }
 
   Tensor per_head(int slot, const char* name) {
@@ -258,7 +366,8 @@ class Builder {
     if (p_.softmax && (key_.direction == Direction::kForward || key_.dsink))
       a.set_sink_token(per_head(learns() ? +TEA_SINK : +kZeroSink, "sink"));
   }
-  void add_sink_gradient(fe::graph::SDPA_backward_attributes& a) {
+  template <class Attributes>
+  void add_sink_gradient(Attributes& a) {
     if (key_.dsink) a.set_dsink_token(per_head(TEA_DSINK, "dsink"));
   }
 
@@ -287,37 +396,86 @@ class Builder {
 
   template <class Attributes>
   void add_shared(Attributes& a) {
-    add_scale(a), add_mask(a), add_lengths(a), add_bias(a), add_alibi(a), add_sink(a);
+    add_scale(a), add_mask(a), add_lengths(a), add_bias(a), add_alibi(a), add_sink(a),
+        add_dropout(a);
+  }
+
+  // Of fp8: one number, and one that the graph writes.
+  Tensor scalar(int slot, const char* name) { return flat(slot, name, 1, fe::DataType_t::FLOAT); }
+  void amax(const Tensor& t, int slot, const char* name) {
+    output(t, slot, name, {{1, 1, 1, 1}, {1, 1, 1, 1}, nullptr}, fe::DataType_t::FLOAT);
   }
 
   void forward() {
     auto a = fe::graph::SDPA_attributes().set_name("forward");
     add_shared(a), add_pages(a), add_row_outputs(a);
-    const auto [o, stats] = graph_->sdpa(query(), key(), value(), a);
-    output(o, TEA_O, "o", rows(true, p_.heads_q, p_.v_dim(), size_.o, kStartsO), io());
+    const auto [o, stats] = p_.is_fp8() ? forward_fp8(a) : graph_->sdpa(query(), key(), value(), a);
+    output(o, TEA_O, "o", rows(true, p_.heads_q, p_.v_dim(), size_.o, kStartsO),
+           type_of(p_.o_type()));
     if (p_.writes_lse()) output(stats, TEA_LSE, "lse", lse_rows(), fe::DataType_t::FLOAT);
+  }
+  std::array<Tensor, 2> forward_fp8(const fe::graph::SDPA_attributes& a) {
+    const auto [o, stats, s_amax, o_amax] = graph_->sdpa_fp8(
+        query(), key(), value(), scalar(TEA_Q_SCALE_INV, "q_scale_inv"),
+        scalar(TEA_K_SCALE_INV, "k_scale_inv"), scalar(TEA_V_SCALE_INV, "v_scale_inv"),
+        scalar(TEA_S_SCALE_INV, "s_scale_inv"), scalar(TEA_S_SCALE, "s_scale"),
+        scalar(TEA_O_SCALE, "o_scale"), a);
+    amax(s_amax, kSAmax, "s_amax"), amax(o_amax, kOAmax, "o_amax");
+    return {o, stats};
   }
 
   void backward() {
-    auto a = fe::graph::SDPA_backward_attributes().set_name("backward");
-    add_shared(a), add_dbias(a), add_sink_gradient(a);
-    a.set_deterministic_algorithm(p_.deterministic != 0);
+    const auto [dq, dk, dvalue] = p_.is_fp8() ? backward_fp8() : backward_16();
     const int64_t hq = p_.heads_q, hkv = p_.heads_kv, d = p_.dim_qk, dv = p_.v_dim();
-    const Tensor o = input(TEA_O, "o", rows(true, hq, dv, size_.o, kStartsO), io());
-    const Tensor dout = input(TEA_DOUT, "dout", rows(true, hq, dv, size_.dout, kStartsDout), io());
-    const int slot = leaves_rows(p_) ? +kFiniteLse : +TEA_LSE;
-    const Tensor lse = input(slot, "lse", lse_rows(), fe::DataType_t::FLOAT);
-    const auto [dq, dk, dvalue] = graph_->sdpa_backward(query(), key(), value(), o, dout, lse, a);
-    output(dq, TEA_DQ, "dq", rows(true, hq, d, size_.dq, kStartsDq), io());
-    output(dk, TEA_DK, "dk", rows(false, hkv, d, size_.dk, kStartsDk), io());
-    output(dvalue, TEA_DV, "dv", rows(false, hkv, dv, size_.dv, kStartsDv), io());
+    const fe::DataType_t type = type_of(p_.dqkv_type());
+    output(dq, TEA_DQ, "dq", rows(true, hq, d, size_.dq, kStartsDq), type);
+    output(dk, TEA_DK, "dk", rows(false, hkv, d, size_.dk, kStartsDk), type);
+    output(dvalue, TEA_DV, "dv", rows(false, hkv, dv, size_.dv, kStartsDv), type);
+  }
+  template <class Attributes>
+  Attributes backward_attributes() {
+    auto a = Attributes().set_name("backward");
+    add_shared(a), add_sink_gradient(a);
+    a.set_deterministic_algorithm(p_.deterministic != 0);
+    return a;
+  }
+  Tensor o_stored() {
+    return input(TEA_O, "o", rows(true, p_.heads_q, p_.v_dim(), size_.o, kStartsO),
+                 type_of(p_.o_type()));
+  }
+  Tensor dout() {
+    return input(TEA_DOUT, "dout", rows(true, p_.heads_q, p_.v_dim(), size_.dout, kStartsDout),
+                 type_of(p_.dout_type()));
+  }
+  Tensor lse() {
+    return input(leaves_rows(p_) ? +kFiniteLse : +TEA_LSE, "lse", lse_rows(),
+                 fe::DataType_t::FLOAT);
+  }
+  std::array<Tensor, 3> backward_16() {
+    auto a = backward_attributes<fe::graph::SDPA_backward_attributes>();
+    add_dbias(a);
+    return graph_->sdpa_backward(query(), key(), value(), o_stored(), dout(), lse(), a);
+  }
+  std::array<Tensor, 3> backward_fp8() {
+    const auto a = backward_attributes<fe::graph::SDPA_fp8_backward_attributes>();
+    const auto [dq, dk, dvalue, dq_amax, dk_amax, dv_amax, dp_amax] = graph_->sdpa_fp8_backward(
+        query(), key(), value(), o_stored(), dout(), lse(), scalar(TEA_Q_SCALE_INV, "q_scale_inv"),
+        scalar(TEA_K_SCALE_INV, "k_scale_inv"), scalar(TEA_V_SCALE_INV, "v_scale_inv"),
+        scalar(TEA_O_SCALE_INV, "o_scale_inv"), scalar(TEA_DOUT_SCALE_INV, "dout_scale_inv"),
+        scalar(TEA_S_SCALE_INV, "s_scale_inv"), scalar(TEA_DP_SCALE_INV, "dp_scale_inv"),
+        scalar(TEA_S_SCALE, "s_scale"), scalar(TEA_DQ_SCALE, "dq_scale"),
+        scalar(TEA_DK_SCALE, "dk_scale"), scalar(TEA_DV_SCALE, "dv_scale"),
+        scalar(TEA_DP_SCALE, "dp_scale"), a);
+    amax(dq_amax, kDqAmax, "dq_amax"), amax(dk_amax, kDkAmax, "dk_amax");
+    amax(dv_amax, kDvAmax, "dv_amax"), amax(dp_amax, kDpAmax, "dp_amax");
+    return {dq, dk, dvalue};
   }
 
   const Problem& p_;
   const Geometry& size_;
   const GraphKey& key_;
   const Capacity& n_;
-  std::shared_ptr<fe::graph::Graph> graph_;
+  std::shared_ptr<Frontend> graph_;
   std::array<Tensor, kSlots> tensors_;
 };
 
@@ -353,7 +511,10 @@ std::variant<Refusal, std::shared_ptr<const Graph>> build(const Problem& problem
     fe::error_t status = properties->set_device_id(device.index).build();
     if (status.is_bad()) return Refusal{said(status)};
     Builder builder(problem, size, key);
-    builder.graph()->set_sm_version(device.sm).set_device_properties(properties);
+    builder.graph()
+        ->set_sm_version(device.sm)
+        .set_device_properties(properties)
+        .set_cuda_graph_retention(fe::CudaGraphRetention_t::PER_GRAPH);
     builder.describe();
     status = compile(*builder.graph());
     if (status.is_bad()) return Refusal{said(status)};

@@ -31,6 +31,15 @@ enum Slot : int {
   kFiniteLse,  // LSE without minus infinity, for backward
   kPagesK,     // int32 [batch, table_pages], clamped
   kPagesV,
+  kSeed,  // the two words of rng_state, int64
+  kOffset,
+  kOne,    // fp32 1, for fp8 scales that are not given
+  kSAmax,  // fp32, of this run alone; the caller's hold the largest of all runs
+  kOAmax,
+  kDpAmax,
+  kDqAmax,
+  kDkAmax,
+  kDvAmax,
   kSlots
 };
 using Pointers = std::array<void*, kSlots>;

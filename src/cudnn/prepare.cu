@@ -1,4 +1,4 @@
-// Two small kernels around cuDNN's. Device memory is read when they run, clamped and reported by
+// The small kernels around cuDNN's. Device memory is read when they run, clamped and reported by
 // the rules of math/lengths.h.
 #include <cuda_runtime.h>
 
@@ -14,7 +14,7 @@ namespace tea::cudnn {
 namespace {
 
 constexpr int kThreads = 256, kPlaces = 64;
-constexpr int64_t kMostBlocks = 256;  // of the kernel that prepares
+constexpr int64_t kMostBlocks = 1024;  // of the kernel that prepares
 
 __device__ Sequence sequence_of(const Side& side, int64_t b) {
   if (side.form == TEA_RAGGED)
@@ -61,16 +61,16 @@ __global__ void __launch_bounds__(kThreads) prepare_entry(const __grid_constant_
   prepare_table(p, p.k_table), prepare_table(p, p.v_table);
   if (p.zero_sink)
     for (int64_t h = first(); h < p.heads; h += step()) p.zero_sink[h] = 0;
+  for (int64_t i = first(); i < p.lse.count; i += step())
+    p.lse.out[i] = p.lse.in[i] == -__builtin_huge_valf() ? 0.0f : p.lse.in[i];
+  if (p.scalars && first() <= p.zeros) p.scalars[first() * kScalarStep] = first() ? 0.0f : 1.0f;
 }
 
-struct MakeFinite {
-  const float* in;
-  float* out;
-  int64_t count;
-};
-__global__ void __launch_bounds__(kThreads) finite_entry(const __grid_constant__ MakeFinite p) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < p.count) p.out[i] = p.in[i] == -__builtin_huge_valf() ? 0.0f : p.in[i];
+// Magnitudes compare as the integers that their bits are.
+__global__ void raise_entry(const __grid_constant__ Raise p) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < kMostRaised && p.to[i])
+    atomicMax(reinterpret_cast<int*>(p.to[i]), __float_as_int(fabsf(*p.from[i])));
 }
 
 // The rows of a sequence that have a result, as a range: the bounds of a band move one way.
@@ -112,18 +112,29 @@ __device__ void write(const Cleared& t, int64_t b, int64_t row, bool valid) {
   for (int i = static_cast<int>(threadIdx.x); i < t.heads * t.dim; i += kThreads) {
     const int head = i / t.dim;
     const int64_t at = b * t.batch + row * t.seq + head * t.head + i % t.dim;
-    if (t.bytes == 2)
+    if (t.bytes == 1)
+      static_cast<uint8_t*>(t.data)[at] = 0;
+    else if (t.bytes == 2)
       static_cast<uint16_t*>(t.data)[at] = 0;
     else
       static_cast<float*>(t.data)[at] = t.sink && valid ? t.sink[head] : t.value;
   }
 }
 
-__global__ void __launch_bounds__(kThreads) clear_entry(const __grid_constant__ Clear c) {
+__host__ __device__ int64_t places_of(const Clear& c) {
+  return c.side.form == TEA_RAGGED ? c.side.tokens : c.batch * c.side.capacity;
+}
+
+// Blocks of `one`, then those of `other`.
+struct ClearBoth {
+  Clear one, other;
+  int64_t blocks;  // of `one`
+};
+
+__device__ void clear_block(const Clear& c, int64_t block) {
   __shared__ Places bits;
   const bool ragged = c.side.form == TEA_RAGGED;
-  const int64_t first = int64_t{blockIdx.x} * kPlaces;
-  const int64_t places = ragged ? c.side.tokens : c.batch * c.side.capacity;
+  const int64_t first = block * kPlaces, places = places_of(c);
   if (threadIdx.x == 0) bits = {0, 0};
   __syncthreads();
   mark(c, first, &bits);
@@ -136,6 +147,13 @@ __global__ void __launch_bounds__(kThreads) clear_entry(const __grid_constant__ 
         write(t, ragged ? 0 : place / c.side.capacity, ragged ? place : place % c.side.capacity,
               bits.valid >> i & 1);
   }
+}
+
+__global__ void __launch_bounds__(kThreads) clear_entry(const __grid_constant__ ClearBoth c) {
+  if (blockIdx.x < c.blocks)
+    clear_block(c.one, blockIdx.x);
+  else
+    clear_block(c.other, blockIdx.x - c.blocks);
 }
 
 template <class Parameters>
@@ -153,23 +171,21 @@ void launch(const char* name, int64_t blocks, void (*kernel)(Parameters), Parame
 }  // namespace
 
 void prepare(const Prepare& work, void* stream) {
-  const int64_t items =
-      std::max({work.graph_batch + 1, work.graph_batch * work.columns, int64_t{work.heads}});
+  const int64_t items = std::max(
+      {work.graph_batch + 1, work.graph_batch * work.columns, int64_t{work.heads}, work.lse.count});
   const int64_t blocks = std::min((items + kThreads - 1) / kThreads, kMostBlocks);
   launch("cudnn: preparing", blocks, prepare_entry, work, stream);
 }
 
-void make_finite(const float* in, float* out, int64_t count, void* stream) {
-  if (count)
-    launch("cudnn: copying LSE", (count + kThreads - 1) / kThreads, finite_entry,
-           MakeFinite{in, out, count}, stream);
+void raise(const Raise& work, void* stream) {
+  launch("cudnn: recording amaxes", 1, raise_entry, work, stream);
 }
 
-void clear(const Clear& work, void* stream) {
-  const int64_t places =
-      work.side.form == TEA_RAGGED ? work.side.tokens : work.batch * work.side.capacity;
-  if (places)
-    launch("cudnn: clearing", (places + kPlaces - 1) / kPlaces, clear_entry, work, stream);
+void clear(const Clear& work, const Clear* keys, void* stream) {
+  const auto blocks = [](const Clear& c) { return (places_of(c) + kPlaces - 1) / kPlaces; };
+  const ClearBoth both{work, keys ? *keys : Clear{}, blocks(work)};
+  if (const int64_t all = both.blocks + (keys ? blocks(*keys) : 0))
+    launch("cudnn: clearing", all, clear_entry, both, stream);
 }
 
 }  // namespace tea::cudnn

@@ -27,10 +27,19 @@ struct PrepareSide {
   Starts starts[kMostStarts];
 };
 
+inline constexpr int kScalarStep = 64;  // numbers: a piece of the workspace
+
 struct PrepareTable {
   const int32_t* in;  // NULL: not paged
   int32_t* out;       // [graph_batch, columns]
   int64_t stride, pages;
+};
+
+// Copies numbers, zero for minus infinity: exp(x - LSE) of a masked x is then zero, not NaN.
+struct Finite {
+  const float* in;
+  float* out;
+  int64_t count;  // 0: none
 };
 
 struct Prepare {
@@ -39,22 +48,28 @@ struct Prepare {
   int64_t given_columns, columns;  // of a sequence: in the caller's tables, in the graph's
   int32_t page_size;
   float* zero_sink;  // [heads]; NULL: none
-  int32_t heads;
+  float* scalars;    // of fp8: 1 and zeros, kScalarStep apart; NULL: none
+  int32_t heads, zeros;
   int64_t batch, graph_batch;  // the sequences between are empty
+  Finite lse;
   int32_t* status;
 };
 void prepare(const Prepare& work, void* stream);
 
-// Copies `count` numbers, zero for minus infinity: exp(x - LSE) of a masked x is then zero, not
-// NaN.
-void make_finite(const float* in, float* out, int64_t count, void* stream);
+// Each amax becomes the larger one of itself and of what this run found, NaN being the largest.
+inline constexpr int kMostRaised = 4;
+struct Raise {
+  const float* from[kMostRaised];
+  float* to[kMostRaised];  // NULL: not recorded; two may be the same
+};
+void raise(const Raise& work, void* stream);
 
 // A tensor of rows of heads.
 struct Cleared {
   void* data;                 // NULL: none
   int64_t batch, seq, head;   // strides in elements
-  int32_t heads, dim, bytes;  // of an element: 2 or 4
-  float value;                // written; of 2 bytes: 0
+  int32_t heads, dim, bytes;  // of an element: 1, 2 or 4
+  float value;                // written; of 1 and 2 bytes: 0
   const float* sink;          // [heads], written to rows that only see the sink; NULL: `value` is
 };
 inline constexpr int kMostCleared = 4;
@@ -67,7 +82,7 @@ struct Clear {
   int64_t batch;
 };
 // Rows behind the end of their sequence, tokens of no sequence, rows that nothing attends to or
-// that attend to nothing.
-void clear(const Clear& work, void* stream);
+// that attend to nothing. Of one side, or of both (`keys` may be NULL).
+void clear(const Clear& work, const Clear* keys, void* stream);
 
 }  // namespace tea::cudnn

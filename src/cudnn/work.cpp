@@ -2,6 +2,7 @@
 #include "cudnn/work.h"
 
 #include <algorithm>
+#include <span>
 
 namespace tea::cudnn {
 namespace {
@@ -66,8 +67,15 @@ void add_tables(Prepare& out, const Problem& p, const Run& run, const Capacity& 
   out.page_size = p.page_size;
 }
 
-Cleared rows_of(const Run& run, tea_tensor t, const tea_strides& s, int32_t heads, int32_t dim) {
-  return {run.tensor[t], s.batch, s.seq, s.head, heads, dim, 2, 0, nullptr};
+// The numbers of LSE, holes of its strides among them.
+int64_t lse_span(const Problem& p, const Geometry& size) {
+  return tensor_info(TEA_LSE).shape(p, size).span();
+}
+
+Cleared rows_of(const Problem& p, const Run& run, tea_tensor t, const tea_strides& s, int32_t heads,
+                int32_t dim) {
+  const int bytes = tensor_info(t).element_bytes(p);
+  return {run.tensor[t], s.batch, s.seq, s.head, heads, dim, bytes, 0, nullptr};
 }
 
 Cleared per_row(const Problem& p, const Run& run, tea_tensor t, bool written, float value) {
@@ -78,16 +86,13 @@ Cleared per_row(const Problem& p, const Run& run, tea_tensor t, bool written, fl
 
 }  // namespace
 
-int64_t lse_span(const Problem& p, const Geometry& size) {
-  return tensor_info(TEA_LSE).shape(p, size).span();
-}
-
 Layout layout(const Problem& p, const Geometry& size, const Capacity& n, Direction d) {
   Layout out;
   const auto place = [&out](int slot, int64_t bytes) {
     out.offset[slot] = out.library;
     out.library += (static_cast<uint64_t>(bytes) + kPiece - 1) / kPiece * kPiece;
   };
+  for (int slot = kOne; p.is_fp8() && slot <= kDvAmax; ++slot) place(slot, kPiece);
   if (p.softmax == TEA_SOFTMAX_OFF_BY_ONE) place(kZeroSink, 4 * p.heads_q);
   if (d == Direction::kBackward && leaves_rows(p)) place(kFiniteLse, 4 * lse_span(p, size));
   if (is_dense(p)) return out;
@@ -99,15 +104,16 @@ Layout layout(const Problem& p, const Geometry& size, const Capacity& n, Directi
 
 // What cuDNN may have: sums of dQ in fp32, four numbers of a row, and the gradients of K and V by
 // query head before their sum, which are of 16 bits where sizes are dense (9.19). Those of ragged
-// tensors lie as far apart as the tensors' own rows.
+// tensors lie as far apart as the tensors' own rows, or have room for every sequence's longest.
 uint64_t library_bound(const Problem& p, const Geometry& size, const Capacity& n, Direction d) {
   constexpr uint64_t kSlack = 1 << 20;
   if (d == Direction::kForward) return kSlack;
   const auto count = [&](int64_t tokens, int64_t rows, int64_t heads, int64_t dim, int64_t stride) {
     const int64_t packed = heads * dim;
     if (!heads) return uint64_t{0};
-    return static_cast<uint64_t>(tokens ? tokens * std::max(packed, stride)
-                                        : n.batch * rounded_up(rows, 128) * packed);
+    if (!tokens) return static_cast<uint64_t>(n.batch * rounded_up(rows, 128) * packed);
+    return static_cast<uint64_t>(
+        std::max(tokens * std::max(packed, stride), n.batch * rows * packed));
   };
   const int64_t group = p.heads_q / p.heads_kv;
   const int64_t shared = group > 1 ? p.heads_q : 0;  // K and V: a sum for each query head
@@ -124,6 +130,17 @@ Pointers pointers(const Run& run, const Layout& layout) {
     out[static_cast<size_t>(slot)] = slot < TEA_TENSOR_COUNT
                                          ? run.tensor[slot]
                                          : static_cast<char*>(run.workspace) + layout.offset[slot];
+  if (void* const rng = run.tensor[TEA_RNG_STATE])
+    out[kSeed] = rng, out[kOffset] = static_cast<int64_t*>(rng) + 1;
+  const auto otherwise = [&out](int slot, int other) {
+    out[slot] = out[slot] ? out[slot] : out[other];
+  };
+  for (const int slot :
+       {TEA_Q_SCALE_INV, TEA_S_SCALE, TEA_S_SCALE_INV, TEA_O_SCALE, TEA_O_SCALE_INV,
+        TEA_DOUT_SCALE_INV, TEA_DP_SCALE, TEA_DP_SCALE_INV, TEA_DQ_SCALE})
+    otherwise(slot, kOne);
+  otherwise(TEA_K_SCALE_INV, TEA_Q_SCALE_INV), otherwise(TEA_V_SCALE_INV, TEA_Q_SCALE_INV);
+  otherwise(TEA_DK_SCALE, TEA_DQ_SCALE), otherwise(TEA_DV_SCALE, TEA_DQ_SCALE);
   return out;
 }
 
@@ -133,30 +150,56 @@ bool is_empty(const Problem& p, const Geometry& g) {
 }
 
 std::optional<Prepare> preparation(const Problem& p, const Run& run, const Capacity& capacity,
-                                   const Pointers& slots) {
+                                   const Pointers& slots, Direction direction) {
   const bool zeros = p.softmax == TEA_SOFTMAX_OFF_BY_ONE;
-  if (is_dense(p) && !zeros) return std::nullopt;
+  const bool finite = direction == Direction::kBackward && leaves_rows(p);
+  if (is_dense(p) && !zeros && !p.is_fp8() && !finite) return std::nullopt;
   Prepare out = {};
   out.q = prepare_queries(p, run, slots), out.kv = prepare_keys(p, run, slots);
   add_tables(out, p, run, capacity, slots);
   if (zeros) out.zero_sink = at<float>(slots, kZeroSink);
+  if (p.is_fp8()) out.scalars = at<float>(slots, kOne), out.zeros = kDvAmax - kOne;
+  if (finite)
+    out.lse = {run.as<const float>(TEA_LSE), at<float>(slots, kFiniteLse), lse_span(p, run.size)};
   out.heads = p.heads_q;
   out.batch = run.size.batch, out.graph_batch = capacity.batch;
   out.status = run.status;
   return out;
 }
 
+std::optional<Raise> raising(const Run& run, const Pointers& slots, Direction direction) {
+  struct Row {
+    int from;
+    tea_tensor to, otherwise;
+  };
+  constexpr Row kForward[] = {{kSAmax, TEA_S_AMAX, TEA_S_AMAX}, {kOAmax, TEA_O_AMAX, TEA_O_AMAX}};
+  constexpr Row kBackward[] = {{kDpAmax, TEA_DP_AMAX, TEA_DP_AMAX},
+                               {kDqAmax, TEA_DQ_AMAX, TEA_DQ_AMAX},
+                               {kDkAmax, TEA_DK_AMAX, TEA_DQ_AMAX},
+                               {kDvAmax, TEA_DV_AMAX, TEA_DQ_AMAX}};
+  const bool back = direction == Direction::kBackward;
+  Raise out = {};
+  bool any = false;
+  size_t i = 0;
+  for (const Row& row : back ? std::span<const Row>(kBackward) : std::span<const Row>(kForward)) {
+    out.from[i] = at<float>(slots, row.from);
+    out.to[i] = run.as<float>(run.tensor[row.to] ? row.to : row.otherwise);
+    any |= out.to[i++] != nullptr;
+  }
+  return any ? std::optional(out) : std::nullopt;
+}
+
 Clear clearing(const Problem& p, const Run& run, const Pointers& slots, Direction direction) {
   const Geometry& g = run.size;
   Clear out{queries(p, run), keys(p, run), false, {}, p.mask(), g.batch};
   if (direction == Direction::kBackward) {
-    out.tensor[0] = rows_of(run, TEA_DQ, g.dq, p.heads_q, p.dim_qk);
+    out.tensor[0] = rows_of(p, run, TEA_DQ, g.dq, p.heads_q, p.dim_qk);
     return out;
   }
   Cleared lse = per_row(p, run, TEA_LSE, p.writes_lse(), kNothing);
   if (p.softmax == TEA_SOFTMAX_LEARNABLE) lse.sink = run.as<const float>(TEA_SINK);
   if (p.softmax == TEA_SOFTMAX_OFF_BY_ONE) lse.sink = at<const float>(slots, kZeroSink);
-  out.tensor[0] = rows_of(run, TEA_O, g.o, p.heads_q, p.v_dim());
+  out.tensor[0] = rows_of(p, run, TEA_O, g.o, p.heads_q, p.v_dim());
   out.tensor[1] = lse;
   out.tensor[2] = per_row(p, run, TEA_MAX, p.outputs & TEA_OUTPUT_MAX, kNothing);
   out.tensor[3] = per_row(p, run, TEA_SUM_EXP, p.outputs & TEA_OUTPUT_SUM_EXP, 0);
@@ -166,8 +209,8 @@ Clear clearing(const Problem& p, const Run& run, const Pointers& slots, Directio
 Clear clearing_of_keys(const Problem& p, const Run& run) {
   const Geometry& g = run.size;
   Clear out{keys(p, run), queries(p, run), true, {}, p.mask(), g.batch};
-  out.tensor[0] = rows_of(run, TEA_DK, g.dk, p.heads_kv, p.dim_qk);
-  out.tensor[1] = rows_of(run, TEA_DV, g.dv, p.heads_kv, p.v_dim());
+  out.tensor[0] = rows_of(p, run, TEA_DK, g.dk, p.heads_kv, p.dim_qk);
+  out.tensor[1] = rows_of(p, run, TEA_DV, g.dv, p.heads_kv, p.v_dim());
   return out;
 }
 

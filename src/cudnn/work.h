@@ -19,6 +19,7 @@ Layout layout(const Problem& problem, const Geometry& size, const Capacity& capa
 uint64_t library_bound(const Problem& problem, const Geometry& size, const Capacity& capacity,
                        Direction direction);
 
+// Scales that are not given are those of q and of dq, or 1.
 Pointers pointers(const Run& run, const Layout& layout);
 
 // No query or no key: nothing for cuDNN to do, yet outputs to write.
@@ -26,10 +27,10 @@ bool is_empty(const Problem& problem, const Geometry& size);
 
 // Before the graph, if anything must be made.
 std::optional<Prepare> preparation(const Problem& problem, const Run& run, const Capacity& capacity,
-                                   const Pointers& slots);
+                                   const Pointers& slots, Direction direction);
 
-// The numbers of LSE, holes of its strides among them.
-int64_t lse_span(const Problem& problem, const Geometry& size);
+// Of fp8, after the graph; none where no amax is recorded.
+std::optional<Raise> raising(const Run& run, const Pointers& slots, Direction direction);
 
 // After the graph: what clears rows without a result, on either side.
 Clear clearing(const Problem& problem, const Run& run, const Pointers& slots, Direction direction);

@@ -31,7 +31,8 @@ TEST(CudnnEngine, RefusesDevicesItHasNoKernelsFor) {
 }
 
 TEST(CudnnEngine, RefusesByNameWhatItDoesNotKnow) {
-  EXPECT_EQ(answer("", kH200, "dtype=fp32 dim_qk=64"), "dtype is fp32; needs fp16, bf16");
+  EXPECT_EQ(answer("", kH200, "dtype=fp32 dim_qk=64"),
+            "dtype is fp32; needs fp16, bf16, e4m3, e5m2");
   EXPECT_EQ(answer("softcap=20"), "softcap is 20; it does not know this field");
   EXPECT_EQ(answer("bias=pre_scale"), "bias is pre_scale; needs none, post_scale");
   EXPECT_EQ(answer("alibi=slopes causal=1"), "alibi is slopes; needs none, standard");
@@ -39,7 +40,6 @@ TEST(CudnnEngine, RefusesByNameWhatItDoesNotKnow) {
 }
 
 TEST(CudnnEngine, RefusesWhatWouldBreakTheContract) {
-  EXPECT_TRUE(starts_with(answer("training=1 dropout=0.1"), "dropout is 0.1"));
   EXPECT_EQ(answer("alignment=8"), "alignment is 8; needs 16 or more");
   EXPECT_EQ(answer("q=33024,516,129"), "a stride of q is 516; needs a multiple of 8");
   EXPECT_EQ(answer("training=1 dk=16640,260,128"), "a stride of dk is 260; needs a multiple of 8");
@@ -47,6 +47,22 @@ TEST(CudnnEngine, RefusesWhatWouldBreakTheContract) {
   EXPECT_TRUE(starts_with(answer("scale=-0.5 has_scale=1"), "scale is -0.5"));
   EXPECT_TRUE(starts_with(answer("scale=0 has_scale=1"), "scale is 0"));
   EXPECT_TRUE(starts_with(answer("window_left=2000000000"), "a window is 1999999999"));
+}
+
+TEST(CudnnEngine, RefusesWhatItsGraphsOfFp8HaveNoPlaceFor) {
+  const auto why = [](const std::string& more, const Device& device = kH200) {
+    return answer(more, device, "dtype=e4m3 dim_qk=128");
+  };
+  EXPECT_EQ(why("", {0, 89, 142, 99 * 1024}), "device is sm_89; fp8 needs sm_90 or later");
+  EXPECT_EQ(why("bias=post_scale"), "it has a bias or ALiBi; fp8 needs none");
+  EXPECT_TRUE(starts_with(why("training=1 dropout=0.5"), "dropout is 0.5"));
+  EXPECT_EQ(why("dim_v=64"), "dim_v is 64; fp8 needs that of dim_qk, 128");
+  const Problem ragged =
+      Problem::parse("dtype=e4m3 dim_qk=128 heads_q=2 heads_kv=2 q_form=ragged kv_form=ragged");
+  EXPECT_EQ(std::get<Refusal>(plan_with({}, ragged, kH200)).why,
+            "a form is ragged or paged; fp8 needs dense or padded");
+  EXPECT_EQ(why("q=33280,520,130"), "a stride of q is 520; needs a multiple of 16");
+  EXPECT_EQ(why("o_dtype=bf16 o=33536,524,128"), "a stride of o is 524; needs a multiple of 8");
 }
 
 TEST(CudnnEngine, RefusesRaggedGradientsThatLieElsewhere) {
@@ -58,6 +74,15 @@ TEST(CudnnEngine, RefusesRaggedGradientsThatLieElsewhere) {
   };
   EXPECT_TRUE(starts_with(why(" dq=0,256,64"), "strides of dq, dk, dv or dout differ"));
   EXPECT_TRUE(starts_with(why(" q=0,256,64 dq=0,256,64"), "cuDNN was not found"));
+  // 24 and 3 heads of 32, head after head (draw 2000046 of plain problems)
+  const std::string shared = "dtype=fp16 training=1 q_form=ragged kv_form=ragged dim_qk=32 ";
+  const auto apart = [&](const std::string& more) {
+    return std::get<Refusal>(plan_with({}, Problem::parse(shared + more).normalised(), kH200)).why;
+  };
+  const std::string keys = " k=0,32,1152 v=0,32,1152 dk=0,32,1152 dv=0,32,1152";
+  EXPECT_TRUE(starts_with(apart("heads_q=24 heads_kv=3" + keys), "heads of dk or dv lie apart"));
+  EXPECT_TRUE(starts_with(apart("heads_q=3 heads_kv=3" + keys), "cuDNN was not found"));
+  EXPECT_TRUE(starts_with(apart("heads_q=24 heads_kv=3"), "cuDNN was not found"));
 }
 
 TEST(CudnnEngine, RefusesTheBiasesThatCudnnGetsWrong) {
@@ -110,14 +135,21 @@ TEST(CudnnFaster, SpeaksOfGradientsWithoutOptionsOnly) {
   EXPECT_FALSE(plain("dtype=bf16 dim_qk=64 training=1 batch=0 seqlen_q=512 seqlen_kv=512"));
 }
 
+// A row holds for its GPU from the first to the last of its versions.
+template <class Holds>
+void expect_range(int sm, size_t first, size_t last, const Holds& holds) {
+  EXPECT_TRUE(holds(first, sm));
+  EXPECT_TRUE(holds(last, sm));
+  EXPECT_FALSE(holds(first - 1, sm));
+  EXPECT_FALSE(holds(last + 1, sm));
+  EXPECT_FALSE(holds(first, sm + 10));
+}
+
 TEST(CudnnFaster, HoldsForWhatWasMeasured) {
   constexpr Faster rows[] = {{90, 91900, 91999, 128, 128, 256, 2 * 4 * 512 * 512}};
   Problem p = square();
-  EXPECT_TRUE(has_row(p, 90, 91900, rows));
-  EXPECT_TRUE(has_row(p, 90, 91999, rows));
-  EXPECT_FALSE(has_row(p, 90, 92000, rows));
-  EXPECT_FALSE(has_row(p, 90, 91899, rows));
-  EXPECT_FALSE(has_row(p, 100, 91900, rows));
+  expect_range(90, 91900, 91999,
+               [&](size_t version, int sm) { return has_row(p, sm, version, rows); });
   p.dim_v = 64;
   EXPECT_FALSE(has_row(p, rows));
   p = square(), p.batch = 100, p.seqlen_q = p.seqlen_kv = 255;
@@ -161,6 +193,21 @@ TEST(CudnnOrigin, IsTakenWhereItMovesNoMask) {
   EXPECT_TRUE(takes_origin(full, run));
 }
 
+// All four numbers of an origin move the contract's dropout, and cuDNN's knows of none.
+TEST(CudnnOrigin, IsNotTakenWithDropout) {
+  const Problem drops = square("training=1 dropout=0.5");
+  tea::Run run{};
+  EXPECT_TRUE(takes_origin(drops, run));
+  for (int64_t& n : run.origin) {
+    n = 1;
+    EXPECT_FALSE(takes_origin(drops, run));
+    n = 0;
+  }
+  const int64_t device[4] = {};
+  run.origin_device = device;
+  EXPECT_FALSE(takes_origin(drops, run));
+}
+
 TEST(CudnnCapacity, KeepsWhatTheProblemGives) {
   const Problem p =
       Problem::parse("dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 batch=3 seqlen_q=77 seqlen_kv=99");
@@ -195,11 +242,8 @@ TEST(CudnnErrata, ApplyToTheirVersionsAndGpusOnly) {
   constexpr Erratum rows[] = {
       {90100, 90200, 90, 90, [](const Problem& p) { return p.bias != 0; }, "", ""}};
   Problem p = Problem::parse("dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 bias=post_scale");
-  EXPECT_TRUE(erratum(p, 90100, 90, rows));
-  EXPECT_TRUE(erratum(p, 90200, 90, rows));
-  EXPECT_FALSE(erratum(p, 90099, 90, rows));
-  EXPECT_FALSE(erratum(p, 90201, 90, rows));
-  EXPECT_FALSE(erratum(p, 90100, 80, rows));
+  expect_range(90, 90100, 90200,
+               [&](size_t version, int sm) { return erratum(p, version, sm, rows) != nullptr; });
   p.bias = 0;
   EXPECT_FALSE(erratum(p, 90100, 90, rows));
 }
@@ -244,6 +288,20 @@ TEST(CudnnErrata, HoldWhatDrawsFound) {
   EXPECT_TRUE(applies(dense + "dim_qk=512 outputs=max"));
   EXPECT_FALSE(applies(dense + "dim_qk=512 outputs=lse"));
   EXPECT_FALSE(applies(dense + "dim_qk=256 training=1"));
+  EXPECT_TRUE(applies(dense + "dim_qk=64 training=1 softmax=off_by_one dropout=0.3"));
+  EXPECT_FALSE(applies(dense + "dim_qk=64 training=1 dropout=0.3"));
+  const auto fp8 = [](const std::string& more) {
+    const Problem p = Problem::parse(
+        "dtype=e4m3 heads_q=2 heads_kv=2 batch=1 seqlen_q=64 seqlen_kv=64 dim_qk=64 " + more);
+    return erratum(p, 91900, 90) != nullptr;
+  };
+  EXPECT_TRUE(fp8("outputs=max"));
+  EXPECT_FALSE(fp8("outputs=lse"));
+  EXPECT_TRUE(fp8("training=1"));
+  EXPECT_FALSE(
+      erratum(Problem::parse("dtype=e4m3 training=1 heads_q=2 heads_kv=2 batch=1 dim_qk=128 "
+                             "seqlen_q=128 seqlen_kv=256"),
+              91900, 90));
 }
 
 }  // namespace

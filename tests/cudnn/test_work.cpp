@@ -36,7 +36,8 @@ TEST(CudnnLayout, KeepsItsPiecesApartAndAligned) {
   EXPECT_GE(at.offset[kLengthsKv], at.offset[kLengthsQ] + 4 * static_cast<uint64_t>(n.batch));
   EXPECT_GE(at.offset[kStartsK], at.offset[kStartsQ] + 8 * static_cast<uint64_t>(n.batch + 1));
   EXPECT_GE(at.offset[kLengthsQ],
-            at.offset[kFiniteLse] + 4 * static_cast<uint64_t>(lse_span(p, size)));
+            at.offset[kFiniteLse] +
+                4 * static_cast<uint64_t>(tensor_info(TEA_LSE).shape(p, size).span()));
   EXPECT_GT(at.library, at.offset[kStartsDv]);
 }
 
@@ -47,7 +48,7 @@ TEST(CudnnLayout, IsEmptyWhereEverythingIsDense) {
             0u);
   const auto run = run_of(p);
   const Pointers slots = pointers(run, Layout{});
-  EXPECT_FALSE(preparation(p, run, capacity_of(p, run.size), slots));
+  EXPECT_FALSE(preparation(p, run, capacity_of(p, run.size), slots, Direction::kForward));
   EXPECT_EQ(slots[TEA_K], run.tensor[TEA_K]);
 }
 
@@ -55,8 +56,8 @@ TEST(CudnnPreparation, MakesStartsForRaggedSidesOnly) {
   const Problem p = problem("q_form=ragged kv_form=padded seqlen_kv=90 gaps=1");
   const auto run = run_of(p);
   const Capacity n = capacity_of(p, run.size);
-  const auto made =
-      preparation(p, run, n, pointers(run, layout(p, run.size, n, Direction::kForward)));
+  const auto made = preparation(
+      p, run, n, pointers(run, layout(p, run.size, n, Direction::kForward)), Direction::kForward);
   ASSERT_TRUE(made);
   EXPECT_TRUE(made->q.starts[0].out);
   EXPECT_EQ(made->q.starts[0].stride, 4 * 64);
@@ -72,13 +73,58 @@ TEST(CudnnPreparation, ClampsTablesOfTheGraphsOwnWidth) {
   auto run = run_of(p);
   run.tensor[TEA_TABLE_V] = nullptr;
   const Capacity n = capacity_of(p, run.size);
-  const auto made =
-      preparation(p, run, n, pointers(run, layout(p, run.size, n, Direction::kForward)));
+  const auto made = preparation(
+      p, run, n, pointers(run, layout(p, run.size, n, Direction::kForward)), Direction::kForward);
   ASSERT_TRUE(made);
   EXPECT_EQ(made->given_columns, 6);  // of 90 keys
   EXPECT_EQ(made->columns, 8);        // of 128
   EXPECT_EQ(made->v_table.in, made->k_table.in);
   EXPECT_NE(made->v_table.out, made->k_table.out);
+}
+
+TEST(CudnnPreparation, CopiesLseForBackwardWhereRowsCanBeWithoutAResult) {
+  const Problem p = problem("training=1 window_left=3 batch=2 seqlen_q=8 seqlen_kv=8");
+  const auto run = run_of(p);
+  const Capacity n = capacity_of(p, run.size);
+  const Pointers slots = pointers(run, layout(p, run.size, n, Direction::kBackward));
+  EXPECT_FALSE(preparation(p, run, n, slots, Direction::kForward));
+  const auto made = preparation(p, run, n, slots, Direction::kBackward);
+  ASSERT_TRUE(made);
+  EXPECT_EQ(made->lse.in, run.tensor[TEA_LSE]);
+  EXPECT_EQ(made->lse.out, slots[kFiniteLse]);
+  EXPECT_EQ(made->lse.count, 2 * 4 * 8);
+}
+
+TEST(CudnnPointers, GiveTheWordsOfTheRngState) {
+  const auto run = run_of(problem("training=1 dropout=0.5 batch=1 seqlen_q=8 seqlen_kv=8"));
+  const Pointers slots = pointers(run, Layout{});
+  EXPECT_EQ(slots[kSeed], run.tensor[TEA_RNG_STATE]);
+  EXPECT_EQ(slots[kOffset], static_cast<char*>(run.tensor[TEA_RNG_STATE]) + 8);
+}
+
+TEST(CudnnPointers, StandInForScalesThatAreNotGiven) {
+  auto run = run_of(problem("batch=1 seqlen_q=8 seqlen_kv=8"));
+  for (const int t : {TEA_K_SCALE_INV, TEA_S_SCALE, TEA_DQ_SCALE, TEA_DK_SCALE})
+    run.tensor[t] = nullptr;
+  const Pointers slots = pointers(run, Layout{});
+  EXPECT_EQ(slots[TEA_K_SCALE_INV], run.tensor[TEA_Q_SCALE_INV]);
+  EXPECT_EQ(slots[TEA_V_SCALE_INV], run.tensor[TEA_V_SCALE_INV]);
+  EXPECT_EQ(slots[TEA_S_SCALE], slots[kOne]);
+  EXPECT_EQ(slots[TEA_DQ_SCALE], slots[kOne]);
+  EXPECT_EQ(slots[TEA_DK_SCALE], slots[kOne]);
+}
+
+TEST(CudnnRaising, CollectsInDqWhatHasNoAmaxOfItsOwn) {
+  auto run = run_of(problem("batch=1 seqlen_q=8 seqlen_kv=8"));
+  const Pointers slots = pointers(run, Layout{});
+  run.tensor[TEA_DK_AMAX] = nullptr;
+  const auto back = raising(run, slots, Direction::kBackward);
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->from[2], slots[kDkAmax]);
+  EXPECT_EQ(back->to[2], run.tensor[TEA_DQ_AMAX]);
+  EXPECT_EQ(back->to[3], run.tensor[TEA_DV_AMAX]);
+  run.tensor[TEA_S_AMAX] = run.tensor[TEA_O_AMAX] = nullptr;
+  EXPECT_FALSE(raising(run, slots, Direction::kForward));
 }
 
 TEST(CudnnClearing, WritesWhatTheSinkAloneGives) {
@@ -119,6 +165,16 @@ TEST(CudnnWorkspace, CountsTheHolesOfRaggedGradients) {
   sizes.batch = 3, sizes.max_q = sizes.max_kv = 9, sizes.tokens_q = sizes.tokens_kv = 27;
   const Geometry size = geometry(p, &sizes);
   EXPECT_GE(library_bound(p, size, capacity_of(p, size), Direction::kBackward), 2305280u);
+}
+
+// The draw on which cuDNN 9.19 asked for 2656000 bytes.
+TEST(CudnnWorkspace, HasRoomForTheLongestOfEverySequence) {
+  const Problem p = Problem::parse(
+      "dtype=fp16 training=1 q_form=ragged kv_form=ragged gaps=1 heads_q=32 heads_kv=4 dim_qk=40");
+  tea_run sizes{};
+  sizes.batch = 4, sizes.max_q = 9, sizes.max_kv = 16, sizes.tokens_q = sizes.tokens_kv = 36;
+  const Geometry size = geometry(p, &sizes);
+  EXPECT_GE(library_bound(p, size, capacity_of(p, size), Direction::kBackward), 2656000u);
 }
 
 TEST(CudnnWorkspace, IsLinearInTheLengths) {

@@ -2,6 +2,7 @@
 // sanitizer watches them here, where no kernel of cuDNN runs.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -80,12 +81,34 @@ void expect_tables_and_sinks() {
   EXPECT_EQ(memory.get(p.status, 1)[0], TEA_STATUS_BAD_PAGE);
 }
 
+void expect_amaxes() {
+  Memory memory;
+  Prepare p = {};
+  p.scalars = memory.put<float>(std::vector<float>(3 * kScalarStep, 9)), p.zeros = 2;
+  prepare(p, memory.stream());
+  const auto scalars = memory.get(p.scalars, 3 * kScalarStep);
+  EXPECT_EQ(scalars[0], 1);
+  EXPECT_EQ(scalars[kScalarStep], 0);
+  EXPECT_EQ(scalars[2 * kScalarStep], 0);
+  EXPECT_EQ(scalars[1], 9);
+  const float* const found = memory.put<float>({2, 5, NAN, 7});
+  float* const kept = memory.put<float>({3, 4, 1});
+  raise({{found, found + 1, found + 2, found + 3}, {kept, kept + 1, kept + 2, nullptr}},
+        memory.stream());
+  const auto largest = memory.get(kept, 3);
+  EXPECT_EQ(largest[0], 3);
+  EXPECT_EQ(largest[1], 5);
+  EXPECT_TRUE(std::isnan(largest[2]));
+  raise({{found, found + 3}, {kept, kept}}, memory.stream());  // two into one
+  EXPECT_EQ(memory.get(kept, 1)[0], 7);
+}
+
 void expect_finite_numbers() {
   Memory memory;
-  const float* const in = memory.put<float>({1, -kInfinity, -3, kInfinity});
-  float* const out = memory.put<float>({9, 9, 9, 9});
-  make_finite(in, out, 4, memory.stream());
-  EXPECT_EQ(memory.get(out, 4), (std::vector<float>{1, 0, -3, kInfinity}));
+  Prepare p = {};
+  p.lse = {memory.put<float>({1, -kInfinity, -3, kInfinity}), memory.put<float>({9, 9, 9, 9}), 4};
+  prepare(p, memory.stream());
+  EXPECT_EQ(memory.get(p.lse.out, 4), (std::vector<float>{1, 0, -3, kInfinity}));
 }
 
 // Rows of padded queries and keys that see nothing, or lie behind the end, against a loop over
@@ -102,9 +125,20 @@ void expect_cleared(bool keys, const MaskRule& mask) {
   auto* const lse = memory.put<float>(std::vector<float>(elements / kDim, 7));
   const float* const sink = memory.put<float>({0.5f, 0.25f});
   work.tensor[0] = {wide, kRows * kHeads * kDim, kHeads * kDim, kDim, kHeads, kDim, 2, 0, nullptr};
+  auto* const narrow = memory.put<uint8_t>(std::vector<uint8_t>(elements, 7));
+  work.tensor[2] = {narrow, kRows * kHeads * kDim, kHeads * kDim, kDim, kHeads, kDim, 1, 0,
+                    nullptr};
   work.tensor[1] = {lse, kHeads * kRows, 1, kRows, kHeads, 1, 4, -kInfinity, sink};
-  clear(work, memory.stream());
+  // The same once more as the second side of one launch.
+  auto* const again = memory.put<uint16_t>(std::vector<uint16_t>(elements, 7));
+  Clear second = work;
+  second.tensor[0].data = again, second.tensor[1] = second.tensor[2] = {};
+  clear(work, keys ? &second : nullptr, memory.stream());
+  if (keys) {
+    EXPECT_EQ(memory.get(again, elements), memory.get(wide, elements));
+  }
   const auto got = memory.get(wide, elements);
+  const auto bytes = memory.get(narrow, elements);
   const auto numbers = memory.get(lse, elements / kDim);
   for (size_t b = 0; b < kBatch; ++b) {
     const int64_t nq = lens_q[b + 1] - lens_q[b], nkv = lens_kv[b + 1] - lens_kv[b];
@@ -118,6 +152,7 @@ void expect_cleared(bool keys, const MaskRule& mask) {
       for (int64_t h = 0; h < kHeads; ++h) {
         const auto at = (static_cast<int64_t>(b) * kRows + row) * kHeads + h;
         EXPECT_EQ(got[static_cast<size_t>(at * kDim + 2)], kept ? 7 : 0) << b << " row " << row;
+        EXPECT_EQ(bytes[static_cast<size_t>(at * kDim + 2)], kept ? 7 : 0) << b << " row " << row;
         const float left = valid ? (h ? 0.25f : 0.5f) : -kInfinity;
         EXPECT_EQ(numbers[b * kHeads * kRows + static_cast<size_t>(h * kRows + row)],
                   kept ? 7 : left)
@@ -130,6 +165,7 @@ void expect_cleared(bool keys, const MaskRule& mask) {
 void expect_all() {
   expect_lengths_and_starts();
   expect_tables_and_sinks();
+  expect_amaxes();
   expect_finite_numbers();
   for (const bool keys : {false, true})
     for (const MaskRule& mask :

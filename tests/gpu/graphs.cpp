@@ -108,6 +108,27 @@ TEST(EngineGraph, CanBeCapturedAtOnceByName) {
   }
 }
 
+// A graph keeps the kernels that it launches: cuDNN's are unloaded with their plan.
+TEST(EngineGraph, OutlivesThePlanItWasCapturedFrom) {
+  const std::string line =
+      "dtype=bf16 training=1 causal=1 heads_q=8 heads_kv=4 dim_qk=128 batch=1 seqlen_q=2072 "
+      "seqlen_kv=2072 | seed=";
+  for (const std::string& engine : engines_of(kGpu)) {
+    SCOPED_TRACE(engine);
+    tea_cache_info before{};
+    tea_cache_stats(&before);
+    Captured graph(line + "1", engine);
+    tea_cache_limit(0);
+    const std::string other =
+        "dtype=bf16 training=1 causal=1 heads_q=2 heads_kv=2 dim_qk=64 "
+        "batch=1 seqlen_q=2072 seqlen_kv=2072";
+    EXPECT_TRUE(check(Case::parse(other), engine, {.device = kGpu, .solve = oracle::solve_on_gpu})
+                    .ok());  // loads and unloads where the plan's kernels were
+    graph.expect_right(line + "2 values=outliers");
+    tea_cache_limit(before.capacity);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Pairs, Graph,
     testing::Values(Pair{"Dense",

@@ -1,0 +1,63 @@
+// The dropout of cuDNN, which is not ours: how often it keeps, and what it depends on. That O and
+// the gradients are those of one mask is tested with the other lines of tests/problems.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kit/check.h"
+
+namespace tea::kit {
+namespace {
+
+constexpr int kGpu = 0;
+
+std::string line(const std::string& more) {
+  return "dtype=bf16 training=1 heads_q=4 heads_kv=4 dim_qk=128 batch=2 seqlen_q=500 "
+         "seqlen_kv=128 " +
+         more;
+}
+
+std::vector<char> kept(const std::string& more) {
+  return kept_by(Case::parse(line(more)), "cudnn", kGpu);
+}
+
+bool runs_here() {
+  const std::vector<std::string> engines = engines_of(kGpu);
+  return std::ranges::count(engines, "cudnn");
+}
+
+TEST(CudnnDropout, KeepsAsOftenAsItIsAskedTo) {
+  if (!runs_here()) return;
+  for (const double p : {0.1, 0.5, 0.9}) {
+    const std::vector<char> mask = kept("dropout=" + std::to_string(p) + " | seed=1");
+    const auto n = static_cast<double>(mask.size());
+    const auto count = static_cast<double>(std::ranges::count(mask, 1));
+    EXPECT_NEAR(count / n, 1 - p, 5 * std::sqrt(p * (1 - p) / n));
+  }
+}
+
+TEST(CudnnDropout, IsAFunctionOfSeedAndOffset) {
+  if (!runs_here()) return;
+  const std::vector<char> first = kept("dropout=0.5 | seed=1");
+  EXPECT_EQ(kept("dropout=0.5 | seed=1"), first);
+  EXPECT_NE(kept("dropout=0.5 | seed=2"), first);
+  // heads and rows differ among themselves
+  const auto head = [&first](int64_t h) {
+    return std::vector<char>(first.begin() + h * 500 * 128, first.begin() + (h + 1) * 500 * 128);
+  };
+  EXPECT_NE(head(0), head(1));
+  EXPECT_NE(head(0), head(4));
+}
+
+TEST(CudnnDropout, IsOneMaskForBothDirections) {
+  if (!runs_here()) return;
+  for (const char* more : {"dropout=0.1 | seed=3", "dropout=0.5 causal=1 | seed=4",
+                           "dropout=0.9 q_form=padded kv_form=padded | seed=5"}) {
+    const Report report = check(Case::parse(line(more)), "cudnn", {.device = kGpu});
+    EXPECT_TRUE(report.ok()) << report.text();
+  }
+}
+
+}  // namespace
+}  // namespace tea::kit
