@@ -151,6 +151,8 @@ class Cell:
 class Bench:
     """The suite over its cells."""
 
+    tolerance = TOLERANCE
+
     def __init__(self, arguments: argparse.Namespace) -> None:
         """Keeps what all cells share."""
         self.library = Library(arguments.library.resolve())
@@ -199,7 +201,7 @@ class Bench:
             tasks = {
                 name: passes[part]
                 for name, passes in found.items()
-                if part in passes and (name in PEERS or differs[name, part] <= TOLERANCE)
+                if part in passes and (name in PEERS or differs[name, part] <= self.tolerance)
             }
             times = burst(tasks) if tasks else {}
             for name in found:

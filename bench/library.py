@@ -7,7 +7,13 @@ from pathlib import Path
 import torch
 
 HEADER = Path(__file__).resolve().parents[1] / "include" / "te_attention.h"
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+NAMES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
+}
 PROBLEM_BYTES = 464  # sizeof(tea_problem), which tea_problem_parse fills
 
 

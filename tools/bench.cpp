@@ -22,6 +22,7 @@ struct Suite {
 constexpr Suite kSuites[] = {
     {"mha-16k", "gpu_vs_torch.py", true},
     {"models", "gpu_models.py", true},
+    {"fp8", "gpu_fp8.py", true},
     {"cpu", "cpu_vs_torch.py", false},
     {"front-end", "torch_front_end.py", false},
 };

@@ -27,7 +27,8 @@ constexpr Command kCommands[] = {
      tea::tool::check},
     {"time", "CASE", "median time of forward and backward", tea::tool::time},
     {"fuzz", "[COUNT]", "check so many random cases", tea::tool::fuzz},
-    {"bench", "SUITE", "time a suite of bench/ beside PyTorch: mha-16k, models, cpu, front-end",
+    {"bench", "SUITE",
+     "time a suite of bench/ beside PyTorch: mha-16k, models, fp8, cpu, front-end",
      tea::tool::bench},
 };
 

@@ -167,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"fuzz many", "COUNT is \"many\""}, Mistake{"fuzz 3 --seed -1", "--seed is \"-1\""},
         Mistake{"fuzz", "COUNT is missing"}, Mistake{"fuzz 3 --count 4", "COUNT is given twice"},
         Mistake{"bench", "SUITE is missing"},
-        Mistake{"bench all", "SUITE is \"all\"; needs one of mha-16k, models, cpu, front-end"},
+        Mistake{"bench all", "SUITE is \"all\"; needs one of mha-16k, models, fp8, cpu, front-end"},
         Mistake{"bench cpu --engine reference", "--engine is reference; needs none"},
         Mistake{"check", "CASE is missing"}, Mistake{"check x --replay 4", "CASE is given twice"}));
 
