@@ -10,18 +10,6 @@ inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 TEA_DEVICE int lane() { return static_cast<int>(threadIdx.x) % 32; }
 TEA_DEVICE int warp() { return static_cast<int>(threadIdx.x) / 32; }
 
-// Raises an amax, in memory, to a value of at least 0. NaN is passed over, as fmax does: a new one,
-// and one that is there already.
-TEA_DEVICE void raise_amax(float* amax, float value) {
-  auto* const word = reinterpret_cast<int*>(amax);
-  int seen = *static_cast<volatile int*>(word);
-  while (value >= 0 && !(__int_as_float(seen) >= value)) {
-    const int before = atomicCAS(word, seen, __float_as_int(value));
-    if (before == seen) return;
-    seen = before;
-  }
-}
-
 // Over the four lanes that hold a row of an accumulator between them.
 TEA_DEVICE float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));

@@ -1,5 +1,5 @@
 // Casts to and from fp8, and the largest magnitude: one pass over the elements each.
-#include "gpu/warp.cuh"
+#include "gpu/amax.cuh"
 #include "ops/fp8_cast.h"
 #include "ops/launch.cuh"
 #include "ops/vectors.cuh"

@@ -10,7 +10,7 @@
 
 #include "core/device.h"
 #include "core/driver.h"
-#include "gpu/warp.cuh"
+#include "gpu/amax.cuh"
 #include "nvte/memory.h"
 
 namespace tea {

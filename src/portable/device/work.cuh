@@ -1,6 +1,7 @@
 // How a block of threads reads Work: its sequence, where its rows lie, the scalars in device
 // memory. What device memory says is clamped here and reported; math/lengths.h has the rules.
 #pragma once
+#include "gpu/amax.cuh"
 #include "math/bias.h"
 #include "math/dropout.h"
 #include "math/lengths.h"
