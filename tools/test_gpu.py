@@ -162,7 +162,7 @@ class Suite:
         command = ["env", path, threads, f"TE_ATTENTION_KIT={kit}", torch_python(), "-m", "pytest"]
         command += ["-q", "-m", "gpu and not timing", "-p", "share", "--share", share]
         command += ["-p", "no:cacheprovider", "-c", ROOT / "tests/pytest.ini"]
-        text = self.run([*command, ROOT / "tests/torch", ROOT / "tests/python"], 200)
+        text = self.run([*command, ROOT / "tests/torch", ROOT / "tests/python"], 300)
         return f"{pytest_passed(text)} tests"
 
 
