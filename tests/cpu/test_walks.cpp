@@ -25,6 +25,8 @@ class Walks : public testing::TestWithParam<const InstructionSet*> {
 
 // More than one panel of keys, whose edges and masks fall everywhere.
 TEST_P(Walks, ManyPanels) {
+  kit::say_share("sizes");
+  int number = 0;
   for (const char* options :
        {"", "causal=1", "causal=1 bottom_right=1", "window_left=300 window_right=3",
         "causal=1 window_left=270 bias=post_scale alibi=standard softcap=20 softmax=learnable",
@@ -35,6 +37,7 @@ TEST_P(Walks, ManyPanels) {
          {"batch=1 seqlen_q=80 seqlen_kv=1200 heads_q=3 heads_kv=1 dim_qk=40 dim_v=72",
           "batch=1 seqlen_q=300 seqlen_kv=270 heads_q=1 heads_kv=1 dim_qk=96 dim_v=32"})
       for (const std::string& type : types()) {
+        if (number++ % kit::kEvery) continue;
         const kit::Report report =
             kit::check(kit::Case::parse(type + "training=1 " + std::string(sizes) + " " + options +
                                         " | seed=3 values=randn"),
@@ -46,10 +49,13 @@ TEST_P(Walks, ManyPanels) {
 // Rows whose later keys are far above the first ones, so that exponentials which trusted the base
 // of the first keys are computed again; a NaN and an infinity among them.
 TEST_P(Walks, TrustsABaseOnlyWhileItHolds) {
+  kit::say_share("values");
+  int number = 0;
   for (const char* values : {"randn", "extreme", "negative"})
     for (const char* scale : {"1", "8"})
       for (const char* dims : {"16", "64 dim_v=512", "256 dim_v=24"})
         for (const std::string& type : types()) {
+          if (number++ % kit::kEvery) continue;
           const kit::Report report = kit::check(
               kit::Case::parse(type + "training=1 has_scale=1 scale=" + scale +
                                " batch=1 seqlen_q=128 seqlen_kv=700 heads_q=1 heads_kv=1 dim_qk=" +
