@@ -6,19 +6,19 @@ namespace gpt {
 
 struct Config {
   // The model.
-  int layers = 2;
+  int layers = 4;
   int model_dim = 128;
-  int heads_q = 4, heads_kv = 2;  // grouped-query attention
-  int head_dim = 16;
+  int heads_q = 4, heads_kv = 2;  // grouped-query attention; heads_q a power of two (check.cpp)
+  int head_dim = 32;
   int hidden_dim = 512;
   int vocabulary = 256;  // bytes
 
   // Training. A step is the sum of `shards` equal parts in a fixed order, whatever number of
   // threads computed them: the loss is the same on every run.
-  int context = 64;
-  int batch = 8;
+  int context = 128;
+  int batch = 16;
   int shards = 4;
-  int steps = 2400;
+  int steps = 1200;
   float warm_up = 0.05f;  // share of the steps
   float rate = 5e-3f, last_rate = 5e-4f;
   float decay = 0.1f;
