@@ -16,7 +16,7 @@ NAMES = {
     "pytorch": "CudaRNGStatesTracker DotProductAttention InferenceParams autocast checkpoint "
     "fp8_autocast get_cudnn_version get_device_compute_capability is_bf16_available "
     "is_fp8_available is_fp8_block_scaling_available is_mxfp8_available is_nvfp4_available",
-    "pytorch.attention": "DotProductAttention InferenceParams",
+    "pytorch.attention": "DotProductAttention InferenceParams _attention_backends",
     DPA: "DotProductAttention _attention_backends",
     f"{DPA}.backends": "FP8EmulationFunc FlashAttention FusedAttention FusedAttnFunc "
     "UnfusedDotProductAttention _PrepareQKVForFA",
@@ -39,6 +39,7 @@ NAMES = {
     "split_tensor_along_dim",
     "pytorch.distributed": "CudaRNGStatesTracker checkpoint",
     "pytorch.quantization": "FP8GlobalStateManager autocast fp8_autocast is_fp8_available",
+    "pytorch.fp8": "FP8GlobalStateManager fp8_autocast is_fp8_available",
     "pytorch.module.base": "TransformerEngineBaseModule",
     "pytorch.jit": "jit_fuser no_torch_dynamo",
     "pytorch.graph": "is_graph_capturing",

@@ -1,6 +1,6 @@
 """Attention modules."""
 
-from transformer_engine.pytorch.attention.dot_product_attention import DotProductAttention
-from transformer_engine.pytorch.attention.inference import InferenceParams
+from .dot_product_attention import DotProductAttention, _attention_backends
+from .inference import InferenceParams
 
-__all__ = ["DotProductAttention", "InferenceParams"]
+__all__ = ["DotProductAttention", "InferenceParams", "_attention_backends"]

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformer_engine.pytorch._refusal import refuse, require
 from transformer_engine.pytorch.constants import AttnBiasTypes
 
+from ._engine import check_small
 from ._layouts import first, get_qkv_layout, pages_of
 from ._lengths import get_cu_seqlens, get_full_cu_seqlens
 from ._masks import words_of
@@ -224,16 +225,9 @@ class Call:
         ):
             if tuple(tensor.shape[-2:]) != (heads_needed, dim):
                 refuse(name, _seen(tensor), f"{heads_needed} heads of {dim} as the module")
-        given = {"core_attention_bias": self.bias, "alibi_slopes": self.slopes}
-        takes = {
-            "core_attention_bias": self.bias_type in ("pre_scale_bias", "post_scale_bias"),
-            "alibi_slopes": self.bias_type == "alibi",
-        }
-        for name, value in given.items():
-            if value is not None and not takes[name]:
-                refuse(name, _seen(value), f"None with bias type {self.bias_type}")
-        if takes["core_attention_bias"] and self.bias is None:
-            refuse("core_attention_bias", "None", f"a tensor with {self.bias_type}")
+        check_small(self.bias_type, self.bias, "vanilla", None)
+        if self.slopes is not None and self.bias_type != "alibi":
+            refuse("alibi_slopes", _seen(self.slopes), f"None with bias type {self.bias_type}")
         if self.mask == "arbitrary" and self.attention_mask is None:
             refuse("attention_mask", "None", "a tensor with an arbitrary mask")
 
