@@ -105,6 +105,10 @@ struct InstructionSet {
 };
 extern const InstructionSet kAmx, kAvx512Bf16, kAvx512, kAvx2, kGeneric;
 
+// Whether the engine prefers products of pairs of bf16 to multiply-adds of fp32. Intel's processors
+// do half as many of them in a cycle, so that nothing is gained.
+bool pairs_are_fast();
+
 // The engine on one instruction set; refuses where the processor lacks it.
 Attempt plan_with(const InstructionSet& set, const Problem& problem, const Device& device);
 

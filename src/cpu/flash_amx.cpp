@@ -92,8 +92,21 @@ void backward_any(const View& view, const RowBlock& block, Gradients<float>& g, 
   with_terms(view.p, [&]<int T>(Number<T>) { backward_amx<T>(view, block, g, scratch); });
 }
 
-constexpr Kernels<float> kAmxKernels{scratch_amx,   packed_bytes_amx, pack_amx,         attend_any,
-                                     finish<float>, backward_any,     store_keys<float>};
+// Products of pairs take these processors twice as long as multiply-adds, which only codes of fp8
+// make up for.
+const Kernels<float>& few_kernels(const View& view) {
+  return view.p.is_fp8() ? *kAvx512Bf16.single : *kAvx512.single;
+}
+void few_scores_any(const View& view, std::span<FewHead<float>> heads, Columns columns) {
+  few_kernels(view).few_scores(view, heads, columns);
+}
+void few_values_any(const View& view, std::span<FewHead<float>> heads, Columns columns) {
+  few_kernels(view).few_values(view, heads, columns);
+}
+
+constexpr Kernels<float> kAmxKernels{scratch_amx,       packed_bytes_amx, pack_amx,
+                                     attend_any,        finish<float>,    backward_any,
+                                     store_keys<float>, few_scores_any,   few_values_any};
 }  // namespace
 }  // namespace tea::cpu
 #pragma GCC pop_options
@@ -120,7 +133,7 @@ bool available() {
 
 bool multiplies(int32_t dtype) { return dtype == TEA_BF16 || dtype == TEA_FP32; }
 }  // namespace
-const InstructionSet kAmx{"cpu-amx", available, &kAmxKernels, nullptr, &kAvx512Bf16, multiplies};
+const InstructionSet kAmx{"cpu-amx", available, &kAmxKernels, nullptr, &kAvx512, multiplies};
 }  // namespace tea::cpu
 #else
 namespace tea::cpu {

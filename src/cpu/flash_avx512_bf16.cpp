@@ -103,5 +103,13 @@ const InstructionSet kAvx512Bf16{"cpu-avx512-bf16", [] { return false; }, nullpt
 #endif
 
 namespace tea::cpu {
+bool pairs_are_fast() {
+#if defined(__x86_64__)
+  return kAvx512Bf16.available() && !__builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+
 Attempt plan_avx512_bf16(const Problem& p, const Device& d) { return plan_with(kAvx512Bf16, p, d); }
 }  // namespace tea::cpu

@@ -325,7 +325,7 @@ namespace {
 // P and dS of fp32 keep their precision.
 bool multiplies_bf16(std::string_view engine, const Problem& p) {
   if (p.dtype != TEA_BF16) return false;
-  if (engine == "cpu") return cpu::kAmx.available() || cpu::kAvx512Bf16.available();
+  if (engine == "cpu") return cpu::kAmx.available() || cpu::pairs_are_fast();
   return engine == "cpu-amx" || engine == "cpu-avx512-bf16";
 }
 
