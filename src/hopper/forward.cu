@@ -1,4 +1,7 @@
 // Which kernel serves a forward pass, and what none serves.
+#include <atomic>
+#include <random>
+
 #include "hopper/forward_launch.cuh"
 
 namespace tea::hopper {
@@ -17,6 +20,16 @@ bool too_large(const Forward& f) {
 }
 
 }  // namespace
+
+static_assert(sizeof(Claims) == kClaimsBytes && alignof(Claims) == 8);
+
+uint64_t launch_number() {
+  static std::atomic<uint64_t> next = [] {
+    std::random_device random;
+    return uint64_t{random()} << 32 | random();
+  }();
+  return next.fetch_add(1, std::memory_order_relaxed) | uint64_t{1} << 63;
+}
 
 int forward_row(int dim, int dim_v) {
   const auto serves = [&](const Row& r) { return dim <= r.dim && dim_v <= r.dim_v; };

@@ -58,7 +58,7 @@ struct Forward {
   int32_t* status;               // or null
   Sink sink;
   const float* sinks;  // [heads], for Sink::kTensor
-  int* counter;        // one word of device memory for the scheduler: see needs_counter()
+  void* counter;       // device memory for the scheduler: see needs_counter()
   bool is_fp16;        // of q, k, v and o; else bf16
   int32_t batch, heads, heads_kv, dim, dim_v;
   float scale;
@@ -69,8 +69,10 @@ struct Forward {
 // are filled up with zeros by the copy engine.
 int forward_row(int dim, int dim_v);
 
-// Tiles differ in length, and are claimed from a counter.
+// Tiles differ in length, and are claimed from a counter: kClaimsBytes at a multiple of 8 that no
+// other launch uses meanwhile. What they hold does not matter.
 bool needs_counter(const Forward& f);
+inline constexpr int kClaimsBytes = 16;
 
 // Longer sequences than this are refused: rows and keys are counted in 32 bits.
 inline constexpr int kMaxRows = 1 << 30;

@@ -58,6 +58,7 @@ struct Parameters {
   TileOrder order;   // of dense queries
   Unit unit;         // of scores when nothing bends them any more
   float scale_log2;  // its factor for powers of two
+  uint64_t launch;   // whose tiles are claimed from the counter
   int bias_rows;     // of a bias in shared memory: see BiasTile
   TensorMap bias;
 };
@@ -112,33 +113,46 @@ struct Kernel {
   // Slabs with something in them.
   static TEA_DEVICE int slabs_of(int dim) { return (dim + kSlabDim - 1) / kSlabDim; }
 
+  // Null where tiles are not claimed.
+  static TEA_DEVICE Claims* claims_of(const Parameters& p) {
+    return static_cast<Claims*>(p.f.counter);
+  }
+
   // A warp that claims tiles, and describes them to everybody else.
   struct Planner {
     const Parameters& p;
     Smem& s;
     Position<2> at_mail{};
 
-    TEA_DEVICE int claim(int number) {
-      const int blocks = static_cast<int>(gridDim.x);
-      return p.f.counter ? blocks + claim_tile(p.f.counter) : number + blocks;
+    // What the other roles read next, by one thread.
+    template <class Write>
+    TEA_DEVICE void post(Write&& write) {
+      write(s.mail.blank(at_mail));
+      s.mail.post(at_mail);
     }
     TEA_DEVICE void run() {
+      const int blocks = static_cast<int>(gridDim.x);
       Tiles<kRows, C.masked()> tiles{p.f, p.order};
       int number = static_cast<int>(blockIdx.x);
       Tile t;
       while (tiles.find(number, t)) {
         if (lane() == 0) {
-          Work& w = s.mail.blank(at_mail);
-          describe<kRows, kCols>(w, p.f, t);
-          if constexpr (C.general()) add_general(w, p.f);
-          s.mail.post(at_mail);
-          number = claim(number);
+          post([&](Work& w) {
+            describe<kRows, kCols>(w, p.f, t);
+            if constexpr (C.general()) add_general(w, p.f);
+          });
+          Claims* const claims = claims_of(p);
+          if (claims && number < blocks) claims->enter(p.launch);
+          number = blocks + (claims ? claims->claim() : number);
         }
         number = __shfl_sync(0xffffffff, number, 0);
       }
       if (lane() > 0) return;
-      s.mail.blank(at_mail).head = -1;  // everybody stops
-      s.mail.post(at_mail);
+      post([](Work& w) { w.head = -1; });  // everybody stops
+      if (Claims* const claims = claims_of(p)) {
+        if (number < blocks) claims->enter(p.launch);
+        claims->leave();
+      }
     }
   };
 
@@ -554,6 +568,7 @@ struct Kernel {
         Planner{p, s}.run();
       } else {
         const int share = static_cast<int>(blockIdx.x) * 64 + static_cast<int>(threadIdx.x) - 64;
+        if (share == 0 && claims_of(p)) claims_of(p)->open(p.launch);
         Caretaker{p.f, share, static_cast<int>(gridDim.x) * 64}.run();
       }
     } else {

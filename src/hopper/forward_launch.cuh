@@ -34,6 +34,9 @@ Outcome launch_masked(int row, const Forward& f, cudaStream_t stream);
 Outcome launch_general(int row, const Forward& f, cudaStream_t stream);
 Outcome launch_biased(int row, const Forward& f, cudaStream_t stream);
 
+// A number that no launch had before, and that no memory holds by chance; never 0.
+uint64_t launch_number();
+
 inline bool bounded(const MaskRule& m) { return m.causal || m.window_left || m.window_right; }
 // The driver's codes are those of the runtime.
 inline Outcome failed(int code, const char* what) {
@@ -162,10 +165,12 @@ Outcome launch(const Forward& f, cudaStream_t stream) {
   if (const Outcome filled = fill<C>(&p, f); filled.code) return filled;
   // Of sequences whose lengths only the device knows, there may be fewer tiles than this.
   const int tiles = p.order.count(), blocks = std::clamp(tiles, 1, processors);
-  if (tiles <= blocks) p.f.counter = nullptr;  // a tile each; to clear it takes the host long
-  if (p.f.counter) TEA_TRY(cudaMemsetAsync(p.f.counter, 0, sizeof(int), stream), "cudaMemsetAsync");
-  kernel<<<blocks, kThreads, kShared, stream>>>(p);
-  TEA_TRY(cudaGetLastError(), "the launch");
+  if (tiles <= blocks) p.f.counter = nullptr;  // a tile each
+  if (p.f.counter) p.launch = launch_number();
+  void* arguments[] = {&p};  // <<<>>> does the same, and takes 0.15 us longer
+  TEA_TRY(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), blocks, kThreads, arguments,
+                           kShared, stream),
+          "the launch");
   return {};
 }
 

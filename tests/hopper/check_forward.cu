@@ -118,7 +118,7 @@ struct Data {
 struct Launchable {
   Buffer<uint16_t> q, k, v, o;
   Buffer<float> lse;
-  Buffer<int> counter{1};
+  Buffer<char> counter{kClaimsBytes};
   Forward f = {};
 
   Launchable(const Case& c, const Data& x)

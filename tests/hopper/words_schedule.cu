@@ -20,7 +20,8 @@ __global__ void visit_static(TileOrder order, int* visits) {
 }
 
 // Warp 0 claims; every other thread reads the mail and counts itself.
-__global__ void visit_dynamic(TileOrder order, int* counter, int* visits) {
+__global__ void visit_dynamic(TileOrder order, Claims* claims, uint64_t launch, int* visits) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) claims->open(launch);
   __shared__ Mail<int> mail;
   if (threadIdx.x == 0) {
     mail.ring.start(1, blockDim.x - 32);
@@ -29,11 +30,13 @@ __global__ void visit_dynamic(TileOrder order, int* counter, int* visits) {
   __syncthreads();
   Position<2> at;
   if (threadIdx.x < 32) {
+    if (threadIdx.x == 0) claims->enter(launch);
     for (int n = 0; threadIdx.x == 0 && n < order.count();) {
-      n = claim_tile(counter);
+      n = claims->claim();
       mail.blank(at) = n;
       mail.post(at);
     }
+    if (threadIdx.x == 0) claims->leave();
   } else {
     for (;;) {
       const int n = mail.read(at);
@@ -50,12 +53,14 @@ void check(const TileOrder& order) {
                            " x " + std::to_string(order.batch) + ", " +
                            std::to_string(order.heads_at_once) + " heads at once";
   const std::vector<int> zeros(order.count(), 0);
-  const Buffer<int> statics(zeros), dynamics(zeros), counter(std::vector<int>{0});
+  const Buffer<int> statics(zeros), dynamics(zeros);
+  const Buffer<Claims> claims(1);  // full of nonsense
   visit_static<<<132, 32>>>(order, statics.data);
-  visit_dynamic<<<132, 96>>>(order, counter.data, dynamics.data);
+  for (const uint64_t launch : {7, 7, 9})  // as a captured launch comes again, then another
+    visit_dynamic<<<132, 96>>>(order, claims.data, launch, dynamics.data);
   finish("tiles " + name);
   expect(statics.read() == std::vector<int>(order.count(), 1), "static tiles " + name);
-  expect(dynamics.read() == std::vector<int>(order.count(), 64), "dynamic tiles " + name);
+  expect(dynamics.read() == std::vector<int>(order.count(), 3 * 64), "dynamic tiles " + name);
 }
 
 // One warp asks for every number of `step`, as a block among several would.

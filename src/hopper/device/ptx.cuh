@@ -48,6 +48,17 @@ TEA_DEVICE void fence_shared_to_async() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
+// Whoever reads what was written sees what the writer wrote before, anywhere on the device.
+TEA_DEVICE void store_release(uint64_t& to, uint64_t x) {
+  perturb();
+  asm volatile("st.release.gpu.global.u64 [%0], %1;\n" ::"l"(&to), "l"(x) : "memory");
+}
+TEA_DEVICE uint64_t load_acquire(const uint64_t& from) {
+  uint64_t x;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];\n" : "=l"(x) : "l"(&from) : "memory");
+  return x;
+}
+
 // Named barriers 1..15 (0 is __syncthreads); threads is a multiple of 32.
 TEA_DEVICE void named_sync(int id, int threads) {
   perturb();

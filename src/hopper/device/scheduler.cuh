@@ -50,8 +50,28 @@ struct StaticTiles {
   }
 };
 
-// Dynamic: the first free block takes the next tile. The counter is zero at the start.
-TEA_DEVICE int claim_tile(int* counter) { return atomicAdd(counter, 1); }
+// Dynamic: the first free block claims the next tile. Nobody clears the counter before a launch:
+// block 0 does, and says so with the launch's number, which no launch had before. The last block
+// takes that back, since a captured launch comes again with the number it had.
+struct Claims {
+  int next, gone;     // gone: blocks that claim no more
+  uint64_t launched;  // whose counter this is
+
+  // By one thread of block 0.
+  TEA_DEVICE void open(uint64_t launch) {
+    next = gone = 0;
+    store_release(launched, launch);
+  }
+  // By one thread of each block: first this, then any number of claims, then leave().
+  TEA_DEVICE void enter(uint64_t launch) {
+    while (load_acquire(launched) != launch) {
+    }
+  }
+  TEA_DEVICE int claim() { return atomicAdd(&next, 1); }
+  TEA_DEVICE void leave() {
+    if (atomicAdd(&gone, 1) == static_cast<int>(gridDim.x) - 1) launched = 0;
+  }
+};
 
 // Tiles of sequences of which only the device knows the lengths: a warp counts those of 32
 // sequences at a time. All its lanes ask, for numbers that do not fall.

@@ -107,7 +107,7 @@ class Cell:
         self.q, self.k = make(self.heads, self.dim), make(self.heads_kv, self.dim)
         self.v, self.o = make(self.heads_kv, self.dim_v), make(self.heads, self.dim_v)
         self.lse = torch.empty(self.batch, self.heads, rows, device="cuda")
-        self.counter = torch.zeros(1, dtype=torch.int32, device="cuda")
+        self.counter = torch.empty(16, dtype=torch.uint8, device="cuda")
         pairs = rows * rows / (2 if causal else 1)
         if window:
             pairs = rows * (window + 1) - window * (window + 1) / 2
