@@ -420,17 +420,20 @@ struct Kernel {
     }
     // The normalised rows of a tile leave, and the tile is over.
     TEA_DEVICE void finish(const Output& o, const OnlineSoftmax& softmax, const Work& w) {
+      OnlineSoftmax::End end[2];  // of both rows at once: each is a chain of waits
+#pragma unroll
+      for (int r = 0; r < 2; ++r) end[r] = softmax.finish(r, p.unit, w.sink);
+      const float kept = C.general() ? 1 / (1 - p.f.general.dropout) : 1;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) write_row(o, w, r, end[r].factor * kept);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const OnlineSoftmax::End end = softmax.finish(r, p.unit, w.sink);
         const int row = first_row(w) + row_of(2 * r);
         if (lane() % 4 == 0 && row < w.rows) {
-          report(p.f.lse, w, row, end.lse);
-          report(p.f.max, w, row, end.max);
-          report(p.f.sum_exp, w, row, end.sum_exp);
+          report(p.f.lse, w, row, end[r].lse);
+          report(p.f.max, w, row, end[r].max);
+          report(p.f.sum_exp, w, row, end[r].sum_exp);
         }
-        const float kept = C.general() ? 1 / (1 - p.f.general.dropout) : 1;
-        write_row(o, w, r, end.factor * kept);
       }
       __syncwarp();
       release(s.mail.ring, at_mail);

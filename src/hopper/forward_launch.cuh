@@ -17,7 +17,7 @@ constexpr Row kTable[] = {
     // dim  v  consumers cols q_stages turns early skips
     {64, 64, 3, 128, 2, true, false, true}, {96, 96, 2, 128, 2, true, false},
     {128, 128, 2, 128, 2, true, false},     {192, 128, 2, 128, 1, false, true},
-    {192, 192, 2, 112, 1, false, true},     {256, 256, 2, 80, 1, false, true},
+    {192, 192, 2, 112, 1, false, true},     {256, 256, 2, 80, 1, false, true, true},
 };
 
 // The general kernels keep more in registers than a third consumer leaves, and a bias passes
