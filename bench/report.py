@@ -18,8 +18,9 @@ HEAD = """# Performance
 Written by `bench/report.py` from the records in `bench/results`, which are as the programs printed
 them. TFLOP/s, more is better; what was not timed is left out. Contenders of a row ran in turns, in
 one process on the same tensors. `cudnn` and `fa2` are PyTorch's back ends, `our-cudnn` is our
-engine that calls the same cuDNN, the others are our kernels. How figures are taken, and how to take
-them again: [bench](../bench/README.md).
+engine that calls the same cuDNN, the others are our kernels. PyTorch's back ends know no FP8: the
+peer there is cuDNN by `our-cudnn`. How figures are taken, and how to take them again:
+[bench](../bench/README.md).
 """
 
 
