@@ -77,6 +77,7 @@ def tiny(device: str, unit: str, measure: Callable[[Callable], float]) -> None:
         "forward.default": lambda: OPS.forward.default(q, k, v),
         "attention": lambda: attention(q, k, v),
         "attention, grad": lambda: attention(*grads),
+        "attention, window, grad": lambda: attention(*grads, mask="causal", window=(3, None)),
         "attention, both": lambda: both(attention),
         "sdpa": lambda: scaled_dot_product_attention(q, k, v),
         "sdpa, grad": lambda: scaled_dot_product_attention(*grads),

@@ -48,34 +48,44 @@ class Arguments(NamedTuple):
     engine: str = ""
 
 
-# The places of the tensors, and of some arguments.
-TENSORS = tuple(
-    i for i, kind in enumerate(Arguments.__annotations__.values()) if "Tensor" in str(kind)
-)
-TRAINING, RNG_STATE, BIAS, SINK, CU_SEQLENS_Q, CU_SEQLENS_KV, PAGE_TABLE, SLOPES, ORIGIN = map(
+# The places of the tensors among the first arguments, by the number of these; and of some.
+_TENSORS = [i for i, kind in enumerate(Arguments.__annotations__.values()) if "Tensor" in str(kind)]
+TENSORS = [[i for i in _TENSORS if i < n] for n in range(len(Arguments._fields) + 1)]
+TRAINING, DROPOUT, RNG_STATE, BIAS, SINK, CU_SEQLENS_Q, CU_SEQLENS_KV = map(
     Arguments._fields.index,
-    (
-        *("training", "rng_state", "bias", "sink", "cu_seqlens_q", "cu_seqlens_kv"),
-        *("page_table", "slopes", "origin"),
-    ),
+    ("training", "dropout", "rng_state", "bias", "sink", "cu_seqlens_q", "cu_seqlens_kv"),
+)
+PAGE_TABLE, SLOPES, OFFSETS_Q, OFFSETS_KV, PAGE_TABLE_V, ORIGIN = map(
+    Arguments._fields.index,
+    ("page_table", "slopes", "offsets_q", "offsets_kv", "page_table_v", "origin"),
 )
 
-_DEFAULTS = (None,) * 3 + tuple(Arguments._field_defaults.values())
-_RARE = _DEFAULTS[FEW:]
+_DEFAULTS = (None,) * OPTIONS + tuple(Arguments._field_defaults.values())
+_SELDOM, _RARE = _DEFAULTS[DROPOUT:PAGE_TABLE], _DEFAULTS[PAGE_TABLE:]
 
 
-def _is_plain(a: tuple) -> bool:
-    """Whether no tensor is given but q, k, v and what needs one of these beside it."""
-    bias, sink, cu_q, cu_kv = a[BIAS], a[SINK], a[CU_SEQLENS_Q], a[CU_SEQLENS_KV]
-    rng, table, slopes, origin = a[RNG_STATE], a[PAGE_TABLE], a[SLOPES], a[ORIGIN]
-    return bias is sink is cu_q is cu_kv is rng is table is slopes is origin is None
+def _is_rare_default(a: tuple) -> bool:
+    table, slopes, rows_q, rows_kv = a[PAGE_TABLE], a[SLOPES], a[OFFSETS_Q], a[OFFSETS_KV]
+    return (
+        table is slopes is rows_q is rows_kv is a[PAGE_TABLE_V] is a[ORIGIN] is None
+        and a[PAGE_TABLE:] == _RARE
+    )
+
+
+def _is_seldom_default(a: tuple) -> bool:
+    return (
+        a[RNG_STATE] is a[BIAS] is a[SINK] is a[CU_SEQLENS_Q] is a[CU_SEQLENS_KV] is None
+        and a[DROPOUT:PAGE_TABLE] == _SELDOM
+    )
 
 
 def trimmed(arguments: tuple) -> tuple:
     """Without the trailing defaults: each argument passed costs 0.2 microseconds."""
-    # Compared at once, because one after the other takes a microsecond; but never a tensor, whose
-    # comparison with None takes 20.
-    n = FEW if _is_plain(arguments) and arguments[FEW:] == _RARE else len(arguments)
+    # Many compared at once, because one after the other takes a microsecond; but never a tensor,
+    # whose comparison with None takes 20.
+    n = len(arguments)
+    if _is_rare_default(arguments):
+        n = DROPOUT if _is_seldom_default(arguments) else PAGE_TABLE
     while arguments[n - 1] is _DEFAULTS[n - 1]:
         n -= 1
     return arguments[:n]

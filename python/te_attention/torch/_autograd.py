@@ -22,9 +22,11 @@ _is_grad_enabled = torch.is_grad_enabled
 
 def keep(ctx, arguments: tuple, o: Tensor, lse: Tensor) -> None:
     """Keeps what backward needs. Every tensor goes where hooks and checkpoints see it."""
-    places = [i for i in TENSORS if i < len(arguments) and arguments[i] is not None]
-    ctx.save_for_backward(o, lse, *[arguments[i] for i in places])
-    ctx.places, ctx.options = places, [None if i in places else x for i, x in enumerate(arguments)]
+    places, options = TENSORS[len(arguments)], list(arguments)
+    for i in places:
+        options[i] = None
+    ctx.save_for_backward(o, lse, *[arguments[i] for i in places])  # some are None
+    ctx.options = options
 
 
 def refuse_second() -> None:
@@ -38,7 +40,7 @@ def kept(ctx, dout: Tensor | None) -> tuple[Tensor, Tensor, Tensor, list]:
     refuse_second()
     o, lse, *tensors = ctx.saved_tensors
     arguments = list(ctx.options)
-    for i, tensor in zip(ctx.places, tensors, strict=True):
+    for i, tensor in zip(TENSORS[len(arguments)], tensors, strict=True):
         arguments[i] = tensor
     return torch.zeros_like(o) if dout is None else dout, o, lse, arguments
 
