@@ -1,5 +1,6 @@
 """From tensors to a problem: what each refusal names, and how strides become fields."""
 
+import numpy
 import pytest
 import torch
 
@@ -83,6 +84,10 @@ TYPES = {
     "format": (3, "format is 3; needs a name"),
     "softcap": ("5", "softcap is '5'; needs a number"),
     "dropout": ("0.1", "dropout is '0.1'; needs a number"),
+    "softcap that is None": (None, "softcap is None; needs a number"),
+    "dropout that is None": (None, "dropout is None; needs a number"),
+    "dropout that is empty": ("", "dropout is ''; needs a number"),
+    "engine that is None": (None, "engine is None; needs a name"),
     "scale": ("auto", "scale is 'auto'; needs a number or None"),
     "cu_seqlens_q": ([0, 6], r"cu_seqlens_q is \[0, 6\]; needs a tensor or None"),
     "max_seqlen_q": (5.5, "max_seqlen_q is 5.5; needs an integer or None"),
@@ -104,6 +109,18 @@ def test_what_is_no_tensor_is_named() -> None:
         tea.attention(Q, Q, None)
     with pytest.raises(TypeError, match=r"generator is 7; needs a torch\.Generator or None"):
         tea.attention(Q, Q, Q, dropout=0.5, generator=7)
+
+
+def test_an_error_that_is_of_no_type_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match='engine is "fast"; needs one of'):
+        tea.attention(Q, Q, Q, window=numpy.array([1, 1]), engine="fast")
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr("te_attention.torch.functional.run_few", fail)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        tea.attention(Q, Q, Q, deterministic=0)
 
 
 def test_a_bias_without_its_first_dimensions() -> None:

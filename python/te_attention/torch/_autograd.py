@@ -59,7 +59,7 @@ class _Few(_SingleLevelFunction):
     def backward(ctx, dout):
         refuse_second()
         o, lse, *inputs = ctx.saved_tensors
-        gradients = packed_gradients(*inputs)
+        gradients = packed_gradients(*inputs, dout)
         if gradients is None:
             return *_backward_few(dout, o, lse, *inputs, *ctx.options), None
         _backward_few_out(*gradients, dout, o, lse, *inputs, *ctx.options)
@@ -85,7 +85,7 @@ class _Attention(_SingleLevelFunction):
             return (None,) * 7
         wants = ctx.needs_input_grad[3:5]
         dout, o, lse, arguments = kept(ctx, dout)
-        gradients = packed_gradients(*arguments[:OPTIONS])
+        gradients = packed_gradients(*arguments[:OPTIONS], dout, dlse)
         if gradients is None:
             dq, dk, dv, *small = _backward(dout, dlse, o, lse, *wants, *arguments)
         else:

@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def _is_batch(tensor: Tensor | None) -> bool:
+    """Of is_grads_batched, which functorch does not know of."""
+    return tensor is not None and torch._C._functorch.is_legacy_batchedtensor(tensor)
+
+
 def _joint(tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
     """Uninitialised parts of a new tensor, if these are parts of one, else None.
 
@@ -36,16 +41,24 @@ def _joint(tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
         dim = differ[0]
         every = first.as_strided((*size[:dim], sum(sizes[dim]), *size[dim + 1 :]), stride)
         parts = torch.empty_like(every).split(sizes[dim], dim)
-    return [parts[order.index(i)] for i in range(len(order))]
+    if parts[0].stride(-1) != 1:  # they overlap within a row: so no gradient can be written
+        return None
+    # As .data each is a tensor of its own to autograd: one may be changed where another is kept.
+    return [parts[order.index(i)].data for i in range(len(order))]
 
 
-def packed_gradients(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor] | None:
+def packed_gradients(
+    q: Tensor, k: Tensor, v: Tensor, *incoming: Tensor | None
+) -> list[Tensor] | None:
     """Memory for dq, dk and dv that lies as q, k and v do, if all three or the last two are packed.
 
-    None where they are not, and where a compiler looks on: it joins what it is given by itself.
+    None where they are not; where a compiler looks on, which joins what it is given by itself; and
+    where what comes in is a batch of gradients, which cannot be written into given memory.
     """
     # Tensors of their own begin where their memory does: most calls end here.
     if k.storage_offset() == v.storage_offset() or torch.compiler.is_compiling():
+        return None
+    if torch._C._are_functorch_transforms_active() or any(map(_is_batch, incoming)):
         return None
     every = _joint((q, k, v))
     if every is None:

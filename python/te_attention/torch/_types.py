@@ -9,6 +9,7 @@ _NUMBER = (numbers.Real, Tensor, torch.SymInt, torch.SymFloat)
 _INTEGER = (numbers.Integral, Tensor, torch.SymInt)
 _BOUND = (*_INTEGER, type(None))
 _MASK = "None, 'causal', 'causal_bottom_right' or 'bottom_right'"
+MASK_HINT = "; give a tensor as bias, a boolean one as torch.where(mask, 0.0, -torch.inf)"
 WINDOW = "(left, right), each None or an integer, at least 0"
 _TENSORS = (
     *("bias", "rng_state", "cu_seqlens_q", "cu_seqlens_kv", "offsets_q", "offsets_kv"),
@@ -34,21 +35,22 @@ def _text(value: object) -> str:
     return text if len(text) < 50 and "\n" not in text else f"of type {type(value).__name__}"
 
 
-def _check_window(window: object) -> None:
-    fits = isinstance(window, tuple | list) and len(window) == 2
-    if window is not None and not (fits and all(isinstance(w, _BOUND) for w in window)):
-        raise TypeError(f"window is {_text(window)}; needs {WINDOW}") from None
+def _is_window(value: object) -> bool:
+    """Whether attention() can read it."""
+    try:
+        left, right = (None, None) if value is None else value
+    except (TypeError, ValueError):
+        return False
+    return isinstance(left, _BOUND) and isinstance(right, _BOUND)
 
 
-def check_types(**arguments: object) -> None:
+def check_types(arguments: dict[str, object]) -> None:
     """Raises for the first of attention()'s arguments that has a wrong type."""
-    for name, value in arguments.items():
-        if name == "window":
-            _check_window(value)
-            continue
-        types, needed = _WANTED[name]
+    if not _is_window(arguments["window"]):
+        raise TypeError(f"window is {_text(arguments['window'])}; needs {WINDOW}")
+    for name, (types, needed) in _WANTED.items():
+        value = arguments[name]
         if isinstance(value, types):
             continue
-        if name == "mask" and isinstance(value, Tensor):
-            needed += "; give a tensor as bias, a boolean one as torch.where(mask, 0.0, -torch.inf)"
-        raise TypeError(f"{name} is {_text(value)}; needs {needed}") from None
+        hint = MASK_HINT if name == "mask" and isinstance(value, Tensor) else ""
+        raise TypeError(f"{name} is {_text(value)}; needs {needed}{hint}")

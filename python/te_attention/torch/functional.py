@@ -17,6 +17,7 @@ BiasType: TypeAlias = Literal["post_scale", "pre_scale"]
 Sink: TypeAlias = Tensor | Literal["off_by_one"]
 NO_WINDOW = (-1, -1)
 BIAS_DIMENSIONS = 4
+DISPATCHER = "Expected a value of type"  # what PyTorch says of a wrong type
 # By names of this module: to look one up in another takes as long as the answer.
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _are_all_deterministic = torch.are_deterministic_algorithms_enabled
@@ -147,24 +148,14 @@ def attention(
         if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
             q, k, v = autocast(q, k, v)
         if (  # what has operators of its own: to read the other options takes longer than these
-            window
-            is bias
-            is sink
-            is rng_state
-            is generator
-            is cu_seqlens_q
-            is cu_seqlens_kv
-            is None
-            and max_seqlen_q is max_seqlen_kv is offsets_q is offsets_kv is page_table is None
-            and page_table_v is origin is fp8 is None
-            and alibi is False
-            and bias_type == "post_scale"
-            and not (
-                dropout or softcap or return_lse or return_max_logit or deterministic or engine
-            )
-            and _finish is _run
-            and not is_watched()
+            (window is bias is sink is rng_state is generator is origin is fp8 is None)
+            and (cu_seqlens_q is cu_seqlens_kv is max_seqlen_q is max_seqlen_kv is None)
+            and (offsets_q is offsets_kv is page_table is page_table_v is None)
+            and (alibi is False and bias_type == "post_scale" and engine == "")
+            and (dropout == 0 and softcap == 0)
+            and not (return_lse or return_max_logit or deterministic or is_watched())
             and not (deterministic is None and _are_all_deterministic())
+            and _finish is _run
         ):
             return run_few(q, k, v, format, mask, scale)
         if bias is not None and bias.dim() < BIAS_DIMENSIONS:
@@ -183,11 +174,11 @@ def attention(
             v,
             format,
             "none" if mask is None else mask,
-            differentiable or dropout > 0,
+            dropout > 0 or differentiable,
             scale,
             left,
             right,
-            dropout or NONE,
+            NONE if dropout == 0 else dropout,
             _random_state(q, rng_state, generator) if dropout else None,
             bias,
             sink if isinstance(sink, Tensor) else None,
@@ -196,7 +187,7 @@ def attention(
             -1 if max_seqlen_q is None else max_seqlen_q,
             -1 if max_seqlen_kv is None else max_seqlen_kv,
             page_table,
-            softcap or NONE,
+            NONE if softcap == 0 else softcap,
             alibi if isinstance(alibi, Tensor) else None,
             alibi is not False and _named("alibi", alibi, False, True, ", or slopes"),
             offsets_q,
@@ -206,48 +197,24 @@ def attention(
             bias_type != "post_scale" and _named("bias_type", bias_type, "post_scale", "pre_scale"),
             sink is not None and _named("sink", sink, None, "off_by_one", ", or a tensor"),
             return_max_logit,
-            torch.are_deterministic_algorithms_enabled()
-            if deterministic is None
-            else deterministic,
+            _are_all_deterministic() if deterministic is None else deterministic,
             engine,
         )
-        if fp8 is not None:
-            if differentiable or _finish is not _run:
-                raise ValueError(
-                    "fp8 is given; needs attention() itself, and tensors without gradient"
-                )
-            given = (*fp8[:-1], str(fp8.o_dtype).removeprefix("torch."), *arguments)
-            output = chosen(OPS.fp8_forward.default(*given)[:3], return_lse, return_max_logit)
-            return output if len(output) > 1 else output[0]
-        return _finish(arguments, return_lse, return_max_logit)
-
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        check_types(
-            q=q,
-            k=k,
-            v=v,
-            bias=bias,
-            rng_state=rng_state,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_kv=cu_seqlens_kv,
-            offsets_q=offsets_q,
-            offsets_kv=offsets_kv,
-            page_table=page_table,
-            page_table_v=page_table_v,
-            origin=origin,
-            mask=mask,
-            window=window,
-            format=format,
-            engine=engine,
-            softcap=softcap,
-            dropout=dropout,
-            scale=scale,
-            max_seqlen_q=max_seqlen_q,
-            max_seqlen_kv=max_seqlen_kv,
-            generator=generator,
-            deterministic=deterministic,
-        )
+        if fp8 is None:
+            return _finish(arguments, return_lse, return_max_logit)
+        if differentiable or _finish is not _run:
+            raise ValueError("fp8 is given; needs attention() itself, and tensors without gradient")
+        return _of_fp8(fp8, arguments, return_lse, return_max_logit)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        if not isinstance(error, RuntimeError) or DISPATCHER in str(error):
+            check_types(locals())
         raise
+
+
+def _of_fp8(fp8: Fp8, arguments: tuple, return_lse: bool, return_max_logit: bool) -> Any:
+    given = (*fp8[:-1], str(fp8.o_dtype).removeprefix("torch."), *arguments)
+    output = chosen(OPS.fp8_forward.default(*given)[:3], return_lse, return_max_logit)
+    return output if len(output) > 1 else output[0]
 
 
 def _named(name: str, value: object, no: object, yes: object, other: str = "") -> bool:

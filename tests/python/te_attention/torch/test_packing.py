@@ -122,21 +122,60 @@ def test_the_gradient_of_lse_comes_along() -> None:
     assert len({memory(g) for g in got}) == 1
 
 
-# Views of one memory that are no parts of one tensor.
-UNPACKED = {
-    "the same": lambda x: (x, x, x),
-    "v is k": lambda x: (x[0], x[1], x[1]),
-    "other strides": lambda x: (x[0], x[1], x[2].transpose(0, 1)),
-    "other distances": lambda x: (x[0], x[1], x[3]),
-    "only k of v": lambda x: (x[0], x[1], x[2].clone()),
-    "a hole": lambda x: (x[0, :, :4], x[0, :, 4:6], x[0, :, 7:]),
+# Views of one memory that are not, or not all, parts of one tensor; how many memories the gradients
+# have.
+OTHERS = {
+    "the same": (lambda x: (x[0], x[0], x[0]), 3),
+    "v is k": (lambda x: (x[0], x[1], x[1]), 3),
+    "other strides": (lambda x: (x[0], x[1], x[2].transpose(0, 1)), 3),
+    "other distances": (lambda x: (x[0], x[1], x[3]), 2),
+    "only q and k": (lambda x: (x[0], x[1], x[2].clone()), 3),
+    "a hole": (lambda x: (x[0, :, :4], x[0, :, 4:6], x[0, :, 7:]), 2),
+    "shifted by one element": (
+        lambda x: tuple(x.flatten()[i : i + 1296].view(9, 9, 16) for i in range(3)),
+        3,
+    ),
 }
 
 
-@pytest.mark.parametrize("name", UNPACKED)
-def test_others_are_not_taken_for_parts(name: str) -> None:
-    gradients = packed_gradients(*UNPACKED[name](torch.randn(4, 9, 9, 16)))
-    assert gradients is None or memory(gradients[0]) != memory(gradients[1])
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_part_has_memory_of_its_own(name: str) -> None:
+    views, memories = OTHERS[name]
+    inputs = views(torch.randn(4, 9, 9, 16, requires_grad=True))
+    o = tea.attention(*inputs, **RAGGED)
+    dout = torch.randn_like(o)
+    alone = apart(inputs)
+    want = torch.autograd.grad(tea.attention(*alone, **RAGGED), alone, dout)
+    if len({id(t) for t in inputs}) == len(inputs):  # else autograd adds them up
+        got = torch.autograd.grad(o, inputs, dout)
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b)
+        assert len({memory(g) for g in got}) == memories
+    assert (packed_gradients(*inputs) is None) == (memories == len(inputs))
+
+
+def test_gradients_may_be_changed_one_by_one() -> None:
+    inputs = torch.randn(2, 9, 3, 4, 16, requires_grad=True).unbind(2)
+    weight = torch.randn(2, 9, 4, 16, requires_grad=True)
+    dq, dk, dv = torch.autograd.grad(tea.attention(*inputs, format="bshd").sum(), inputs)
+    kept = dk.clone()
+    loss = (dk * weight).sum()
+    dq.mul_(2)
+    dv.zero_()
+    loss.backward()
+    assert torch.equal(weight.grad, kept)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": (3, None)}], ids=["short", "long"])
+def test_batches_of_gradients(options: dict) -> None:
+    inputs = torch.randn(1, 9, 3, 2, 8, requires_grad=True).unbind(2)
+    o = tea.attention(*inputs, format="bshd", **options)
+    douts = torch.randn(2, *o.shape)
+    got = torch.autograd.grad(o, inputs, douts, is_grads_batched=True, retain_graph=True)
+    for i in range(2):
+        want = torch.autograd.grad(o, inputs, douts[i], retain_graph=True)
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a[i], b)
 
 
 def test_parts_that_overlap_have_gradients_of_their_own() -> None:
