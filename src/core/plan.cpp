@@ -28,6 +28,12 @@ struct KeyHash {
   }
 };
 
+PlanRef make_plan(const Engine& engine, const Problem& problem, const Device& device,
+                  std::unique_ptr<Executable> executable) {
+  return std::make_shared<const Plan>(
+      Plan{engine.name, problem, device, std::move(executable), engine.workspace});
+}
+
 std::string names(std::span<const Engine> engines) {
   std::string out;
   for (const Engine& e : engines) out += (out.empty() ? "one of " : ", ") + std::string(e.name);
@@ -72,13 +78,6 @@ struct Planner::Cache {
     return plan;
   }
 
-  // Without counting.
-  PlanRef peek(const Key& canonical) const {
-    const std::lock_guard lock(mutex);
-    const auto it = index.find(canonical);
-    return it == index.end() ? nullptr : it->second->plan;
-  }
-
   // Another thread may have made the same plan meanwhile: the first one stays.
   PlanRef insert(const Key& canonical, const Key& written, PlanRef plan) {
     std::list<Entry> evicted;
@@ -91,10 +90,21 @@ struct Planner::Cache {
     return plan;
   }
 
+  // The text of the last explanation, if it was of this problem; empty otherwise.
+  std::string explained(const Key& canonical) const {
+    const std::lock_guard lock(mutex);
+    return canonical == last_ ? text_ : "";
+  }
+  void explain(const Key& canonical, const std::string& text) {
+    const std::lock_guard lock(mutex);
+    last_ = canonical, text_ = text;
+  }
+
   void limit(size_t most) {
     std::list<Entry> evicted;
     const std::lock_guard lock(mutex);
     capacity = most;
+    text_.clear();
     shrink(evicted);
   }
 
@@ -119,6 +129,9 @@ struct Planner::Cache {
     if (entry->keys.size() < kMostKeys && index.emplace(key, entry).second)
       entry->keys.push_back(key);
   }
+
+  Key last_{};  // of the explanation
+  std::string text_;
 };
 
 Planner::Planner(std::span<const Engine> engines, size_t capacity)
@@ -127,15 +140,6 @@ Planner::Planner(std::span<const Engine> engines, size_t capacity)
 }
 Planner::~Planner() = default;
 
-std::variant<Refusal, PlanRef> Planner::ask(const Engine& engine, const Problem& problem,
-                                            const Device& device) const {
-  if (PlanRef kept = cache_->peek({problem, device.index, std::string(engine.name)})) return kept;
-  Attempt attempt = engine.attempt(problem, device);
-  if (auto* refusal = std::get_if<Refusal>(&attempt)) return std::move(*refusal);
-  return std::make_shared<const Plan>(
-      Plan{engine.name, problem, device, std::move(std::get<1>(attempt)), engine.workspace});
-}
-
 PlanRef Planner::make(const Problem& problem, const Device& device, std::string_view only) const {
   PlanRef yielding;
   std::string refusals;
@@ -143,14 +147,15 @@ PlanRef Planner::make(const Problem& problem, const Device& device, std::string_
   for (const Engine& engine : engines_) {
     if (only.empty() ? engine.only_by_name : engine.name != only) continue;
     known = true;
-    auto answer = ask(engine, problem, device);
-    if (const auto* refusal = std::get_if<Refusal>(&answer)) {
+    Attempt attempt = engine.attempt(problem, device);
+    if (const auto* refusal = std::get_if<Refusal>(&attempt)) {
       refusals += "\n  " + std::string(engine.name) + ": refused: " + refusal->why;
       continue;
     }
-    PlanRef& plan = std::get<PlanRef>(answer);
-    const bool yields = plan->executable->yields && only.empty();
+    auto& executable = std::get<std::unique_ptr<Executable>>(attempt);
+    const bool yields = executable->yields && only.empty();
     if (yields && yielding) continue;
+    PlanRef plan = make_plan(engine, problem, device, std::move(executable));
     if (!yields) return plan;
     yielding = std::move(plan);
   }
@@ -173,21 +178,22 @@ PlanRef Planner::plan(const Problem& problem, int device, std::string_view only)
 }
 
 std::string Planner::explain(const Problem& problem, int device) const {
-  const Problem p = prepared(problem);
+  const Key key{prepared(problem), device, {}};
+  if (std::string text = cache_->explained(key); !text.empty()) return text;
   const Device where = device_at(device);
   std::string out;
   for (const Engine& engine : engines_) {
-    const auto answer = ask(engine, p, where);
+    const Attempt attempt = engine.attempt(key.problem, where);
     out += std::string(engine.name) + ": ";
-    if (const auto* refusal = std::get_if<Refusal>(&answer)) {
+    if (const auto* refusal = std::get_if<Refusal>(&attempt)) {
       out += "refused: " + refusal->why + "\n";
       continue;
     }
-    const Key name{p, where.index, std::string(engine.name)};
-    const char* yields = cache_->insert(name, name, std::get<PlanRef>(answer))->executable->yields;
+    const char* yields = std::get<std::unique_ptr<Executable>>(attempt)->yields;
     out += yields ? "accepts, but yields: " + std::string(yields) : "accepts";
     out += engine.only_by_name ? ", when named\n" : "\n";
   }
+  cache_->explain(key, out);
   return out;
 }
 

@@ -27,8 +27,8 @@ class Planner {
   // `problem` as the caller wrote it: it is checked and normalised here. `only`: an engine's name,
   // or empty. Throws Error.
   PlanRef plan(const Problem& problem, int device, std::string_view only = {});
-  // One line per engine: accepts, yields or refuses, with the reason. What accepts is kept as the
-  // plan by that engine's name: who explains asks twice, for the size and the text, and then plans.
+  // One line per engine: accepts, yields or refuses, with the reason. The last text is kept:
+  // callers ask twice, for its size and for the text, and an engine may build much to answer.
   std::string explain(const Problem& problem, int device) const;
   // The most that any engine asks for that can be chosen without being named.
   uint64_t workspace_bound(const Problem& problem, const Geometry& size, Direction d) const;
@@ -37,8 +37,6 @@ class Planner {
 
  private:
   struct Cache;
-  std::variant<Refusal, PlanRef> ask(const Engine& engine, const Problem& problem,
-                                     const Device& device) const;
   PlanRef make(const Problem& problem, const Device& device, std::string_view only) const;
   std::span<const Engine> engines_;
   std::unique_ptr<Cache> cache_;

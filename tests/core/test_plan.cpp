@@ -113,24 +113,32 @@ TEST(Planner, ExplainListsEveryEngine) {
             "third: accepts\n");
 }
 
-// Plans may take seconds to make.
-TEST(Planner, KeepsWhatItMadeToExplain) {
-  static int made;
-  made = 0;
-  const auto count = [](const Problem&, const Device&) -> Attempt {
-    ++made;
+// Answers may take seconds, refusals too. Plans that somebody runs stay in the cache meanwhile.
+TEST(Planner, KeepsTheLastExplanationAndNoPlanForIt) {
+  static int asked;
+  asked = 0;
+  const auto accepts = [](const Problem&, const Device&) -> Attempt {
+    ++asked;
     return std::make_unique<Nothing>();
   };
-  const std::array table{Engine{"first", kFew, refuse}, Engine{"second", kFew, count}};
-  Planner planner(table);
+  const auto refuses = [](const Problem& p, const Device& device) {
+    ++asked;
+    return refuse(p, device);
+  };
+  const std::array table{Engine{"first", kFew, refuses}, Engine{"second", kFew, accepts}};
+  Planner planner(table, 1);
+  const PlanRef plan = planner.plan(small(), kHost);
+  asked = 0;
   const std::string text = planner.explain(small(), kHost);
   EXPECT_EQ(planner.explain(small(), kHost), text);
-  const PlanRef plan = planner.plan(small(), kHost);
-  EXPECT_EQ(planner.plan(small(), kHost, "second"), plan);
-  EXPECT_EQ(made, 1);
-  planner.limit(0);
+  EXPECT_EQ(asked, 2);
+  EXPECT_NE(planner.explain(with("training=1"), kHost), "");
   EXPECT_EQ(planner.explain(small(), kHost), text);
-  EXPECT_EQ(made, 2);
+  EXPECT_EQ(asked, 6);
+  EXPECT_EQ(planner.plan(small(), kHost), plan);
+  planner.limit(1);
+  EXPECT_EQ(planner.explain(small(), kHost), text);
+  EXPECT_EQ(asked, 8);
 }
 
 // A plan's end may take long, or ask the cache something.
