@@ -10,7 +10,8 @@
 namespace tea::hopper {
 namespace {
 
-constexpr uint64_t kCounterBytes = 256;  // one word, and the workspace stays aligned
+constexpr uint64_t kCounterBytes = 256;  // more than needed, and the workspace stays aligned
+static_assert(kCounterBytes >= kClaimsBytes);
 constexpr int kFewRows = 64;             // less than one consumer's share of a tile
 
 bool tiles_differ(const Problem& p) {
@@ -78,7 +79,7 @@ Forward describe(const Problem& p, const Run& run) {
            : p.softmax == TEA_SOFTMAX_OFF_BY_ONE ? Sink::kZero
                                                  : Sink::kNone;
   f.sinks = run.as<const float>(TEA_SINK);
-  f.counter = static_cast<int*>(run.workspace);
+  f.counter = run.workspace;
   f.is_fp16 = p.dtype == TEA_FP16;
   f.batch = narrow(size.batch, "the batch");
   f.heads = p.heads_q, f.heads_kv = p.heads_kv, f.dim = p.dim_qk, f.dim_v = p.v_dim();
