@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kCounterBytes = 256;  // more than needed, and the workspace stays aligned
 static_assert(kCounterBytes >= kClaimsBytes);
-constexpr int kFewRows = 64;             // less than one consumer's share of a tile
+constexpr int kFewRows = 64;  // less than one consumer's share of a tile
 
 bool tiles_differ(const Problem& p) {
   return p.q_form || p.kv_form || p.causal || p.window_left || p.window_right;

@@ -62,9 +62,10 @@ struct Claims {
     next = gone = 0;
     store_release(launched, launch);
   }
-  // By one thread of each block: first this, then any number of claims, then leave(). Waits for block
-  // 0, which is on a processor or comes to one when other kernels make room: blocks start in order,
-  // and a launch has no more of them than there are processors, so none that waits is in its way.
+  // By one thread of each block: first this, then any number of claims, then leave(). Waits for
+  // block 0, which is on a processor or comes to one when other kernels make room: blocks start in
+  // order, and a launch has no more of them than there are processors, so none that waits is in its
+  // way.
   TEA_DEVICE void enter(uint64_t launch) {
     while (load_acquire(launched) != launch) {
     }
