@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "cudnn/prepare.h"
+#include "gpu/amax.cuh"
 #include "math/lengths.h"
 #include "te_attention.h"
 
@@ -66,11 +67,9 @@ __global__ void __launch_bounds__(kThreads) prepare_entry(const __grid_constant_
   if (p.scalars && first() <= p.zeros) p.scalars[first() * kScalarStep] = first() ? 0.0f : 1.0f;
 }
 
-// Magnitudes compare as the integers that their bits are.
 __global__ void raise_entry(const __grid_constant__ Raise p) {
   const int i = static_cast<int>(threadIdx.x);
-  if (i < kMostRaised && p.to[i])
-    atomicMax(reinterpret_cast<int*>(p.to[i]), __float_as_int(fabsf(*p.from[i])));
+  if (i < kMostRaised && p.to[i]) raise_amax(p.to[i], fabsf(*p.from[i]));
 }
 
 // The rows of a sequence that have a result, as a range: the bounds of a band move one way.

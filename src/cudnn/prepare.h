@@ -56,7 +56,7 @@ struct Prepare {
 };
 void prepare(const Prepare& work, void* stream);
 
-// Each amax becomes the larger one of itself and of what this run found, NaN being the largest.
+// Each amax becomes the larger one of itself and of what this run found; NaN is passed over.
 inline constexpr int kMostRaised = 4;
 struct Raise {
   const float* from[kMostRaised];
