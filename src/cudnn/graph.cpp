@@ -93,13 +93,15 @@ class Frontend final : public fe::graph::Graph {
       copies_ |= kind == kCopy;
       if (kind == kZeroes) zeroes_.push_back({place, static_cast<size_t>(values[0])});
     }
-    copies_ |= !replaced.empty();
+    copies_ |= !replaced.empty() || plans.candidate < 0;
+    if (status.is_good()) status = plans.is_plan_index_executable(plans.candidate);
     behind_ = get_fe_workspace_size_subtree();
     return status;
   }
 
-  // `pointers`: of `slots`. While a CUDA graph is being captured, the frontend gives that graph a
-  // reference to the plan.
+  // `pointers`: of `slots`, aligned: import_run() has checked the caller's against the alignment
+  // that the engine asks for, and the workspace gives the others. While a CUDA graph is being
+  // captured, the frontend gives that graph a reference to the plan.
   void run(cudnnHandle_t handle, std::vector<void*>& pointers, void* workspace, void* stream) {
     if (copies_ || driver::is_capturing(stream)) {
       const int count = static_cast<int>(pointers.size());

@@ -12,10 +12,10 @@ namespace {
 
 constexpr int kGpu = 0;
 
-std::string line(const std::string& more) {
+std::string line(const std::string& more, int keys = 128) {
   return "dtype=bf16 training=1 heads_q=4 heads_kv=4 dim_qk=128 batch=2 seqlen_q=500 "
-         "seqlen_kv=128 " +
-         more;
+         "seqlen_kv=" +
+         std::to_string(keys) + " " + more;
 }
 
 std::vector<char> kept(const std::string& more) {
@@ -54,8 +54,10 @@ TEST(CudnnDropout, IsOneMaskForBothDirections) {
   if (!runs_here()) GTEST_SKIP() << "cuDNN was not found";
   for (const char* more : {"dropout=0.1 | seed=3", "dropout=0.5 causal=1 | seed=4",
                            "dropout=0.9 q_form=padded kv_form=padded | seed=5"}) {
-    const Report report = check(Case::parse(line(more)), "cudnn", {.device = kGpu});
-    EXPECT_TRUE(report.ok()) << report.text();
+    for (const int keys : {128, 1000}) {
+      const Report report = check(Case::parse(line(more, keys)), "cudnn", {.device = kGpu});
+      EXPECT_TRUE(report.ok()) << report.text();
+    }
   }
 }
 

@@ -40,8 +40,8 @@ oracle::Precision precision_of(std::string_view engine, const Problem& problem);
 // be finite there (docs/kernels/cudnn.md). Others get NaN to see.
 bool needs_finite_padding(std::string_view engine);
 
-// What an engine's own dropout keeps on a GPU, [batch][head][row][column], of at most dim_v keys:
-// where O is not zero when all scores are alike and V is the identity. Throws Error.
+// What an engine's own dropout keeps on a GPU, [batch][head][row][column]: where O is not zero when
+// all scores are alike and V is the identity, for dim_v keys after the other. Throws Error.
 std::vector<char> kept_by(const Case& c, std::string_view engine, int device);
 
 // Bytes for one execution: what tea_workspace_bound() says, or more if the engine that runs it
