@@ -81,6 +81,7 @@ struct LseShape {
 
 // Second halves' rows in every line of half_lse.
 struct LseElements : Elementwise {
+  static constexpr int kPasses = 2;
   tea_cp_lse a;
   LseShape shape;
   bool correct;  // else read
@@ -212,6 +213,7 @@ TEA_HOST_DEVICE Cut cut_around(const Args& a, int64_t rank, int64_t local) {
 }
 
 struct PartitionElements : Elementwise {
+  static constexpr int kPasses = 4;
   tea_cp_partition a;
 
   TEA_HOST_DEVICE void check(int64_t i) const {

@@ -11,20 +11,19 @@ namespace {
 // ---- One at a time -----------------------------------------------------------------------------
 
 constexpr int kPerThread = 8;  // elements under way
-constexpr int kPasses = 2;     // in a tile
 
 // A thread takes elements that lie kBlock apart in a tile of a line: what it knows from one serves
 // the next, and in most passes all of them.
 template <class Rule>
 __global__ void __launch_bounds__(kBlock) each_element(const __grid_constant__ Rule rule) {
   run_checks(rule);
-  constexpr int64_t kTile = kBlock * kPerThread * kPasses;
+  constexpr int64_t kTile = kBlock * kPerThread * Rule::kPasses;
   const int64_t tiles = (rule.length + kTile - 1) / kTile;
   for (int64_t tile = blockIdx.x; tile < rule.lines * tiles; tile += gridDim.x) {
     const int64_t line = quotient(tile, tiles), first = (tile - line * tiles) * kTile + threadIdx.x;
     typename Rule::Cursor cursor{};
 #pragma unroll 1
-    for (int pass = 0; pass < kPasses; ++pass) {
+    for (int pass = 0; pass < Rule::kPasses; ++pass) {
       const int64_t i = first + pass * kPerThread * kBlock, last = i + (kPerThread - 1) * kBlock;
       if (last < rule.length && rule.reach(line, i, cursor) && cursor.holds(last)) {
         typename Rule::Value value[kPerThread];
@@ -123,7 +122,7 @@ __global__ void update_rng(const RngUpdate update) { update(); }
 
 template <class Rule>
 void run_elements_on_gpu(const Rule& rule, const Place& place) {
-  constexpr int64_t kTile = kBlock * kPerThread * kPasses;
+  constexpr int64_t kTile = kBlock * kPerThread * Rule::kPasses;
   const int64_t tiles = rule.lines * ((rule.length + kTile - 1) / kTile);
   if (!tiles && !rule.checks) return;
   launch({"each_element", blocks_for(std::max(tiles * kBlock, rule.checks))}, each_element<Rule>,

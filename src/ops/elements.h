@@ -14,6 +14,8 @@ namespace tea {
 // ---- One at a time ---------------------------------------------------------------------------
 
 // What a rule derives from. It adds
+//   int kPasses                          of a thread over a tile: few make many blocks, many serve
+//                                        long by one cursor
 //   struct Cursor                        what neighbours in a line have in common, at first {}
 //     bool holds(int64_t i)              is it that of element i? of those between two, if of both
 //   bool reach(line, i, Cursor&)         makes it that of element i < length, if there is work
