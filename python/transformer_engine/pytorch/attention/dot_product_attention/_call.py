@@ -49,11 +49,11 @@ class Call:
     kv_format: str = ""
 
     def fill(self, module: dict) -> None:
-        """Takes the module's words where the call has none. Lengths may come as tensors."""
-        if self.max_seqlen_q is not None:
-            self.max_seqlen_q = index(self.max_seqlen_q)
-        if self.max_seqlen_kv is not None:
-            self.max_seqlen_kv = index(self.max_seqlen_kv)
+        """Takes the module's words where the call has none.
+
+        Bounds of lengths may come as tensors. Reading one waits for the device, and each value is a
+        kind of its own, so those that a shape or a cache says are dropped.
+        """
         if self.mask is None:
             self.mask = module["attn_mask_type"]
         if self.window is None:
@@ -62,6 +62,11 @@ class Call:
             self.bottom_right = module["bottom_right_diagonal"]
         if self.qkv_format is None:
             self.qkv_format = module["qkv_format"]
+        ragged = self.qkv_format == "thd"
+        most_q, most_kv = self.max_seqlen_q, self.max_seqlen_kv
+        self.max_seqlen_q = index(most_q) if ragged and most_q is not None else None
+        ragged = ragged and self.inference_params is None
+        self.max_seqlen_kv = index(most_kv) if ragged and most_kv is not None else None
 
     def use_cache(self, layer_number: int) -> None:
         """Puts the new keys and values into the KV cache, and the cache in their place."""
@@ -156,6 +161,13 @@ class Call:
             self.cu_seqlens_q = get_cu_seqlens(q)
             self.cu_seqlens_kv = self.cu_seqlens_q if kv is q else get_cu_seqlens(kv)
 
+    def reads_bounds(self) -> bool:
+        """Whether settle() has to read the longest lengths from the device, before key()."""
+        form = self.qkv_format
+        return (self.max_seqlen_q is None and form[:3] == "thd") or (
+            self.max_seqlen_kv is None and form == "thd"
+        )
+
     def key(self) -> tuple:
         """What a choice of a backend depends on; the number of ragged tokens is not part of it."""
         q, k, v, bias, slopes = self.q, self.k, self.v, self.bias, self.slopes
@@ -166,9 +178,7 @@ class Call:
             of_k, of_v = (of_k[1], of_k[2]), (of_v[1], of_v[2], of_v[0] == of_k[0])
         cu_q, cu_kv, strides, lengths = self.cu_seqlens_q, self.cu_seqlens_kv, None, None
         if not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
-            start = k.storage_offset()
-            starts = start - q.storage_offset(), v.storage_offset() - start
-            strides = q.stride(), k.stride(), v.stride(), starts
+            strides = q.stride(), k.stride(), v.stride(), _interleaved(q, k), _interleaved(k, v)
         if cu_q is not None and cu_kv is not None:
             same = cu_kv is cu_q or (cu_kv.shape, cu_kv.dtype)
             lengths = cu_q.shape, cu_q.dtype, same
@@ -230,6 +240,18 @@ class Call:
             refuse("alibi_slopes", _seen(self.slopes), f"None with bias type {self.bias_type}")
         if self.mask == "arbitrary" and self.attention_mask is None:
             refuse("attention_mask", "None", "a tensor with an arbitrary mask")
+
+
+def _interleaved(a: Tensor, b: Tensor) -> int | None:
+    """Elements from the start of a to that of b, where a packed layout has that many.
+
+    Any other number says nothing about a call, and there may be as many as there are calls.
+    """
+    step, sizes = b.storage_offset() - a.storage_offset(), a.shape[-2:]
+    if step not in (*sizes[-1:], sizes.numel()):
+        return None
+    shared = a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    return step if shared else None
 
 
 def _longest(lengths: Tensor, starts: Tensor | None) -> int:

@@ -300,8 +300,8 @@ class DotProductAttention(TransformerEngineBaseModule):
     def _kind(self, call: Call) -> _Kind:
         """What is known of this kind of call, found out when the first of its kind comes."""
         global _latest  # noqa: PLW0603
-        if call.qkv_format == "thd" and None in (call.max_seqlen_q, call.max_seqlen_kv):
-            call.settle()  # reads them from the device
+        if call.reads_bounds():  # a kind holds them, so they are needed to find it
+            call.settle()
         if _attention_backends["backend_selection_requires_update"]:
             _kinds.clear()
             _latest = ((), None)
