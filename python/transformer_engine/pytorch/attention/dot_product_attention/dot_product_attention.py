@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.modules import module as modules
 
 from te_attention.torch import new_rng_state
 from te_attention.torch._prepared import Prepared
@@ -46,9 +47,16 @@ _NO_CONTEXT = nullcontext()
 # one takes five times as long.
 _SETTINGS = itemgetter(
     *("training", "deterministic", "softmax_type", "return_max_logit", "attention_dropout"),
-    *("heads", "num_gqa_groups_per_partition", "softmax_scale"),
+    *("heads", "num_gqa_groups_per_partition"),
     *("hidden_size_per_attention_head_k", "hidden_size_per_attention_head_v"),
 )
+# What the direct way takes from the module of a backend, and whose modules it can stand for.
+_OF_FLASH = itemgetter("training", "softmax_scale", "attention_dropout", "deterministic")
+_OF_FUSED = itemgetter(
+    *("training", "softmax_scale", "attention_dropout", "deterministic"),
+    *("softmax_type", "return_max_logit"),
+)
+_FORWARDS = {cls: cls.forward for cls in (FlashAttention, FusedAttention)}
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv", "page_table")
 _alibi_cache: dict = {}
 
@@ -80,12 +88,38 @@ def _publish(kind: _Kind) -> None:
     )
 
 
-def _is_observed(backend: torch.nn.Module) -> bool:
+def _is_ours(backend: torch.nn.Module | None) -> bool:
+    """Whether it does what a backend of its class does."""
+    kind = type(backend)
+    return _FORWARDS.get(kind) is getattr(kind, "forward", kind) and (
+        "forward" not in backend.__dict__
+    )
+
+
+def _is_observed(backend: torch.nn.Module | None) -> bool:
     """Whether somebody would see that it is passed by."""
+    if not _is_ours(backend):
+        return True
     own = backend.__dict__
-    hooks = own["_forward_hooks"] or own["_forward_pre_hooks"]
-    hooks = hooks or own["_backward_hooks"] or own["_backward_pre_hooks"]
-    return bool(hooks) or is_cpu_offload_enabled()
+    return bool(
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or modules._global_forward_hooks
+        or modules._global_forward_pre_hooks
+        or modules._global_backward_hooks
+        or modules._global_backward_pre_hooks
+        or is_cpu_offload_enabled()
+    )
+
+
+def _settings(flash: torch.nn.Module | None, fused: torch.nn.Module | None) -> tuple:
+    """What a direct call would take from them, where they are ours."""
+    return (
+        _OF_FLASH(flash.__dict__) if type(flash) is FlashAttention else None,
+        _OF_FUSED(fused.__dict__) if type(fused) is FusedAttention else None,
+    )
 
 
 def _group_size(group: object) -> int:
@@ -177,9 +211,8 @@ class DotProductAttention(TransformerEngineBaseModule):
             self.softmax_offset = torch.nn.Parameter(torch.zeros(self.heads))
 
     def _make_backends(self, softmax_scale: float | None, layer_number: int | None) -> None:
-        self.softmax_scale = softmax_scale or self.hidden_size_per_attention_head_k**-0.5
         options = {
-            "softmax_scale": self.softmax_scale,
+            "softmax_scale": softmax_scale or self.hidden_size_per_attention_head_k**-0.5,
             "attention_dropout": self.attention_dropout,
             "attention_type": self.attention_type,
             "layer_number": layer_number,
@@ -273,13 +306,13 @@ class DotProductAttention(TransformerEngineBaseModule):
             call.use_cache(self.layer_number)
         kind = self._kind(call)
         direct, flash, recomputed = kind.direct, kind.choice[0], checkpoint_core_attention
-        chosen = self.__dict__["_modules"]["flash_attention" if flash else "fused_attention"]
+        chosen = self._modules.get("flash_attention" if flash else "fused_attention")
         if direct is None or _is_observed(chosen):
             call.settle()
             run = partial(self._by_backend, kind, call)
         elif kind.lengths is None:
             call.settle()
-            run = partial(self._by_engine, direct, self._engine_call(call))
+            run = partial(self._by_engine, direct, self._engine_call(call, chosen), chosen)
         else:
             tensors = (call.cu_seqlens_q, call.cu_seqlens_kv, call.pages())[: kind.lengths]
             if not recomputed:
@@ -307,7 +340,9 @@ class DotProductAttention(TransformerEngineBaseModule):
             _latest = ((), None)
         own = self.__dict__
         ranks = 1 if own["cp_group"] is None else _group_size(own["cp_group"])
-        key = (call.key(), ranks, _SETTINGS(own))
+        backends = own["_modules"]
+        of_backends = _settings(backends.get("flash_attention"), backends.get("fused_attention"))
+        key = (call.key(), ranks, _SETTINGS(own), of_backends)
         latest, kind = _latest
         if latest != key:
             kind = _kinds.get(key)
@@ -330,21 +365,31 @@ class DotProductAttention(TransformerEngineBaseModule):
             refuse_all(params)
         ours = fused or (flash and module_of(version) is None)
         as_given = all(a is b for a, b in zip(given, (call.q, call.k, call.v), strict=True))
-        if not (ours and as_given) or self.return_max_logit:
+        chosen = self._modules.get("flash_attention" if flash else "fused_attention")
+        if not (ours and as_given and self._is_usual(chosen)):
             return _Kind(params, choice)
-        direct, names = self._engine_call(call).prepared(*given)
+        direct, names = self._engine_call(call, chosen).prepared(*given)
         known = names == list(_LENGTHS[: len(names)]) and call.attention_mask is None
         return _Kind(params, choice, direct, len(names) if known else None)
 
-    def _engine_call(self, call: Call) -> EngineCall:
+    def _is_usual(self, backend: torch.nn.Module | None) -> bool:
+        """Whether it is ours and returns O alone, of this module's kind of softmax."""
+        if self.return_max_logit or type(backend) not in _FORWARDS:
+            return False
+        if type(backend) is FlashAttention:
+            return True
+        return backend.softmax_type == self.softmax_type and not backend.return_max_logit
+
+    def _engine_call(self, call: Call, backend: torch.nn.Module) -> EngineCall:
+        """What the backend would ask for, with what is set on it."""
         alibi = call.bias_type == "alibi"
         return EngineCall(
             form_of(call.layout, call.mask, call.window, call.bottom_right),
             (call.cu_seqlens_q, call.cu_seqlens_kv),
             (call.max_seqlen_q, call.max_seqlen_kv),
-            self.softmax_scale,
-            self.attention_dropout if self.training else 0.0,
-            self.deterministic,
+            backend.softmax_scale,
+            backend.attention_dropout if backend.training else 0.0,
+            backend.deterministic,
             alibi if call.slopes is None else call.slopes,
             call.bias,
             call.bias_type == "pre_scale_bias",
@@ -353,14 +398,18 @@ class DotProductAttention(TransformerEngineBaseModule):
             call.pages(),
         )
 
+    @staticmethod
     def _by_engine(
-        self, direct: Prepared, engine: EngineCall, q: Tensor, k: Tensor, v: Tensor
+        direct: Prepared,
+        engine: EngineCall,
+        backend: torch.nn.Module,
+        *qkv: Tensor,
     ) -> Tensor:
         tensors = [*engine.tensors().values()]
         if engine.dropout:
-            with self._forked():
-                tensors.append(new_rng_state(q.device))
-        return direct(q, k, v, *tensors).flatten(-2)
+            with backend.attention_dropout_ctx():
+                tensors.append(new_rng_state(qkv[0].device))
+        return direct(*qkv, *tensors).flatten(-2)
 
     def _params(self, call: Call) -> AttentionParams:
         dims = (self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v)
