@@ -100,7 +100,7 @@ class FlashAttention(Backend):
         fp8_meta: dict | None = None,
         quantizers: dict | None = None,
         inference_params: object = None,
-        flash_attention_backend: Version = _V2,
+        flash_attention_backend: Version | None = _V2,
         fp8_output: bool = False,
         num_splits: int = 1,
         alibi: bool = False,
@@ -136,7 +136,7 @@ class FlashAttention(Backend):
         tensors = (query_layer, key_layer, value_layer)
         start_offload(*tensors, offload_base_tensor=True)
         with self.attention_dropout_ctx():
-            version = flash_attention_backend
+            version = flash_attention_backend or _V2
             if inference_params is None and _served(call, version, query_layer):
                 return _by_package(call, version, tensors, num_splits).flatten(-2)
             require(num_splits == 1, "num_splits", num_splits, "1 without flash-attn-3")

@@ -292,3 +292,12 @@ def test_a_mask_that_is_a_tensor_is_refused(backend: type) -> None:
     options = {"qkv_layout": "bshd_bshd_bshd", "cu_seqlens_q": cu, "cu_seqlens_kv": cu}
     with pytest.raises(ValueError, match="attn_mask_type is arbitrary; needs a mask that has a na"):
         backend()(q, k, v, attn_mask_type="arbitrary", **options)
+
+
+def test_flash_of_no_version_given_is_version_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(_flash, "_served", lambda _call, version, _q: asked.append(version))
+    q, k, v = (torch.randn(2, 8, 4, 32) for _ in range(3))
+    flash = FlashAttention(32**-0.5)
+    flash(q, k, v, qkv_layout="bshd_bshd_bshd", flash_attention_backend=None)
+    assert [_flash_package.is_v3(version) for version in asked] == [False]
