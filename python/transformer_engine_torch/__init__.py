@@ -79,7 +79,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Says why a name is not here."""
+    """Says what is here. `from ... import` has Python's own text instead."""
     raise AttributeError(
-        f"transformer_engine_torch has no {name}: TE Attention has attention alone, without FP8"
+        f"module transformer_engine_torch has no attribute {name}: of TransformerEngine's names "
+        "TE Attention has those of attention, none of FP8"
     )

@@ -1,23 +1,20 @@
 """The arguments of fused_attn_fwd and fused_attn_bwd, in TransformerEngine's order and names."""
 
-from collections import namedtuple
+from typing import NamedTuple
 
-_OPTIONS = "qkv_layout bias_type attn_mask_type softmax_type window_size bottom_right_diagonal"
-_PADDED = "cu_seqlens_q_padded cu_seqlens_kv_padded"
-_FORWARD = (
-    f"max_seqlen_q max_seqlen_kv is_training attn_scale p_dropout set_zero {_OPTIONS} "
-    f"cu_seqlens_q cu_seqlens_kv Q K V fake_dtype {_PADDED} page_table_k page_table_v "
-    "s_quantizer o_quantizer Bias SoftmaxOffset rng_gen rng_elts_per_thread return_max_logit "
-    "cuda_graph"
-)
-_BACKWARD = (
-    f"max_seqlen_q max_seqlen_kv attn_scale p_dropout set_zero {_OPTIONS} deterministic "
-    f"cu_seqlens_q cu_seqlens_kv Q K V O dO fake_dtype dqkv_type Aux_CTX_Tensors {_PADDED} "
-    "s_quantizer dp_quantizer dqkv_quantizer cuda_graph"
+import torch
+from torch import Tensor
+
+from transformer_engine_torch.enums import (
+    DType,
+    NVTE_Bias_Type,
+    NVTE_Mask_Type,
+    NVTE_QKV_Layout,
+    NVTE_Softmax_Type,
 )
 
 
-class ForwardCall(namedtuple("ForwardCall", _FORWARD)):
+class ForwardCall(NamedTuple):
     """What fused_attn_fwd takes, in its order.
 
     Three have no effect: set_zero, since every row of O is written, with zeros where there is no
@@ -25,14 +22,72 @@ class ForwardCall(namedtuple("ForwardCall", _FORWARD)):
     every call can be captured.
     """
 
-    __slots__ = ()
+    max_seqlen_q: int
+    max_seqlen_kv: int
+    is_training: bool
+    attn_scale: float
+    p_dropout: float
+    set_zero: bool
+    qkv_layout: NVTE_QKV_Layout
+    bias_type: NVTE_Bias_Type
+    attn_mask_type: NVTE_Mask_Type
+    softmax_type: NVTE_Softmax_Type
+    window_size: tuple[int, int]
+    bottom_right_diagonal: bool
+    cu_seqlens_q: Tensor
+    cu_seqlens_kv: Tensor
+    Q: Tensor
+    K: Tensor
+    V: Tensor
+    fake_dtype: torch.dtype
+    cu_seqlens_q_padded: Tensor | None
+    cu_seqlens_kv_padded: Tensor | None
+    page_table_k: Tensor | None
+    page_table_v: Tensor | None
+    s_quantizer: object
+    o_quantizer: object
+    Bias: Tensor | None
+    SoftmaxOffset: Tensor | None
+    rng_gen: torch.Generator | None
+    rng_elts_per_thread: int
+    return_max_logit: bool
+    cuda_graph: bool
+
     deterministic = False  # what backward alone has
 
 
-class BackwardCall(namedtuple("BackwardCall", _BACKWARD)):
+class BackwardCall(NamedTuple):
     """What fused_attn_bwd takes, in its order. set_zero and cuda_graph are as in ForwardCall."""
 
-    __slots__ = ()
+    max_seqlen_q: int
+    max_seqlen_kv: int
+    attn_scale: float
+    p_dropout: float
+    set_zero: bool
+    qkv_layout: NVTE_QKV_Layout
+    bias_type: NVTE_Bias_Type
+    attn_mask_type: NVTE_Mask_Type
+    softmax_type: NVTE_Softmax_Type
+    window_size: tuple[int, int]
+    bottom_right_diagonal: bool
+    deterministic: bool
+    cu_seqlens_q: Tensor
+    cu_seqlens_kv: Tensor
+    Q: Tensor
+    K: Tensor
+    V: Tensor
+    O: Tensor  # noqa: E741
+    dO: Tensor  # noqa: N815
+    fake_dtype: torch.dtype
+    dqkv_type: DType
+    Aux_CTX_Tensors: list[Tensor]
+    cu_seqlens_q_padded: Tensor | None
+    cu_seqlens_kv_padded: Tensor | None
+    s_quantizer: object
+    dp_quantizer: object
+    dqkv_quantizer: object
+    cuda_graph: bool
+
     # What forward alone has.
     is_training = True
     page_table_k = page_table_v = None

@@ -21,7 +21,8 @@ from transformer_engine.pytorch.utils import (
 
 
 def __getattr__(name: str) -> object:
-    """Says why a name is not here."""
+    """Says what is here. `from ... import` has Python's own text instead."""
     raise AttributeError(
-        f"transformer_engine.pytorch has no {name}: TE Attention has attention alone, without FP8"
+        f"module transformer_engine.pytorch has no attribute {name}: of TransformerEngine's names "
+        "TE Attention has those of attention, none of FP8"
     )

@@ -74,6 +74,7 @@ WORDS = (
     "attn_bias_type='no_bias', attn_mask_type='padding', softmax_type='vanilla', "
     "window_size=(-1, -1), bottom_right_diagonal=None"
 )
+STEP = "layer_number, new_k, new_v, cu_new_seqlens, cu_cached_seqlens, qkv_format"
 LAYER = "query_layer, key_layer, value_layer"
 # With what ours may take beyond it, at the end.
 SIGNATURES = {
@@ -145,6 +146,9 @@ SIGNATURES = {
     "total_num_pages=None, page_size=None, max_ctx_len=None, qkv_format='bshd', "
     "custom_cache_manager=None",
     "pytorch.attention.inference.InferenceParams.step": "layer_number, new_k, new_v, qkv_format",
+    "pytorch.attention.inference.KVCacheManager.step": STEP,
+    "pytorch.attention.inference.NonPagedKVCacheManager.step": STEP,
+    "pytorch.attention.inference.PagedKVCacheManager.step": STEP,
     "pytorch.attention.inference.NonPagedKVCacheManager.__init__": "max_batch_size, max_seqlen, "
     "num_heads, head_dim_k, dtype, head_dim_v=None",
     "pytorch.attention.inference.PagedKVCacheManager.__init__": "total_num_pages, page_size, "
@@ -203,14 +207,18 @@ def test_signatures(path: str) -> None:
 
 @pytest.mark.parametrize("name", FP8.split())
 def test_what_fp8_needs_is_not_there(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"has no {name}: TE Attention has attention alone"):
+    with pytest.raises(AttributeError, match=f"no attribute {name}: of TransformerEngine's names"):
         getattr(tex, name)
+    with pytest.raises(ImportError, match=f"cannot import name '{name}'"):  # Python's own text
+        exec(f"from transformer_engine_torch import {name}")
 
 
 @pytest.mark.parametrize("name", ["Linear", "Float8Tensor", "MultiheadAttention"])
 def test_what_is_no_attention_is_not_there(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"has no {name}: TE Attention has attention alone"):
+    with pytest.raises(AttributeError, match=f"no attribute {name}: of TransformerEngine's names"):
         getattr(te, name)
+    with pytest.raises(ImportError, match=f"cannot import name '{name}'"):
+        exec(f"from transformer_engine.pytorch import {name}")
 
 
 def test_importing_the_package_is_enough() -> None:

@@ -60,11 +60,16 @@ class KVCacheManager:
         """Makes room for the new tokens of each sequence; returns the lengths with them."""
         raise NotImplementedError
 
-    def step(self, layer_number: int, *new_tokens: object) -> tuple[Tensor, Tensor]:
-        """Appends new tokens to the caches of a layer; returns the caches.
-
-        Takes new_k, new_v, cu_new_seqlens, cu_cached_seqlens and qkv_format.
-        """
+    def step(
+        self,
+        layer_number: int,
+        new_k: Tensor,
+        new_v: Tensor,
+        cu_new_seqlens: Tensor,
+        cu_cached_seqlens: Tensor,
+        qkv_format: str,
+    ) -> tuple[Tensor, Tensor]:
+        """Appends new tokens to the caches of a layer; returns the caches."""
         raise NotImplementedError
 
 
