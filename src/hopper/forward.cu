@@ -12,6 +12,12 @@ bool is_general(const Forward& f) {
   return g.alibi || g.softcap > 0 || g.dropout > 0 || !(f.scale > 0);
 }
 
+// Of few rows, tiles of 256 rows waste less than tiles of 192; how many are few was measured.
+bool is_short(const Forward& f) {
+  const int most = bounded(f.mask) ? 1024 : 512;
+  return f.queries.rows > 192 && f.queries.rows <= most && f.keys.rows <= most;
+}
+
 // Sizes that the kernels' counts cannot hold.
 bool too_large(const Forward& f) {
   const int64_t tiles = (int64_t{f.queries.rows} / 64 + 1) * f.heads;
@@ -50,11 +56,11 @@ Outcome forward(const Forward& f, void* stream) {
     return refused("tiles of different lengths without a counter");
   const bool empty = f.queries.form == Form::kDense && (f.queries.rows == 0 || f.batch == 0);
   if (empty || f.heads == 0) return {};
-  const auto launch = f.general.bias    ? launch_biased
-                      : is_general(f)   ? launch_general
-                      : bounded(f.mask) ? launch_masked
-                                        : launch_full;
-  return launch(row, f, static_cast<cudaStream_t>(stream));
+  const auto on = static_cast<cudaStream_t>(stream);
+  if (f.general.bias) return launch_biased(row, f, on);
+  if (is_general(f)) return launch_general(row, f, on);
+  const int plain = row == 0 && is_short(f) ? kShort : row;
+  return bounded(f.mask) ? launch_masked(plain, f, on) : launch_full(plain, f, on);
 }
 
 }  // namespace tea::hopper

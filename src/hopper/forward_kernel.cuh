@@ -18,9 +18,9 @@
 // copy engine touches where the map begins. So none is loaded: not of rows, and not of slabs beyond
 // the head dimension, which are zeroed once where they meet in a product, and else meet nothing.
 //
-// Shared memory: q[q_stages][consumers], each 64 rows; k[2]; v[2]; the barriers. Tiles lie in
-// slabs, one swizzle wide. O leaves from registers, so that Q's memory is free for the next tile as
-// soon as the last scores are there.
+// Shared memory: q[q_stages][consumers], each 64 rows; k and v[kv_stages]; the barriers. Tiles lie
+// in slabs, one swizzle wide. O leaves from registers, so that Q's memory is free for the next tile
+// as soon as the last scores are there.
 #pragma once
 #include <type_traits>
 
@@ -36,6 +36,7 @@ struct Row {
   bool turns;          // consumers take turns at the matrix units
   bool rescale_early;  // O shrinks while the next scores are computed, else once O is there
   bool skips = false;  // under a mask, a consumer hands back blocks that none of its own rows sees
+  int kv_stages = 2;
 };
 
 // What a kernel does beside the plain product: nothing, a band, everything but a bias, or
@@ -69,7 +70,7 @@ template <Config C>
 struct Kernel {
   static constexpr int kDim = C.row.dim, kDimV = C.row.dim_v, kCols = C.row.cols;
   static constexpr int kConsumers = C.row.consumers, kRows = 64 * kConsumers;
-  static constexpr int kThreads = 128 + 128 * kConsumers;
+  static constexpr int kThreads = 128 + 128 * kConsumers, kStages = C.row.kv_stages;
   static constexpr Swizzle kSwizzle = kDim % 64 == 0 ? Swizzle::k128 : Swizzle::k64;
   static constexpr int kSlab = width(kSwizzle), kSlabDim = kSlab / 2;
   static_assert(kDim % kSlabDim == 0 && kDimV % kSlabDim == 0 && kDimV <= kDim);
@@ -79,11 +80,11 @@ struct Kernel {
 
   struct Smem {
     alignas(1024) uint8_t q[C.row.q_stages][kConsumers][64 * kDim * 2];
-    alignas(1024) uint8_t k[2][kCols * kDim * 2];
-    alignas(1024) uint8_t v[2][kCols * kDimV * 2];
+    alignas(1024) uint8_t k[kStages][kCols * kDim * 2];
+    alignas(1024) uint8_t v[kStages][kCols * kDimV * 2];
     alignas(1024) uint8_t bias[C.biased() ? kConsumers : 0][BiasTile::bytes(kCols)];
     Ring<C.row.q_stages> ring_q[kConsumers];
-    Ring<2> ring_k, ring_v;
+    Ring<kStages> ring_k, ring_v;
     Ring<1> ring_bias[C.biased() ? kConsumers : 0];
     Mail<Work> mail;
   };
@@ -161,7 +162,8 @@ struct Kernel {
     const Parameters& p;
     Smem& s;
     Position<C.row.q_stages> at_q{};
-    Position<2> at_k{}, at_v{}, at_mail{};
+    Position<kStages> at_k{}, at_v{};
+    Position<2> at_mail{};
     Position<1> at_bias{};
 
     // A box in those slabs that reach into the head dimension.
@@ -258,7 +260,8 @@ struct Kernel {
     Smem& s;
     const int number;
     Position<C.row.q_stages> at_q{};
-    Position<2> at_k{}, at_v{}, at_mail{};
+    Position<kStages> at_k{}, at_v{};
+    Position<2> at_mail{};
     Position<1> at_bias{};
 
     // What a consumer carries from block to block, in registers.
@@ -562,8 +565,9 @@ struct Kernel {
     __syncthreads();
     const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (group == 0) {
-      // The warpgroups share what the launch gave them: 4 x 128 or 3 x 168 registers a thread.
-      shrink_registers<kConsumers == 3 ? 32 : 40>();
+      // The warpgroups share what the launch gave them: 5 x 96, 4 x 128 or 3 x 168 registers a
+      // thread. The planner spills below 32.
+      shrink_registers<kConsumers == 2 ? 40 : 32>();
       const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
       if (warp == 0) {
         if (lane() == 0) Producer{p, s}.run();
@@ -575,7 +579,7 @@ struct Kernel {
         Caretaker{p.f, share, static_cast<int>(gridDim.x) * 64}.run();
       }
     } else {
-      grow_registers<kConsumers == 3 ? 160 : 232>();
+      grow_registers<kConsumers == 4 ? 112 : kConsumers == 3 ? 160 : 232>();
       Consumer{p, s, group - 1}.run();
     }
   }

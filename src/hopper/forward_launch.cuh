@@ -14,11 +14,13 @@
 namespace tea::hopper {
 
 constexpr Row kTable[] = {
-    // dim  v  consumers cols q_stages turns early skips
-    {64, 64, 3, 128, 2, true, false, true}, {96, 96, 2, 128, 2, true, false},
-    {128, 128, 2, 128, 2, true, false},     {192, 128, 2, 128, 1, false, true},
-    {192, 192, 2, 112, 1, false, true},     {256, 256, 2, 80, 1, false, true, true},
+    // dim  v  consumers cols q_stages turns early skips kv_stages
+    {64, 64, 3, 128, 2, true, false, true},   {96, 96, 2, 128, 2, true, false},
+    {128, 128, 2, 128, 2, true, false},       {192, 128, 2, 128, 1, false, true},
+    {192, 192, 2, 112, 1, false, true},       {256, 256, 2, 80, 1, false, true, true},
+    {64, 64, 4, 64, 2, true, false, true, 4},  // kShort
 };
+constexpr int kShort = 6;  // the first row's place where sequences are short
 
 // The general kernels keep more in registers than a third consumer leaves, and a bias passes
 // through shared memory: fewer keys leave room for it from 192 on.
@@ -51,7 +53,7 @@ template <Kind kKind>
 struct Table {
   static constexpr const auto& rows = kTable;
   static constexpr Kind kind = kKind;
-  static constexpr int types = 2;
+  static constexpr int types = 2, count = kKind < Kind::kGeneral ? kShort + 1 : kShort;
 };
 template <class Rows>
 constexpr Config config(int number) {
@@ -180,7 +182,7 @@ constexpr std::array<Launch, sizeof...(kNumber)> launchers(std::integer_sequence
   return {launch<Rows, kNumber>...};
 }
 template <class Rows>
-constexpr int kCount = int{std::size(Rows::rows)} * Rows::types;
+constexpr int kCount = int{Rows::count} * Rows::types;
 template <class Rows>
 constexpr auto kLaunch = launchers<Rows>(std::make_integer_sequence<int, kCount<Rows>>());
 

@@ -13,15 +13,15 @@ constexpr int kGpu = 0;
 using Words = std::vector<std::string>;
 
 // Each type with each head dimension and each kind of scores.
-Words kernels(const Words& types, const Words& dims, const Words& scores) {
+Words kernels(const Words& types, const Words& dims, const Words& scores, int rows = 35) {
   Words out;
   for (const std::string& type : types)
     for (const std::string& dim : dims)
       for (const std::string& score : scores)
         for (const char* const order : {"", " deterministic=1"})
-          out.push_back(type +
-                        " training=1 heads_q=1 heads_kv=1 batch=1 seqlen_q=35 seqlen_kv=70 " + dim +
-                        " " + score + order + " | seed=3");
+          out.push_back(
+              type + " training=1 heads_q=1 heads_kv=1 batch=1 seqlen_q=" + std::to_string(rows) +
+              " seqlen_kv=70 " + dim + " " + score + order + " | seed=3");
   return out;
 }
 
@@ -32,11 +32,14 @@ const Words kScores = {"causal=1",
 // What Hopper's engine has kernels for: no mask, a mask, and all others; those for a bias take it
 // in two ways.
 Words kernels_of_hopper() {
-  return kernels(
+  Words lines = kernels({"dtype=bf16", "dtype=fp16"}, {"dim_qk=64"}, {"", "causal=1"}, 200);
+  const Words others = kernels(
       {"dtype=bf16", "dtype=fp16"},
       {"dim_qk=64", "dim_qk=96", "dim_qk=128", "dim_qk=192 dim_v=128", "dim_qk=192", "dim_qk=256"},
       {"", "causal=1", "softcap=20 dropout=0.2 alibi=standard", "bias=post_scale",
        "causal=1 bias=pre_scale bias_stride=2520,2520,72,1"});
+  lines.insert(lines.end(), others.begin(), others.end());
+  return lines;
 }
 
 // Forms, splits of the keys, and the passes beside the main ones.

@@ -294,10 +294,15 @@ int check_lengths(int dim, int dim_v, int rule, int step) {
 }
 
 // Sequences of one buffer, with gaps between them, give the bits that each gives by itself.
+// Where the most that a sequence may have chooses the kernel, its length alone chooses the same.
 int check_ragged(int dim, int dim_v, int step) {
-  const std::vector<int> lengths = {5, 0, 700, 64, 129, 1, 0, 333, 192, 1027, 80};
-  for (int number = 0; number < 8; number += step) {
-    const MaskRule rule = kRules[number];
+  const std::vector<int> any = {5, 0, 700, 64, 129, 1, 0, 333, 192, 1027, 80},
+                         apart = {5, 0, 64, 129, 1, 0, 192, 1027, 80},
+                         few = {200, 0, 333, 500, 412, 256};
+  for (int number = 0; number < 16; number += step) {
+    const MaskRule rule = kRules[number % 8];
+    const bool is_few = number >= 8;
+    const std::vector<int>& lengths = is_few ? few : dim == 64 ? apart : any;
     std::vector<int> cu = {0}, starts;
     int tokens = 0;
     for (const int n : lengths) {
@@ -318,7 +323,7 @@ int check_ragged(int dim, int dim_v, int step) {
     Launchable ragged(all, x);
     const Buffer<int> cu_seqlens(cu), offsets(starts);
     const int batch = static_cast<int>(lengths.size());
-    Sequences side = {Form::kRagged, 1100, tokens, cu_seqlens.data, offsets.data};
+    Sequences side = {Form::kRagged, is_few ? 500 : 1100, tokens, cu_seqlens.data, offsets.data};
     ragged.f.queries = ragged.f.keys = side;
     ragged.f.batch = batch;
     const Outcome outcome = forward(ragged.f, nullptr);
@@ -395,11 +400,15 @@ uint64_t digest(const Launchable& l) {
 // The same bits from several runs of every kernel, and their digest, which is that of other builds.
 int check_digests(int dim, int dim_v, int) {
   const Buffer<int64_t> rng(std::vector<int64_t>{1234, 5678});
-  constexpr const char* kWays[] = {"plain", "general", "biased"};
+  constexpr const char* kWays[] = {"plain", "general", "biased", "few", "many"};
   for (const Type type : {Type::kBf16, Type::kFp16})
     for (const int rule : {0, 1, 3})
-      for (int way = 0; way < 3; ++way) {
-        const Case c = {dim, dim_v, type, kRules[rule], {700, 911}, {2, 6, 2}, Layout::kBshd};
+      for (int way = 0; way < 5; ++way) {
+        if (way > 2 && dim != 64) continue;  // rows of which the kernel is chosen by the lengths
+        const Lengths n = way == 3   ? Lengths{400, 500}
+                          : way == 4 ? Lengths{1100, 1200}
+                                     : Lengths{700, 911};
+        const Case c = {dim, dim_v, type, kRules[rule], n, {2, 6, 2}, Layout::kBshd};
         const std::string name = c.name() + kWays[way];
         const Data x(c);
         Launchable l(c, x);

@@ -20,7 +20,7 @@ template <Kind kKind>
 struct Candidates {
   static constexpr const auto& rows = kCandidates;
   static constexpr Kind kind = kKind;
-  static constexpr int types = 1;
+  static constexpr int types = 1, count = std::size(kCandidates);
 };
 
 Outcome launch_candidate(int row, const Forward& f, cudaStream_t stream) {
