@@ -12,7 +12,8 @@ typedef int8_t VB __attribute__((vector_size(kBytes / 4)));
 inline constexpr int kVector = kLanes<float>;
 inline constexpr int kLine = 64;  // bytes of a cache line
 inline constexpr int kHeld = 4;   // rows whose sums are in registers at a time
-// Of keys that are worked on while the next are fetched: both fit the first cache.
+// Of keys that are worked on while the next are fetched, so that both fit the first cache; but at
+// least kVector keys of each head that takes its turn, for which the second cache must do.
 inline constexpr int64_t kBytesAtOnce = 8192;
 
 constexpr bool is_e4m3(int32_t dtype) { return dtype == TEA_E4M3; }
@@ -353,12 +354,14 @@ class FewRows {
     if (d < dim) product<M, 1>(p, n, d, o, last);
   }
 
-  // O[M rows][N vectors from d on] += P V over n keys.
+  // O[M rows][N vectors from d on] += P V over n keys, added one by one to what O has: tiles of
+  // other sizes, which other numbers of threads have, give the same bits.
   template <int M, int N, class Value>
   void product(const float* p, int64_t n, int64_t d, float* o, Value value) const {
+    const auto at = [&](int m, int i) { return o + m * dv_ + d + i * kVector; };
     VF sum[M][N];
-    for (auto& line : sum)
-      for (VF& x : line) x = VF{};
+    for (int m = 0; m < M; ++m)
+      for (int i = 0; i < N; ++i) sum[m][i] = load(at(m, i));
     for (int64_t j = 0; j < n; ++j) {
       VF right[N];
       for (int i = 0; i < N; ++i) right[i] = value(j, d + i * kVector);
@@ -368,10 +371,7 @@ class FewRows {
       }
     }
     for (int m = 0; m < M; ++m)
-      for (int i = 0; i < N; ++i) {
-        float* at = o + m * dv_ + d + i * kVector;
-        store(at, load(at) + sum[m][i]);
-      }
+      for (int i = 0; i < N; ++i) store(at(m, i), sum[m][i]);
   }
 
   const View& view_;

@@ -222,7 +222,7 @@ class PairRows : FewRows {
     return total;
   }
 
-  // O[M rows] += P V over n keys.
+  // O[M rows] += P V over n keys, pair by pair to what O has; see decode_kernel.h.
   template <int M>
   void products(const Reader<T>& reader, int row, const Keys& keys, int64_t n, int64_t j0,
                 Fetch& fetch) const {
@@ -230,9 +230,12 @@ class PairRows : FewRows {
       const __mmask64 here = kept(unit, p_.v_dim());
       const int64_t at = unit * kUnit * kElementBytes<T>;
       const uint16_t* p = probabilities(row) + j0;
+      const auto to = [&](int m, int i) {
+        return o_ + ((row + m) * units_v_ + unit) * kUnit + i * kVector;
+      };
       __m512 sum[M][4];
-      for (auto& line : sum)
-        for (__m512& x : line) x = _mm512_setzero_ps();
+      for (int m = 0; m < M; ++m)
+        for (int i = 0; i < 4; ++i) sum[m][i] = _mm512_loadu_ps(to(m, i));
       for (int64_t j = 0; j < n; j += 2) {
         fetch.lines(2 * kUnitLines);
         __m512i right[4];
@@ -246,10 +249,7 @@ class PairRows : FewRows {
         }
       }
       for (int m = 0; m < M; ++m)
-        for (int i = 0; i < 4; ++i) {
-          float* to = o_ + ((row + m) * units_v_ + unit) * kUnit + i * kVector;
-          store(to, load(to) + (VF)sum[m][i]);
-        }
+        for (int i = 0; i < 4; ++i) _mm512_storeu_ps(to(m, i), sum[m][i]);
     }
   }
 

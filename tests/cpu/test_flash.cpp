@@ -207,7 +207,10 @@ constexpr const char* kManyPieces[] = {
     "dtype=bf16 heads_q=8 heads_kv=4 dim_qk=64 batch=1 seqlen_q=1 seqlen_kv=9000 outputs=lse | "
     "seed=5",
     "dtype=e5m2 heads_q=8 heads_kv=4 dim_qk=40 batch=1 seqlen_q=1 seqlen_kv=9000 | seed=6 "
-    "scales=own"};
+    "scales=own",
+    "dtype=fp32 heads_q=8 heads_kv=4 dim_qk=64 batch=1 seqlen_q=1 seqlen_kv=9000 | seed=7",
+    "dtype=e4m3 o_dtype=fp32 heads_q=8 heads_kv=4 dim_qk=64 batch=1 seqlen_q=1 seqlen_kv=9000 | "
+    "seed=8 scales=own"};
 
 // Every output of a case, on the caller's threads if there are such.
 std::vector<uint8_t> bytes_of(const char* line, const char* engine, ParallelFor* on = nullptr) {
