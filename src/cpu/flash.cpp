@@ -47,27 +47,29 @@ template <class Real>
 class Kept {
  public:
   explicit Kept(int64_t n) {
+    if (n == 0) return;
     auto& all = idle();
     auto fits = std::find_if(all.begin(), all.end(), [&](const auto& b) { return b->size() >= n; });
     if (fits == all.end()) {
       buffer_ = std::make_unique<Buffer<Real>>(n);
-      fits = all.begin();  // replaced: the smallest
+      if (all.size() == kMost) all.erase(all.begin());  // the smallest
     } else {
       buffer_ = std::move(*fits);
+      all.erase(fits);
     }
-    if (fits != all.end()) all.erase(fits);
   }
   // What is larger than packed heads usually are goes back to the system.
   ~Kept() {
     auto& all = idle();
-    if (buffer_->size() * int64_t{sizeof(Real)} > kPackedBytes || all.size() >= kMost) return;
+    if (!buffer_ || buffer_->size() * int64_t{sizeof(Real)} > kPackedBytes || all.size() >= kMost)
+      return;
     all.insert(std::find_if(all.begin(), all.end(),
                             [&](const auto& b) { return b->size() >= buffer_->size(); }),
                std::move(buffer_));
   }
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;
-  Real* get() const { return buffer_->get(); }
+  Real* get() const { return buffer_ ? buffer_->get() : nullptr; }
 
  private:
   static constexpr size_t kMost = 3;  // as many as a call has in hand at a time
