@@ -1,13 +1,12 @@
 // The GPU's oracle against the one of the host: the same numbers and the same bounds on random
 // cases.
-#include "kit/bounds.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <mutex>
 
 #include "gpu/parallel.h"
+#include "kit/bounds.h"
 #include "kit/check.h"
 #include "kit/draw.h"
 #include "kit/oracle_gpu.h"
