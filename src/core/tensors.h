@@ -44,6 +44,24 @@ struct TensorInfo {
 const TensorInfo& tensor_info(tea_tensor index);
 std::span<const TensorInfo> tensor_table();
 
+// What counts for K and V that have no scale_inv of their own is Q's, for dK and dV without a scale
+// or an amax dQ's. Of all others, they themselves.
+constexpr tea_tensor stand_in(tea_tensor t) {
+  switch (t) {
+    case TEA_K_SCALE_INV:
+    case TEA_V_SCALE_INV:
+      return TEA_Q_SCALE_INV;
+    case TEA_DK_SCALE:
+    case TEA_DV_SCALE:
+      return TEA_DQ_SCALE;
+    case TEA_DK_AMAX:
+    case TEA_DV_AMAX:
+      return TEA_DQ_AMAX;
+    default:
+      return t;
+  }
+}
+
 // One execution as the engines see it: sizes resolved, pointers complete.
 struct Run {
   Geometry size;
@@ -60,6 +78,9 @@ struct Run {
   T* as(tea_tensor t) const {
     return static_cast<T*>(tensor[t]);
   }
+  // The scale or amax of FP8 that counts for `t`: its own, else the one that stands in for it.
+  // NULL: there is neither.
+  float* number(tea_tensor t) const { return as<float>(tensor[t] ? t : stand_in(t)); }
 };
 
 bool is_aligned(const void* address, uint64_t bytes);

@@ -166,7 +166,7 @@ class FewRows {
         s_(head.s),
         q_(head.scratch),
         o_(head.scratch + kFewRows * dk_),
-        score_unit_(static_cast<float>(scale_inv(TEA_K_SCALE_INV)) * unit_of(p_.dtype)) {
+        score_unit_(static_cast<float>(view.scalar(TEA_K_SCALE_INV)) * unit_of(p_.dtype)) {
     for (int lane = 0; lane < block_.count; ++lane)
       slope_[lane] = static_cast<float>(view.slope(block_.group.b, block_.head[lane]));
   }
@@ -205,7 +205,7 @@ class FewRows {
     });
   }
   void end_values() const {
-    const auto unit = static_cast<float>(scale_inv(TEA_V_SCALE_INV)) * unit_of(p_.dtype);
+    const auto unit = static_cast<float>(view_.scalar(TEA_V_SCALE_INV)) * unit_of(p_.dtype);
     for (int lane = 0; lane < block_.count; ++lane)
       for (int64_t d = 0; d < p_.v_dim(); ++d) out_.o[d * kRows + lane] = o_[lane * dv_ + d] * unit;
   }
@@ -223,8 +223,6 @@ class FewRows {
 
  protected:
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-  double scale_inv(tea_tensor t) const { return view_.scalar(t, TEA_Q_SCALE_INV); }
 
   void load_queries() const {
     const RowsOf of = view_.rows(TEA_Q);

@@ -105,7 +105,7 @@ class PairRows : FewRows {
         units_v_(units_of(p_.v_dim())),
         queries_(reinterpret_cast<uint16_t*>(head.scratch)) {
     o_ = head.scratch + kFewRows * units_k_ * kUnit;
-    score_unit_ = static_cast<float>(scale_inv(TEA_K_SCALE_INV) * scale_inv(TEA_Q_SCALE_INV));
+    score_unit_ = static_cast<float>(view.scalar(TEA_K_SCALE_INV) * view.scalar(TEA_Q_SCALE_INV));
   }
 
   void begin_scores() const { load_queries(); }
@@ -131,7 +131,7 @@ class PairRows : FewRows {
             [&](int row, auto held) { products<held>(reader, row, keys, n, j0, fetch); });
   }
   void end_values() const {
-    const auto unit = static_cast<float>(scale_inv(TEA_V_SCALE_INV) *
+    const auto unit = static_cast<float>(view_.scalar(TEA_V_SCALE_INV) *
                                          (kIsFp8<T> ? view_.scalar(TEA_S_SCALE_INV) : 1.0));
     for (int lane = 0; lane < block_.count; ++lane)
       for (int d = 0; d < p_.v_dim(); ++d)

@@ -434,8 +434,8 @@ class Backward {
       const Found& f = found_[i];
       view_.raise(TEA_DP_AMAX, f.dp_amax);
       view_.raise(TEA_DQ_AMAX, f.dq_amax);
-      view_.raise(TEA_DK_AMAX, TEA_DQ_AMAX, f.dk_amax);
-      view_.raise(TEA_DV_AMAX, TEA_DQ_AMAX, f.dv_amax);
+      view_.raise(TEA_DK_AMAX, f.dk_amax);
+      view_.raise(TEA_DV_AMAX, f.dv_amax);
       const auto first = static_cast<size_t>(groups_[i].kv_head * groups_[i].heads);
       for (size_t h = 0; h < f.dsink.size(); ++h) dsink[first + h] += f.dsink[h];
     }

@@ -154,8 +154,7 @@ class Tile {
     constexpr int32_t kOwn = std::is_same_v<Real, float> ? +TEA_FP32 : +TEA_FP64;
     if (of.dtype == kOwn && of.form != TEA_PAGED)
       return {static_cast<const Real*>(row(0)), of.stride.seq, 1};
-    const double scale =
-        view_.scalar(t == TEA_K ? TEA_K_SCALE_INV : TEA_V_SCALE_INV, TEA_Q_SCALE_INV);
+    const double scale = view_.scalar(t == TEA_K ? TEA_K_SCALE_INV : TEA_V_SCALE_INV);
     const Subnormals kept(true);
     for (int64_t j = 0; j < cols; ++j) load_row(row(j), of.dtype, dim, scale, copy + j * stride);
     return {copy, stride, 1};
@@ -556,7 +555,7 @@ template <class Real>
 double store_keys(const View& view, tea_tensor t, tea_tensor scale_of, const Group& g, Real* rows) {
   const int64_t dim = t == TEA_DK ? view.p.dim_qk : view.p.v_dim();
   const RowsOf of = view.rows(t);
-  const auto scale = static_cast<Real>(view.scalar(scale_of, TEA_DQ_SCALE));
+  const auto scale = static_cast<Real>(view.scalar(scale_of));
   double amax = 0;
   for (int64_t j = 0; j < g.kv.length; ++j) {
     Real* row = rows + j * padded(dim);

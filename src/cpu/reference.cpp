@@ -61,8 +61,8 @@ Item load_item(const View& view, int64_t b, int64_t kv_head) {
   item.k.resize(static_cast<size_t>(item.kv.length * p.dim_qk));
   item.v.resize(static_cast<size_t>(item.kv.length * p.v_dim()));
   const RowsOf k = view.rows(TEA_K), v = view.rows(TEA_V);
-  const double k_scale = view.scalar(TEA_K_SCALE_INV, TEA_Q_SCALE_INV);
-  const double v_scale = view.scalar(TEA_V_SCALE_INV, TEA_Q_SCALE_INV);
+  const double k_scale = view.scalar(TEA_K_SCALE_INV);
+  const double v_scale = view.scalar(TEA_V_SCALE_INV);
   for (int64_t j = 0; j < item.kv.length; ++j) {
     view.load(k, {item.kv, b, kv_head, j}, k_scale, row_of(item.k, j, p.dim_qk));
     view.load(v, {item.kv, b, kv_head, j}, v_scale, row_of(item.v, j, p.v_dim()));
@@ -295,10 +295,10 @@ class Backward {
 
   void store_keys(tea_tensor t, tea_tensor scale, tea_tensor amax, const Item& item, Reals& rows) {
     const int64_t dim = t == TEA_DK ? p_.dim_qk : p_.v_dim();
-    view_.raise(amax, TEA_DQ_AMAX, largest(rows));
+    view_.raise(amax, largest(rows));
     const RowsOf to = view_.rows(t);
     for (int64_t j = 0; j < item.kv.length; ++j)
-      view_.store(to, {item.kv, item.b, item.kv_head, j}, view_.scalar(scale, TEA_DQ_SCALE),
+      view_.store(to, {item.kv, item.b, item.kv_head, j}, view_.scalar(scale),
                   row_of(rows, j, dim));
   }
 

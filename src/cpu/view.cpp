@@ -126,19 +126,12 @@ double View::slope(int64_t b, int64_t h) const {
 }
 
 double View::scalar(tea_tensor t) const {
-  return run.tensor[t] ? double{*run.as<const float>(t)} : 1.0;
-}
-
-double View::scalar(tea_tensor t, tea_tensor instead) const {
-  return scalar(run.tensor[t] ? t : instead);
+  const float* const number = run.number(t);
+  return number ? double{*number} : 1.0;
 }
 
 void View::raise(tea_tensor t, double value) const {
-  if (float* amax = run.as<float>(t)) *amax = std::fmax(*amax, static_cast<float>(value));
-}
-
-void View::raise(tea_tensor t, tea_tensor instead, double value) const {
-  raise(run.tensor[t] ? t : instead, value);
+  if (float* const amax = run.number(t)) *amax = std::fmax(*amax, static_cast<float>(value));
 }
 
 void View::parallel_for(int64_t count, const std::function<void(int64_t)>& body) const {

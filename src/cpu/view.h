@@ -55,12 +55,9 @@ class View {
 
   // The slope of ALiBi for a query head of sequence b; 0 without ALiBi.
   double slope(int64_t b, int64_t h) const;
-  // A scale that may be missing: its own, else that of `instead`, else 1.
+  // Run::number(): a scale, 1 where there is none; and an amax, raised where there is one.
   double scalar(tea_tensor t) const;
-  double scalar(tea_tensor t, tea_tensor instead) const;
-  // Raises an amax; where it is missing, `instead` collects the value.
   void raise(tea_tensor t, double value) const;
-  void raise(tea_tensor t, tea_tensor instead, double value) const;
 
   // Runs body(0) ... body(count - 1) on the threads of this execution.
   void parallel_for(int64_t count, const std::function<void(int64_t)>& body) const;

@@ -132,15 +132,13 @@ Pointers pointers(const Run& run, const Layout& layout) {
                                          : static_cast<char*>(run.workspace) + layout.offset[slot];
   if (void* const rng = run.tensor[TEA_RNG_STATE])
     out[kSeed] = rng, out[kOffset] = static_cast<int64_t*>(rng) + 1;
-  const auto otherwise = [&out](int slot, int other) {
-    out[slot] = out[slot] ? out[slot] : out[other];
-  };
-  for (const int slot :
-       {TEA_Q_SCALE_INV, TEA_S_SCALE, TEA_S_SCALE_INV, TEA_O_SCALE, TEA_O_SCALE_INV,
-        TEA_DOUT_SCALE_INV, TEA_DP_SCALE, TEA_DP_SCALE_INV, TEA_DQ_SCALE})
-    otherwise(slot, kOne);
-  otherwise(TEA_K_SCALE_INV, TEA_Q_SCALE_INV), otherwise(TEA_V_SCALE_INV, TEA_Q_SCALE_INV);
-  otherwise(TEA_DK_SCALE, TEA_DQ_SCALE), otherwise(TEA_DV_SCALE, TEA_DQ_SCALE);
+  for (const tea_tensor scale :
+       {TEA_Q_SCALE_INV, TEA_K_SCALE_INV, TEA_V_SCALE_INV, TEA_S_SCALE, TEA_S_SCALE_INV,
+        TEA_O_SCALE, TEA_O_SCALE_INV, TEA_DOUT_SCALE_INV, TEA_DP_SCALE, TEA_DP_SCALE_INV,
+        TEA_DQ_SCALE, TEA_DK_SCALE, TEA_DV_SCALE}) {
+    float* const number = run.number(scale);
+    out[scale] = number ? number : out[kOne];
+  }
   return out;
 }
 
@@ -170,20 +168,20 @@ std::optional<Prepare> preparation(const Problem& p, const Run& run, const Capac
 std::optional<Raise> raising(const Run& run, const Pointers& slots, Direction direction) {
   struct Row {
     int from;
-    tea_tensor to, otherwise;
+    tea_tensor to;
   };
-  constexpr Row kForward[] = {{kSAmax, TEA_S_AMAX, TEA_S_AMAX}, {kOAmax, TEA_O_AMAX, TEA_O_AMAX}};
-  constexpr Row kBackward[] = {{kDpAmax, TEA_DP_AMAX, TEA_DP_AMAX},
-                               {kDqAmax, TEA_DQ_AMAX, TEA_DQ_AMAX},
-                               {kDkAmax, TEA_DK_AMAX, TEA_DQ_AMAX},
-                               {kDvAmax, TEA_DV_AMAX, TEA_DQ_AMAX}};
+  constexpr Row kForward[] = {{kSAmax, TEA_S_AMAX}, {kOAmax, TEA_O_AMAX}};
+  constexpr Row kBackward[] = {{kDpAmax, TEA_DP_AMAX},
+                               {kDqAmax, TEA_DQ_AMAX},
+                               {kDkAmax, TEA_DK_AMAX},
+                               {kDvAmax, TEA_DV_AMAX}};
   const bool back = direction == Direction::kBackward;
   Raise out = {};
   bool any = false;
   size_t i = 0;
   for (const Row& row : back ? std::span<const Row>(kBackward) : std::span<const Row>(kForward)) {
     out.from[i] = at<float>(slots, row.from);
-    out.to[i] = run.as<float>(run.tensor[row.to] ? row.to : row.otherwise);
+    out.to[i] = run.number(row.to);
     any |= out.to[i++] != nullptr;
   }
   return any ? std::optional(out) : std::nullopt;

@@ -82,31 +82,25 @@ struct Maker {
 
   Scales scales() const {
     if (!p.is_fp8()) return {};
-    const auto in = [this](tea_tensor t) { return run.as<const float>(t); };
-    const auto in_or = [&](tea_tensor t, tea_tensor instead) {
-      return in(t) ? in(t) : in(instead);
-    };
-    const auto out = [this](tea_tensor t) { return run.as<float>(t); };
-    const auto out_or = [&](tea_tensor t, tea_tensor i) { return out(t) ? out(t) : out(i); };
-    return {.q_inv = in(TEA_Q_SCALE_INV),
-            .k_inv = in_or(TEA_K_SCALE_INV, TEA_Q_SCALE_INV),
-            .v_inv = in_or(TEA_V_SCALE_INV, TEA_Q_SCALE_INV),
-            .s = in(TEA_S_SCALE),
-            .s_inv = in(TEA_S_SCALE_INV),
-            .o = in(TEA_O_SCALE),
-            .o_inv = in(TEA_O_SCALE_INV),
-            .dout_inv = in(TEA_DOUT_SCALE_INV),
-            .dp = in(TEA_DP_SCALE),
-            .dp_inv = in(TEA_DP_SCALE_INV),
-            .dq = in(TEA_DQ_SCALE),
-            .dk = in_or(TEA_DK_SCALE, TEA_DQ_SCALE),
-            .dv = in_or(TEA_DV_SCALE, TEA_DQ_SCALE),
-            .s_amax = out(TEA_S_AMAX),
-            .o_amax = out(TEA_O_AMAX),
-            .dp_amax = out(TEA_DP_AMAX),
-            .dq_amax = out(TEA_DQ_AMAX),
-            .dk_amax = out_or(TEA_DK_AMAX, TEA_DQ_AMAX),
-            .dv_amax = out_or(TEA_DV_AMAX, TEA_DQ_AMAX)};
+    return {.q_inv = run.number(TEA_Q_SCALE_INV),
+            .k_inv = run.number(TEA_K_SCALE_INV),
+            .v_inv = run.number(TEA_V_SCALE_INV),
+            .s = run.number(TEA_S_SCALE),
+            .s_inv = run.number(TEA_S_SCALE_INV),
+            .o = run.number(TEA_O_SCALE),
+            .o_inv = run.number(TEA_O_SCALE_INV),
+            .dout_inv = run.number(TEA_DOUT_SCALE_INV),
+            .dp = run.number(TEA_DP_SCALE),
+            .dp_inv = run.number(TEA_DP_SCALE_INV),
+            .dq = run.number(TEA_DQ_SCALE),
+            .dk = run.number(TEA_DK_SCALE),
+            .dv = run.number(TEA_DV_SCALE),
+            .s_amax = run.number(TEA_S_AMAX),
+            .o_amax = run.number(TEA_O_AMAX),
+            .dp_amax = run.number(TEA_DP_AMAX),
+            .dq_amax = run.number(TEA_DQ_AMAX),
+            .dk_amax = run.number(TEA_DK_AMAX),
+            .dv_amax = run.number(TEA_DV_AMAX)};
   }
 
   void fill_tensors(Work& w) const {

@@ -93,13 +93,13 @@ TEST(View, MissingScalesAreOneOrTheirStandIn) {
   t.run.tensor[TEA_DQ_AMAX] = &dq_amax, t.run.tensor[TEA_DK_AMAX] = &dk_amax;
   const View view(t.p, t.run);
   EXPECT_EQ(view.scalar(TEA_S_SCALE), 1);
-  EXPECT_EQ(view.scalar(TEA_K_SCALE_INV, TEA_Q_SCALE_INV), 3);
-  view.raise(TEA_DK_AMAX, TEA_DQ_AMAX, 5);
+  EXPECT_EQ(view.scalar(TEA_K_SCALE_INV), 3);
+  view.raise(TEA_DK_AMAX, 5);
   EXPECT_EQ(dk_amax, 5);
   EXPECT_EQ(dq_amax, 2);
-  view.raise(TEA_DV_AMAX, TEA_DQ_AMAX, 7);
+  view.raise(TEA_DV_AMAX, 7);
   EXPECT_EQ(dq_amax, 7);
-  view.raise(TEA_DV_AMAX, TEA_DQ_AMAX, 1);  // a maximum into what is there
+  view.raise(TEA_DV_AMAX, 1);  // a maximum into what is there
   EXPECT_EQ(dq_amax, 7);
 }
 
