@@ -124,8 +124,10 @@ class WalkBack {
     const float factor = t_.is_plain() ? scale_ : 1;  // logits may be in place already
     const VF x = logit_of(load(t_.s + j * kRows + lane), splat(factor)) - load(t_.lse + lane);
     const Pair<float> at = gradient_of_logit(p_, t_, power_of_two(x * kLog2e), lane, j);
-    const float scale = T == 1 ? scale_ : scale_ / kSmall;
-    return {Terms<T>(at.p), Terms<T>(before_scale(p_, t_, at.dx, scale, lane, j))};
+    // Enlarged first: the slope of a soft cap may be so small that only a large key brings the
+    // product back, and what is subnormal in between counts as zero.
+    const VF dx = T == 1 ? at.dx : at.dx / kSmall;
+    return {Terms<T>(at.p), Terms<T>(before_scale(p_, t_, dx, scale_, lane, j))};
   }
 
   // 32 rows of two keys at a time; keys that complete a tile of k are zero.
