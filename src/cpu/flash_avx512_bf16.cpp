@@ -4,15 +4,7 @@
 #include "cpu/flash_common.h"
 
 #if defined(__x86_64__)
-// GCC 12 misfires on the undefined operands of its own intrinsics: https://gcc.gnu.org/PR105593
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
-
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c")
-#pragma GCC target("prefer-vector-width=512")
-#include "cpu/avx512_words.h"
+#include "cpu/avx512_bf16_target.h"
 
 namespace tea::cpu {
 namespace {

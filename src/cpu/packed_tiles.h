@@ -1,6 +1,5 @@
-// Operands of products in bf16, packed into tiles. A tile has 16 rows of 64 bytes. C[16][16] of
-// fp32
-// += A[16][32] B[32][16] of bf16, where B is held as [16 pairs of k][16][2]. Included after
+// Operands of products in bf16, packed into tiles: 16 rows of 64 bytes. C[16][16] of fp32 +=
+// A[16][32] B[32][16] of bf16, where B is held as [16 pairs of k][16][2]. Included after
 // amx_vectors.h, inside a namespace; what multiplies tiles comes next: amx.h or dots.h.
 #pragma once
 

@@ -46,6 +46,7 @@ void terms(const float* x, float (*to)[16]) {
 
 namespace tea::cpu {
 namespace {
+#include "cpu/tile_products.h"
 
 class Amx : public testing::Test {
  protected:
@@ -150,38 +151,7 @@ TEST_F(Amx, PacksPairsOfRows) {
   EXPECT_EQ(as_a.tile[3][0], 0xFFFF);
 }
 
-// C of 1 to 3 by 1 to 3 tiles, over three tiles of k.
-TEST_F(Amx, Multiplies) {
-  constexpr int kSteps = 3, kLd = 50;
-  struct alignas(64) {
-    uint16_t a[3][kSteps][16][32], b[3][kSteps][16][16][2];
-  } from;
-  const auto code = [](int64_t n) { return bf16_encode(static_cast<float>(n * 37 % 19 - 9)); };
-  uint16_t* all = &from.a[0][0][0][0];
-  for (int64_t i = 0; i < int64_t{sizeof from} / 2; ++i) all[i] = code(i);
-  const auto exact = [&](int row, int column) {
-    double sum = 0;
-    for (int k = 0; k < 32 * kSteps; ++k)
-      sum += double{bf16_decode(from.a[row / 16][k / 32][row % 16][k % 32])} *
-             double{bf16_decode(from.b[column / 16][k / 32][k % 32 / 2][column % 16][k % 2])};
-    return sum;
-  };
-  for (int rows = 1; rows <= 3; ++rows)
-    for (int columns = 1; columns <= 3; ++columns)
-      for (const bool add : {false, true}) {
-        std::vector<float> c(48 * kLd, 5);
-        product(Product<1>{rows, columns, kSteps,
-                           Tiles{from.a, kSteps * kTileBytes, kTileBytes, 64},
-                           Tiles{from.b, kSteps * kTileBytes, kTileBytes, 64}, c.data(), kLd, add});
-        for (int i = 0; i < 48; ++i)
-          for (int j = 0; j < kLd; ++j) {
-            const bool inside = i < 16 * rows && j < 16 * columns;
-            const double want = inside ? exact(i, j) + (add ? 5 : 0) : 5;
-            ASSERT_EQ(static_cast<double>(c[static_cast<size_t>(i * kLd + j)]), want)
-                << i << " " << j;
-          }
-      }
-}
+TEST_F(Amx, Multiplies) { expect_products<3>(product<1>); }
 
 // Numbers of both signs whose 24 bits are all in use, and a few whose terms are special.
 std::vector<float> full_numbers(size_t count) {

@@ -9,15 +9,8 @@
 
 #include "cpu/flash_common.h"
 #if defined(__x86_64__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
-
 // Only what is between this and pop_options may use the instructions; the tests run everywhere.
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c")
-#pragma GCC target("prefer-vector-width=512")
-#include "cpu/avx512_words.h"
+#include "cpu/avx512_bf16_target.h"
 
 namespace tea::cpu {
 namespace {
@@ -53,6 +46,7 @@ void pairs_of_rows(const char* a, uint64_t kept_a, const char* b, uint64_t kept_
 
 namespace tea::cpu {
 namespace {
+#include "cpu/tile_products.h"
 
 class Pairs : public testing::Test {
  protected:
@@ -61,38 +55,7 @@ class Pairs : public testing::Test {
   }
 };
 
-// C of 1 to 3 by 1 to 9 tiles, over three tiles of k.
-TEST_F(Pairs, Multiply) {
-  constexpr int kSteps = 3, kWide = 9, kLd = 16 * kWide + 2;
-  struct alignas(64) {
-    uint16_t a[3][kSteps][16][32], b[kWide][kSteps][16][16][2];
-  } from;
-  const auto code = [](int64_t n) { return bf16_encode(static_cast<float>(n * 37 % 19 - 9)); };
-  uint16_t* all = &from.a[0][0][0][0];
-  for (int64_t i = 0; i < int64_t{sizeof from} / 2; ++i) all[i] = code(i);
-  const auto exact = [&](int row, int column) {
-    double sum = 0;
-    for (int k = 0; k < 32 * kSteps; ++k)
-      sum += double{bf16_decode(from.a[row / 16][k / 32][row % 16][k % 32])} *
-             double{bf16_decode(from.b[column / 16][k / 32][k % 32 / 2][column % 16][k % 2])};
-    return sum;
-  };
-  for (int rows = 1; rows <= 3; ++rows)
-    for (int columns = 1; columns <= kWide; ++columns)
-      for (const bool add : {false, true}) {
-        std::vector<float> c(48 * kLd, 5);
-        product(Product<1>{rows, columns, kSteps,
-                           Tiles{from.a, kSteps * kTileBytes, kTileBytes, 64},
-                           Tiles{from.b, kSteps * kTileBytes, kTileBytes, 64}, c.data(), kLd, add});
-        for (int i = 0; i < 48; ++i)
-          for (int j = 0; j < kLd; ++j) {
-            const bool inside = i < 16 * rows && j < 16 * columns;
-            const double want = inside ? exact(i, j) + (add ? 5 : 0) : 5;
-            ASSERT_EQ(static_cast<double>(c[static_cast<size_t>(i * kLd + j)]), want)
-                << i << " " << j;
-          }
-      }
-}
+TEST_F(Pairs, Multiply) { expect_products<9>(product); }
 
 // Element d of 64 codes as bf16, if it is among the first `kept`.
 template <int32_t T>
