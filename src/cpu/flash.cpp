@@ -535,8 +535,9 @@ Attempt plan_with(const InstructionSet& set, const Problem& problem, const Devic
 }
 
 Attempt plan_flash(const Problem& p, const Device& d) {
-  for (const InstructionSet* set : {&kAmx, &kAvx512Bf16, &kAvx512, &kAvx2, &kGeneric})
-    if (set->available() && (set != &kAvx512Bf16 || pairs_are_fast())) return plan_with(*set, p, d);
+  const InstructionSet* const wide = pairs_are_fast() ? &kAvx512Bf16 : &kAvx512;
+  for (const InstructionSet* set : {&kAmx, wide, &kAvx2, &kGeneric})
+    if (set->available()) return plan_with(*set, p, d);
   return Refusal{"no instruction set fits this processor"};
 }
 
