@@ -37,7 +37,7 @@ TEST(CudnnDropout, KeepsAsOftenAsItIsAskedTo) {
   }
 }
 
-TEST(CudnnDropout, IsAFunctionOfSeedAndOffset) {
+TEST(CudnnDropout, IsAFunctionOfTheSeed) {
   if (!runs_here()) GTEST_SKIP() << "cuDNN was not found";
   const std::vector<char> first = kept("dropout=0.5 | seed=1");
   EXPECT_EQ(kept("dropout=0.5 | seed=1"), first);
