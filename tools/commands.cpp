@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <mutex>
 #include <thread>
@@ -193,44 +194,36 @@ int explain(const Options& options) {
   return all ? 0 : 1;
 }
 
-int check(const Options& options) {
-  const bool replays = options.replay.has_value();
-  TEA_REQUIRE(replays == options.argument.empty(), "CASE", replays ? "given twice" : "missing",
-              "a case in words, or --replay with its seed");
-  const kit::Case c = replays ? kit::draw(*options.replay) : kit::Case::parse(options.argument);
-  c.problem.check();
-  const kit::Report report = kit::check(c, options.engine, {options.device});
-  if (options.json)
-    std::printf("%s\n", report_json(report).c_str());
-  else
-    print_report(report);
-  return report.ok() ? 0 : 1;
-}
+namespace {
 
-// A random case by the engine that was asked for. What no engine of the device takes on is counted
-// by itself; only double precision may be, unless the engine was named.
-int fuzz(const Options& options) {
-  const uint64_t count = count_of(options);
+// A case and what it is called where it fails.
+struct Named {
+  kit::Case test;
+  std::string name;
+};
+
+// Cases by the engine that was asked for, on all cores. What no engine of the device takes on is
+// counted by itself; only double precision may be, unless the engine was named.
+int check_all(uint64_t count, const std::function<Named(uint64_t)>& one, const Options& options) {
   Progress progress(count);
   std::atomic<uint64_t> next{0}, done{0}, failed{0}, refused{0};
   std::atomic<bool> lost{false};
   std::mutex mutex;
-  const auto print = [&](uint64_t seed, const kit::Report& report) {
+  const auto print = [&](const std::string& name, const kit::Report& report) {
     const std::lock_guard lock(mutex);
     if (options.json)
       std::printf("%s\n", report_json(report).c_str());
     else
-      std::printf("seed %llu (%s)\n%s", static_cast<unsigned long long>(seed),
-                  replay_of(seed, options).c_str(), report.text().c_str());
+      std::printf("%s\n%s", name.c_str(), report.text().c_str());
     std::fflush(stdout);
   };
   const auto work = [&] {
     for (uint64_t i; !lost && (i = next++) < count;) {
-      const kit::Case c = kit::draw(options.seed + i);
-      const kit::Report report = kit::check(c, options.engine, {options.device});
+      const Named c = one(i);
+      const kit::Report report = kit::check(c.test, options.engine, {options.device});
       progress.at(++done, failed);
       const bool may_refuse =
-          options.device != kHost && (c.problem.dtype == TEA_FP64 || !options.engine.empty());
+          options.device != kHost && (c.test.problem.dtype == TEA_FP64 || !options.engine.empty());
       if (report.ok()) continue;
       if (report.refused && may_refuse) {
         ++refused;
@@ -238,7 +231,7 @@ int fuzz(const Options& options) {
       }
       ++failed;
       if (report.lost) lost = true;
-      print(options.seed + i, report);
+      print(c.name, report);
     }
   };
   std::vector<std::thread> threads;
@@ -257,6 +250,43 @@ int fuzz(const Options& options) {
                 static_cast<unsigned long long>(done.load()),
                 static_cast<unsigned long long>(refused.load()));
   return failed ? 1 : 0;
+}
+
+// A case a line, as in tests/problems.
+int check_lines(const Options& options) {
+  std::vector<Named> cases;
+  for (const kit::Line& line : kit::read_lines("/dev/stdin")) {
+    cases.push_back({kit::Case::parse(line.text), "line " + shown(line.number)});
+    cases.back().test.problem.check();
+  }
+  TEA_REQUIRE(!cases.empty(), "CASE", "-, and no line has one", "a case a line on standard input");
+  return check_all(
+      cases.size(), [&](uint64_t i) { return cases[i]; }, options);
+}
+
+}  // namespace
+
+int check(const Options& options) {
+  const bool replays = options.replay.has_value();
+  TEA_REQUIRE(replays == options.argument.empty(), "CASE", replays ? "given twice" : "missing",
+              "a case in words, or --replay with its seed");
+  if (options.argument == "-") return check_lines(options);
+  const kit::Case c = replays ? kit::draw(*options.replay) : kit::Case::parse(options.argument);
+  c.problem.check();
+  const kit::Report report = kit::check(c, options.engine, {options.device});
+  if (options.json)
+    std::printf("%s\n", report_json(report).c_str());
+  else
+    print_report(report);
+  return report.ok() ? 0 : 1;
+}
+
+int fuzz(const Options& options) {
+  const auto one = [&](uint64_t i) {
+    const uint64_t seed = options.seed + i;
+    return Named{kit::draw(seed), "seed " + shown(seed) + " (" + replay_of(seed, options) + ")"};
+  };
+  return check_all(count_of(options), one, options);
 }
 
 }  // namespace tea::tool

@@ -23,7 +23,7 @@ constexpr Command kCommands[] = {
     {"info", nullptr, "the version, the engines, the CPU, the settings", tea::tool::info},
     {"explain", "PROBLEM",
      "which engine would run it, and why the others would not; -: a line each", tea::tool::explain},
-    {"check", "[CASE]", "run it and compare every output with the float64 oracle",
+    {"check", "[CASE]", "run it and compare every output with the float64 oracle; -: a line each",
      tea::tool::check},
     {"time", "CASE", "median time of forward and backward", tea::tool::time},
     {"fuzz", "[COUNT]", "check so many random cases", tea::tool::fuzz},

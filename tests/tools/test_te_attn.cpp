@@ -89,6 +89,21 @@ TEST(TeAttn, CheckPrintsTheWorstErrorOfEveryTensor) {
   EXPECT_TRUE(holds(machine.out, "\"name\": \"dV\"")) << machine.out;
 }
 
+TEST(TeAttn, CheckTakesALineEach) {
+  const std::string lines = testing::TempDir() + "te_attn_cases.txt";
+  std::ofstream(lines) << "# a comment\n"
+                       << kProblem << " | seed=3  # another\n\n"
+                       << kProblem << "\n";
+  const Outcome right = te_attn("check - --engine reference < '" + lines + "'");
+  EXPECT_EQ(right.code, 0) << right.err;
+  EXPECT_EQ(right.out, "0 of 2 cases failed, 0 refused\n");
+  const Outcome wrong = te_attn("check - --engine nothing < '" + lines + "'");
+  EXPECT_EQ(wrong.code, 1);
+  for (const char* part : {"line 2\n", "line 4\n", "2 of 2 cases failed"})
+    EXPECT_TRUE(holds(wrong.out, part)) << wrong.out;
+  EXPECT_EQ(te_attn("check - < /dev/null").code, 2);
+}
+
 TEST(TeAttn, TimeMeasuresBothDirections) {
   const Outcome human = te_attn("time " + quoted(kProblem));
   EXPECT_EQ(human.code, 0);
