@@ -102,9 +102,10 @@ Layout layout(const Problem& p, const Geometry& size, const Capacity& n, Directi
   return out;
 }
 
-// What cuDNN may have: sums of dQ in fp32, four numbers of a row, and the gradients of K and V by
-// query head before their sum, which are of 16 bits where sizes are dense (9.19). Those of ragged
-// tensors lie as far apart as the tensors' own rows, or have room for every sequence's longest.
+// What cuDNN may have: sums of dQ in fp32, four numbers of a row, and where heads share keys the
+// gradients of K and V by query head. The frontend declares those: of fp8 in fp32, of 16 bits as Q
+// is stored, but with room for fp32 where they are ragged. Then they lie as far apart as the
+// tensors' own rows, or have room for every sequence's longest.
 uint64_t library_bound(const Problem& p, const Geometry& size, const Capacity& n, Direction d) {
   constexpr uint64_t kSlack = 1 << 20;
   if (d == Direction::kForward) return kSlack;
@@ -117,7 +118,7 @@ uint64_t library_bound(const Problem& p, const Geometry& size, const Capacity& n
   };
   const int64_t group = p.heads_q / p.heads_kv;
   const int64_t shared = group > 1 ? p.heads_q : 0;  // K and V: a sum for each query head
-  const uint64_t each = n.tokens_kv ? 4 : 2;
+  const uint64_t each = n.tokens_kv || p.is_fp8() ? 4 : 2;
   return 4 * count(n.tokens_q, n.max_q, p.heads_q, p.dim_qk, size.dq.seq) +
          4 * count(n.tokens_q, n.max_q, p.heads_q, 4, size.lse.seq) +
          each * count(n.tokens_kv, n.max_kv, shared, p.dim_qk, group * size.dk.seq) +

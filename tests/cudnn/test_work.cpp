@@ -177,6 +177,15 @@ TEST(CudnnWorkspace, HasRoomForTheLongestOfEverySequence) {
   EXPECT_GE(library_bound(p, size, capacity_of(p, size), Direction::kBackward), 2656000u);
 }
 
+// The layer of which cuDNN 9.19 asked for 807403776 bytes.
+TEST(CudnnWorkspace, HasRoomForSumsOfSharedHeadsInFp32) {
+  const Problem p = Problem::parse(
+      "dtype=e4m3 training=1 heads_q=64 heads_kv=8 dim_qk=128 batch=4 seqlen_q=2048 "
+      "seqlen_kv=2048");
+  const Geometry size = default_geometry(p);
+  EXPECT_GE(library_bound(p, size, capacity_of(p, size), Direction::kBackward), 807403776u);
+}
+
 TEST(CudnnWorkspace, IsLinearInTheLengths) {
   const auto bytes = [](int64_t rows) {
     const Problem p = problem("training=1 batch=1 seqlen_q=" + std::to_string(rows) +
