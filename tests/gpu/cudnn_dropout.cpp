@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "kit/check.h"
 
@@ -37,11 +38,27 @@ TEST(CudnnDropout, KeepsAsOftenAsItIsAskedTo) {
   }
 }
 
-TEST(CudnnDropout, IsAFunctionOfTheSeed) {
+// The mask where a word of rng_state is another one: 0 is the seed, 1 the offset.
+std::vector<char> kept_with(size_t word, int64_t more) {
+  return kept_by(Case::parse(line("dropout=0.5 | seed=1")), "cudnn", kGpu, [=](Inputs& inputs) {
+    int64_t words[2];
+    uint8_t* const state = inputs.memory(TEA_RNG_STATE);
+    std::memcpy(words, state, sizeof words);
+    words[word] += more;
+    std::memcpy(state, words, sizeof words);
+  });
+}
+
+TEST(CudnnDropout, IsAFunctionOfSeedAndOffset) {
   if (!runs_here()) GTEST_SKIP() << "cuDNN was not found";
   const std::vector<char> first = kept("dropout=0.5 | seed=1");
   EXPECT_EQ(kept("dropout=0.5 | seed=1"), first);
-  EXPECT_NE(kept("dropout=0.5 | seed=2"), first);
+  const std::vector<char> seed = kept_with(0, 1), offset = kept_with(1, 4);
+  EXPECT_NE(seed, first);
+  EXPECT_NE(offset, first);
+  EXPECT_NE(offset, seed);
+  EXPECT_EQ(kept_with(1, 4), offset);
+  EXPECT_EQ(kept_with(1, 0), first);
   // heads and rows differ among themselves
   const auto head = [&first](int64_t h) {
     return std::vector<char>(first.begin() + h * 500 * 128, first.begin() + (h + 1) * 500 * 128);

@@ -376,7 +376,8 @@ std::vector<std::string> engines_of(int device) {
   return out;
 }
 
-std::vector<char> kept_by(const Case& c, std::string_view engine, int device) {
+std::vector<char> kept_by(const Case& c, std::string_view engine, int device,
+                          const std::function<void(Inputs&)>& change) {
   Case even = c;
   even.values = Values::kZero;
   Inputs inputs(even);
@@ -388,6 +389,7 @@ std::vector<char> kept_by(const Case& c, std::string_view engine, int device) {
   for (int64_t first = 0; first < e.max_kv; first += p.v_dim()) {
     inputs.replace(TEA_V, [first](const Index& at) { return at[2] == first + at[3]; });
     inputs.fill(needs_finite_padding(engine) ? Poison::kThree : Poison::kNan);
+    if (change) change(inputs);
     Mirror mirror(gpu_of_thread(device), inputs);
     tea::forward(*plan, &mirror.upload(bytes));
     mirror.fetch();

@@ -42,7 +42,8 @@ bool needs_finite_padding(std::string_view engine);
 
 // What an engine's own dropout keeps on a GPU, [batch][head][row][column]: where O is not zero when
 // all scores are alike and V is the identity, for dim_v keys after the other. Throws Error.
-std::vector<char> kept_by(const Case& c, std::string_view engine, int device);
+std::vector<char> kept_by(const Case& c, std::string_view engine, int device,
+                          const std::function<void(Inputs&)>& change = {});
 
 // Bytes for one execution: what tea_workspace_bound() says, or more if the engine that runs it
 // needs more because it runs only where it is named. Throws Error.
