@@ -2,6 +2,8 @@
 // page tables, seeds, origins and inputs anew.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kit/check.h"
 #include "kit/mirror.h"
 #include "kit/oracle_gpu.h"
@@ -45,7 +47,9 @@ class Captured {
     Report report{line, engine_, {}, {}, kGpu};
     for (const std::string& what : mirror.damage()) report.failures.push_back(what);
     const bool large = problem_.seqlen_q >= 1024;
-    compare(inputs, report, large ? oracle::solve_on_gpu : oracle::solve);
+    std::vector<char> kept;
+    if (problem_.drops() && engine_ == "cudnn") kept = kept_by(Case::parse(line), engine_, kGpu);
+    compare(inputs, report, large ? oracle::solve_on_gpu : oracle::solve, kept);
     EXPECT_TRUE(report.ok()) << report.text();
   }
 
@@ -126,6 +130,20 @@ TEST(EngineGraph, OutlivesThePlanItWasCapturedFrom) {
                     .ok());  // loads and unloads where the plan's kernels were
     graph.expect_right(line + "2 values=outliers");
     tea_cache_limit(before.capacity);
+  }
+}
+
+// The dropout and the scales of cuDNN by name: what its graph reads is on the device.
+TEST(EngineGraph, OfCudnnReadsSeedsAndScalesAnew) {
+  const std::vector<std::string> engines = engines_of(kGpu);
+  if (!std::ranges::count(engines, "cudnn")) GTEST_SKIP() << "cuDNN was not found";
+  const std::string sizes = "heads_q=4 heads_kv=2 dim_qk=128 batch=1 seqlen_q=128 seqlen_kv=128 ";
+  for (const std::string& line :
+       {"dtype=bf16 training=1 dropout=0.5 " + sizes + "| seed=",
+        "dtype=e4m3 training=1 causal=1 " + sizes + "| scales=own seed="}) {
+    Captured graph(line + "1", "cudnn");
+    graph.expect_right(line + "1");
+    graph.expect_right(line + "2");
   }
 }
 

@@ -404,8 +404,8 @@ std::vector<char> kept_by(const Case& c, std::string_view engine, int device,
 
 std::vector<std::string> host_engines() { return engines_of(kHost); }
 
-void compare(const Inputs& inputs, Report& report, Solve solve) {
-  Comparison(inputs, report).run(solve);
+void compare(const Inputs& inputs, Report& report, Solve solve, const std::vector<char>& kept) {
+  Comparison(inputs, report).run(solve, kept);
 }
 
 std::string Report::text() const {

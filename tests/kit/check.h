@@ -75,7 +75,9 @@ struct Stage {
 };
 
 // Compares every output of both directions; what is off joins the report, whose engine ran it.
-void compare(const Inputs& inputs, Report& report, Solve solve = oracle::solve);
+// `kept`: by an engine whose dropout is its own, of kept_by().
+void compare(const Inputs& inputs, Report& report, Solve solve = oracle::solve,
+             const std::vector<char>& kept = {});
 
 // Runs forward, and backward if the problem is for training. An empty name: the engine that the
 // library would choose. Never throws for what the engine does. Thread-safe.
