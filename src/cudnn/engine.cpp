@@ -113,6 +113,8 @@ struct Cudnn final : Executable {
     if (const auto before = preparation(problem, run, key.capacity, slots, d))
       prepare(*before, run.stream);
     if (graph) graph->run(slots, static_cast<char*>(run.workspace) + at.library, run.stream);
+    if (graph && !back)
+      if (const auto rows = finishing(problem, run, slots)) finish(*rows, run.stream);
     if (graph && problem.is_fp8())
       if (const auto amaxes = raising(run, slots, d)) raise(*amaxes, run.stream);
     if (empty && key.dsink)
@@ -166,12 +168,14 @@ std::string ragged_limit(const Problem& p) {
   const auto same = [](const tea_strides& a, const tea_strides& b) {
     return a.seq == b.seq && a.head == b.head;
   };
-  // Of shared heads it sums the gradients of each query head in rows as long as those times a
-  // group.
-  const bool apart =
-      p.heads_q > p.heads_kv && p.kv_form == TEA_RAGGED &&
-      (g.dk.seq < int64_t{p.heads_kv} * p.dim_qk || g.dv.seq < int64_t{p.heads_kv} * p.v_dim());
-  if (apart)
+  // Of shared heads it keeps the gradients of each query head as far apart as those of the heads,
+  // in rows as long as those times a group: they must not reach the next row. (One head may lie
+  // anywhere: graph.cpp.)
+  const auto reach = [&](const tea_strides& s, int64_t dim) {
+    return s.head * (p.heads_q - 1) + dim > s.seq * (p.heads_q / p.heads_kv);
+  };
+  const bool shared = p.heads_q > p.heads_kv && p.heads_kv > 1 && p.kv_form == TEA_RAGGED;
+  if (shared && (reach(g.dk, p.dim_qk) || reach(g.dv, p.v_dim())))
     return "heads of dk or dv lie apart; a ragged backward pass needs shared heads side by side";
   if (same(g.dq, g.q) && same(g.dk, g.k) && same(g.dv, g.v) && same(g.dout, g.o)) return "";
   return "strides of dq, dk, dv or dout differ from those of q, k, v or o; a ragged backward pass "
@@ -225,19 +229,6 @@ std::string why_not(const Problem& p, const Device& device) {
   if (p.softmax && p.outputs & ~TEA_OUTPUT_LSE)
     return "outputs are max or sum_exp with a sink; cuDNN counts the sink among the logits";
   return bad_stride(p);
-}
-
-enum class Passes { kBoth, kBackward };
-
-// Forward; backward with the gradients that a run may ask for, and without them.
-std::vector<GraphKey> graphs_of(const Problem& p, Passes passes) {
-  std::vector<GraphKey> keys;
-  if (passes == Passes::kBoth) keys.push_back({example_of(p), Direction::kForward, false, false});
-  if (p.training)
-    keys.push_back({example_of(p), Direction::kBackward, p.bias != 0, p.softmax != 0});
-  if (p.training && (p.bias || p.softmax))
-    keys.push_back({example_of(p), Direction::kBackward, false, false});
-  return keys;
 }
 
 }  // namespace

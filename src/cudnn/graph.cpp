@@ -251,6 +251,8 @@ class Builder {
     Rows out{{n_.batch, heads, count, dim}, {s.batch, s.head, s.seq, 1}, nullptr};
     if (!ragged) return out;
     out.stride[0] = s.seq * count;  // not used: sequences lie where `starts` says
+    // Nor is that of a single head; the frontend lays the gradients of those that share it by it.
+    if (!query && heads == 1) out.stride[1] = dim;
     out.starts = flat(starts, "starts", n_.batch + 1, fe::DataType_t::INT64);
     return out;
   }
@@ -386,14 +388,15 @@ class Builder {
 
   // What forward writes of each row besides O.
   void add_row_outputs(fe::graph::SDPA_attributes& a) {
-    const auto written = [this](tea_tensor t, const char* name) {
-      Tensor out = input(t, name, lse_rows(), fe::DataType_t::FLOAT);
+    const auto written = [this](int slot, const char* name) {
+      Tensor out = input(slot, name, lse_rows(), fe::DataType_t::FLOAT);
       out->set_output(true);
       return out;
     };
-    a.set_generate_stats(p_.writes_lse());
-    if (p_.outputs & TEA_OUTPUT_MAX) a.set_logit_max(written(TEA_MAX, "max"));
-    if (p_.outputs & TEA_OUTPUT_SUM_EXP) a.set_score_sum_exp(written(TEA_SUM_EXP, "sum_exp"));
+    a.set_generate_stats(p_.writes_lse() && !by_parts(p_));
+    if (by_parts(p_))
+      a.set_logit_max(written(max_slot(p_), "max"))
+          .set_score_sum_exp(written(sum_exp_slot(p_), "sum_exp"));
   }
 
   template <class Attributes>
@@ -414,7 +417,8 @@ class Builder {
     const auto [o, stats] = p_.is_fp8() ? forward_fp8(a) : graph_->sdpa(query(), key(), value(), a);
     output(o, TEA_O, "o", rows(true, p_.heads_q, p_.v_dim(), size_.o, kStartsO),
            type_of(p_.o_type()));
-    if (p_.writes_lse()) output(stats, TEA_LSE, "lse", lse_rows(), fe::DataType_t::FLOAT);
+    if (p_.writes_lse() && !by_parts(p_))
+      output(stats, TEA_LSE, "lse", lse_rows(), fe::DataType_t::FLOAT);
   }
   std::array<Tensor, 2> forward_fp8(const fe::graph::SDPA_attributes& a) {
     const auto [o, stats, s_amax, o_amax] = graph_->sdpa_fp8(

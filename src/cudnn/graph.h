@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "core/device.h"
 #include "core/engine.h"
@@ -29,7 +30,9 @@ enum Slot : int {
   kStartsDv,
   kZeroSink,   // fp32 [heads_q], for off_by_one
   kFiniteLse,  // LSE without minus infinity, for backward
-  kPagesK,     // int32 [batch, table_pages], clamped
+  kOwnMax,     // MAX and SUM_EXP that the caller does not want, as LSE lies
+  kOwnSumExp,
+  kPagesK,  // int32 [batch, table_pages], clamped
   kPagesV,
   kSeed,  // the two words of rng_state, int64
   kOffset,
@@ -43,6 +46,14 @@ enum Slot : int {
   kSlots
 };
 using Pointers = std::array<void*, kSlots>;
+
+// cuDNN writes LSE, or MAX and SUM_EXP, never all of them: where any of the two is wanted it writes
+// both, and LSE is made of them.
+inline bool by_parts(const Problem& p) { return p.outputs & (TEA_OUTPUT_MAX | TEA_OUTPUT_SUM_EXP); }
+inline int max_slot(const Problem& p) { return p.outputs & TEA_OUTPUT_MAX ? +TEA_MAX : +kOwnMax; }
+inline int sum_exp_slot(const Problem& p) {
+  return p.outputs & TEA_OUTPUT_SUM_EXP ? +TEA_SUM_EXP : +kOwnSumExp;
+}
 
 class Graph {
  public:
@@ -58,6 +69,20 @@ struct GraphKey {
   bool dbias, dsink;  // these gradients are wanted
   auto operator<=>(const GraphKey&) const = default;
 };
+
+enum class Passes { kBoth, kBackward };
+
+// The graphs of a plan: forward, and backward for every choice of the gradients that a run may ask
+// for.
+inline std::vector<GraphKey> graphs_of(const Problem& p, Passes passes) {
+  std::vector<GraphKey> keys;
+  if (passes == Passes::kBoth) keys.push_back({example_of(p), Direction::kForward, false, false});
+  for (const bool dbias : {true, false})
+    for (const bool dsink : {true, false})
+      if (p.training && (p.bias || !dbias) && (p.softmax || !dsink))
+        keys.push_back({example_of(p), Direction::kBackward, dbias, dsink});
+  return keys;
+}
 
 // The graph, or what cuDNN said. Strides are those of `size`, whose other values are not read.
 std::variant<Refusal, std::shared_ptr<const Graph>> build(const Problem& problem,

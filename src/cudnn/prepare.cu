@@ -15,7 +15,7 @@ namespace tea::cudnn {
 namespace {
 
 constexpr int kThreads = 256, kPlaces = 64;
-constexpr int64_t kMostBlocks = 1024;  // of the kernel that prepares
+constexpr int64_t kMostBlocks = 1024;  // of kernels whose threads take many items each
 
 __device__ Sequence sequence_of(const Side& side, int64_t b) {
   if (side.form == TEA_RAGGED)
@@ -70,6 +70,18 @@ __global__ void __launch_bounds__(kThreads) prepare_entry(const __grid_constant_
 __global__ void raise_entry(const __grid_constant__ Raise p) {
   const int i = static_cast<int>(threadIdx.x);
   if (i < kMostRaised && p.to[i]) raise_amax(p.to[i], fabsf(*p.from[i]));
+}
+
+// Where an infinite score makes SUM_EXP NaN, MAX is the infinity.
+__global__ void __launch_bounds__(kThreads) finish_entry(const __grid_constant__ Finish f) {
+  for (int64_t i = first(); i < f.batches * f.heads * f.rows; i += step()) {
+    const int64_t b = i / f.rows / f.heads, head = i / f.rows % f.heads, row = i % f.rows;
+    const int64_t at = b * f.batch + row * f.seq + head * f.head;
+    const float sum = f.sum_exp[at], found = f.max[at];
+    const float largest = isnan(sum) && !isinf(found) ? sum : found;
+    f.max[at] = largest;
+    if (f.lse) f.lse[at] = found == -__builtin_huge_valf() ? found : largest + logf(sum);
+  }
 }
 
 // The rows of a sequence that have a result, as a range: the bounds of a band move one way.
@@ -155,6 +167,10 @@ __global__ void __launch_bounds__(kThreads) clear_entry(const __grid_constant__ 
     clear_block(c.other, blockIdx.x - c.blocks);
 }
 
+int64_t blocks_of(int64_t items) {
+  return std::min((items + kThreads - 1) / kThreads, kMostBlocks);
+}
+
 template <class Parameters>
 void launch(const char* name, int64_t blocks, void (*kernel)(Parameters), Parameters parameters,
             void* stream) {
@@ -172,8 +188,12 @@ void launch(const char* name, int64_t blocks, void (*kernel)(Parameters), Parame
 void prepare(const Prepare& work, void* stream) {
   const int64_t items = std::max(
       {work.graph_batch + 1, work.graph_batch * work.columns, int64_t{work.heads}, work.lse.count});
-  const int64_t blocks = std::min((items + kThreads - 1) / kThreads, kMostBlocks);
-  launch("cudnn: preparing", blocks, prepare_entry, work, stream);
+  launch("cudnn: preparing", blocks_of(items), prepare_entry, work, stream);
+}
+
+void finish(const Finish& work, void* stream) {
+  const int64_t items = work.batches * work.heads * work.rows;
+  launch("cudnn: finishing rows", blocks_of(items), finish_entry, work, stream);
 }
 
 void raise(const Raise& work, void* stream) {

@@ -64,6 +64,17 @@ struct Raise {
 };
 void raise(const Raise& work, void* stream);
 
+// Rows of MAX and SUM_EXP. cuDNN's MAX passes over NaN, its SUM_EXP does not: so MAX gets it from
+// there. And LSE is made of both.
+struct Finish {
+  float* max;
+  const float* sum_exp;
+  float* lse;                // NULL: not wanted
+  int64_t batch, seq, head;  // strides in elements
+  int64_t batches, rows, heads;
+};
+void finish(const Finish& work, void* stream);
+
 // A tensor of rows of heads.
 struct Cleared {
   void* data;                 // NULL: none

@@ -95,6 +95,9 @@ Layout layout(const Problem& p, const Geometry& size, const Capacity& n, Directi
   for (int slot = kOne; p.is_fp8() && slot <= kDvAmax; ++slot) place(slot, kPiece);
   if (p.softmax == TEA_SOFTMAX_OFF_BY_ONE) place(kZeroSink, 4 * p.heads_q);
   if (d == Direction::kBackward && leaves_rows(p)) place(kFiniteLse, 4 * lse_span(p, size));
+  for (const int slot : {max_slot(p), sum_exp_slot(p)})
+    if (d == Direction::kForward && by_parts(p) && slot >= TEA_TENSOR_COUNT)
+      place(slot, 4 * lse_span(p, size));
   if (is_dense(p)) return out;
   place(kLengthsQ, 4 * n.batch), place(kLengthsKv, 4 * n.batch);
   for (int slot = kStartsQ; slot <= kStartsDv; ++slot) place(slot, 8 * (n.batch + 1));
@@ -164,6 +167,21 @@ std::optional<Prepare> preparation(const Problem& p, const Run& run, const Capac
   out.batch = run.size.batch, out.graph_batch = capacity.batch;
   out.status = run.status;
   return out;
+}
+
+std::optional<Finish> finishing(const Problem& p, const Run& run, const Pointers& slots) {
+  if (!by_parts(p)) return std::nullopt;
+  const bool ragged = p.q_form == TEA_RAGGED;
+  const tea_strides& s = run.size.lse;
+  return Finish{at<float>(slots, max_slot(p)),
+                at<const float>(slots, sum_exp_slot(p)),
+                p.writes_lse() ? run.as<float>(TEA_LSE) : nullptr,
+                ragged ? 0 : s.batch,
+                s.seq,
+                s.head,
+                ragged ? 1 : run.size.batch,
+                ragged ? run.size.tokens_q : run.size.max_q,
+                p.heads_q};
 }
 
 std::optional<Raise> raising(const Run& run, const Pointers& slots, Direction direction) {

@@ -29,6 +29,9 @@ bool is_empty(const Problem& problem, const Geometry& size);
 std::optional<Prepare> preparation(const Problem& problem, const Run& run, const Capacity& capacity,
                                    const Pointers& slots, Direction direction);
 
+// After a forward graph that writes MAX and SUM_EXP.
+std::optional<Finish> finishing(const Problem& problem, const Run& run, const Pointers& slots);
+
 // Of fp8, after the graph; none where no amax is recorded.
 std::optional<Raise> raising(const Run& run, const Pointers& slots, Direction direction);
 

@@ -83,6 +83,11 @@ TEST(CudnnEngine, RefusesRaggedGradientsThatLieElsewhere) {
   EXPECT_TRUE(starts_with(apart("heads_q=24 heads_kv=3" + keys), "heads of dk or dv lie apart"));
   EXPECT_TRUE(starts_with(apart("heads_q=3 heads_kv=3" + keys), "cuDNN was not found"));
   EXPECT_TRUE(starts_with(apart("heads_q=24 heads_kv=3"), "cuDNN was not found"));
+  // one head may lie anywhere (draw 7008767)
+  EXPECT_TRUE(starts_with(apart("heads_q=8 heads_kv=1" + keys), "cuDNN was not found"));
+  // side by side, but farther apart than the rows of the sums have room for
+  EXPECT_TRUE(starts_with(apart("heads_q=4 heads_kv=2 k=0,80,48 v=0,80,48 dk=0,80,48 dv=0,80,48"),
+                          "heads of dk or dv lie apart"));
 }
 
 TEST(CudnnEngine, RefusesTheBiasesThatCudnnGetsWrong) {
@@ -285,9 +290,10 @@ TEST(CudnnErrata, HoldWhatDrawsFound) {
   const std::string dense = "batch=1 seqlen_q=64 seqlen_kv=64 ";
   EXPECT_TRUE(applies(dense + "dim_qk=64 training=1 deterministic=1 softmax=learnable"));
   EXPECT_FALSE(applies(dense + "dim_qk=64 training=1 softmax=learnable"));
-  EXPECT_TRUE(applies(dense + "dim_qk=512 outputs=max"));
-  EXPECT_FALSE(applies(dense + "dim_qk=512 outputs=lse"));
+  EXPECT_FALSE(applies(dense + "dim_qk=512 outputs=max"));
   EXPECT_FALSE(applies(dense + "dim_qk=256 training=1"));
+  EXPECT_TRUE(applies(dense + "dim_qk=64 training=1 bias=post_scale dropout=0.3"));
+  EXPECT_FALSE(applies(dense + "dim_qk=64 training=1 bias=post_scale"));
   EXPECT_TRUE(applies(dense + "dim_qk=64 training=1 softmax=off_by_one dropout=0.3"));
   EXPECT_FALSE(applies(dense + "dim_qk=64 training=1 dropout=0.3"));
   const auto fp8 = [](const std::string& more) {
@@ -297,6 +303,8 @@ TEST(CudnnErrata, HoldWhatDrawsFound) {
   };
   EXPECT_TRUE(fp8("outputs=max"));
   EXPECT_FALSE(fp8("outputs=lse"));
+  EXPECT_TRUE(fp8("softmax=learnable"));
+  EXPECT_TRUE(fp8("softmax=off_by_one"));
   EXPECT_TRUE(fp8("training=1"));
   const auto whole = [](const std::string& more) {
     return erratum(Problem::parse("dtype=e4m3 training=1 heads_q=2 heads_kv=2 batch=1 dim_qk=128 "

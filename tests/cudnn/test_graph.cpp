@@ -16,5 +16,20 @@ TEST(CudnnGraph, IsRefusedWhereThereIsNoLibraryOrNoSuchDevice) {
   EXPECT_EQ(refusal->why.find("cuDNN"), 0u) << refusal->why;
 }
 
+// A first run may be captured, whichever gradients it asks for: nothing can be built there.
+TEST(CudnnGraph, IsPlannedForEveryChoiceOfGradients) {
+  const auto count = [](const std::string& more, Passes passes = Passes::kBoth) {
+    return graphs_of(Problem::parse("dtype=bf16 heads_q=2 heads_kv=2 dim_qk=64 batch=1 " + more),
+                     passes)
+        .size();
+  };
+  EXPECT_EQ(count("bias=post_scale softmax=learnable"), 1u);
+  EXPECT_EQ(count("training=1"), 2u);
+  EXPECT_EQ(count("training=1", Passes::kBackward), 1u);
+  EXPECT_EQ(count("training=1 bias=post_scale"), 3u);
+  EXPECT_EQ(count("training=1 softmax=off_by_one"), 3u);
+  EXPECT_EQ(count("training=1 bias=post_scale softmax=learnable"), 5u);
+}
+
 }  // namespace
 }  // namespace tea::cudnn

@@ -114,6 +114,30 @@ TEST(CudnnPointers, StandInForScalesThatAreNotGiven) {
   EXPECT_EQ(slots[TEA_DK_SCALE], slots[kOne]);
 }
 
+// cuDNN writes MAX and SUM_EXP, or LSE: the one that is not wanted lies in the workspace.
+TEST(CudnnFinishing, MakesLseOfMaxAndSumExp) {
+  const auto made = [](const std::string& more) {
+    const Problem p = problem("batch=2 seqlen_q=8 seqlen_kv=8 " + more);
+    auto run = run_of(p);
+    const Layout at = layout(p, run.size, capacity_of(p, run.size), Direction::kForward);
+    const Pointers slots = pointers(run, at);
+    EXPECT_EQ(at.library > 0, more.find("max+") == more.npos && by_parts(p)) << more;
+    return std::pair(finishing(p, run, slots), run);
+  };
+  EXPECT_FALSE(made("outputs=lse").first);
+  EXPECT_FALSE(made("training=1").first);
+  const auto [both, run] = made("outputs=max+sum_exp");
+  ASSERT_TRUE(both);
+  EXPECT_EQ(both->max, run.tensor[TEA_MAX]);
+  EXPECT_EQ(both->sum_exp, run.tensor[TEA_SUM_EXP]);
+  EXPECT_FALSE(both->lse);
+  EXPECT_EQ(both->batches * both->rows * both->heads, 2 * 8 * 4);
+  const auto one = made("training=1 outputs=max").first;
+  ASSERT_TRUE(one);
+  EXPECT_EQ(one->lse, run.tensor[TEA_LSE]);
+  EXPECT_GE(static_cast<const void*>(one->sum_exp), run.workspace);
+}
+
 TEST(CudnnRaising, CollectsInDqWhatHasNoAmaxOfItsOwn) {
   auto run = run_of(problem("batch=1 seqlen_q=8 seqlen_kv=8"));
   const Pointers slots = pointers(run, Layout{});

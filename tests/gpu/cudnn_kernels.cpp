@@ -111,6 +111,25 @@ void expect_finite_numbers() {
   EXPECT_EQ(memory.get(p.lse.out, 4), (std::vector<float>{1, 0, -3, kInfinity}));
 }
 
+// A NaN that only the sum has, an infinity, a row without a result; two heads of two rows.
+void expect_finished() {
+  Memory memory;
+  float* const max = memory.put<float>({1, 2, kInfinity, -kInfinity});
+  const float* const sum = memory.put<float>({4, NAN, NAN, 0});
+  float* const lse = memory.put<float>({9, 9, 9, 9});
+  finish({max, sum, lse, 4, 2, 1, 1, 2, 2}, memory.stream());
+  const auto largest = memory.get(max, 4), made = memory.get(lse, 4);
+  EXPECT_EQ(largest[0], 1);
+  EXPECT_TRUE(std::isnan(largest[1]));
+  EXPECT_EQ(largest[2], kInfinity);
+  EXPECT_EQ(largest[3], -kInfinity);
+  EXPECT_FLOAT_EQ(made[0], 1 + std::log(4.0f));
+  EXPECT_TRUE(std::isnan(made[1]) && std::isnan(made[2]));
+  EXPECT_EQ(made[3], -kInfinity);
+  finish({max, sum, nullptr, 4, 2, 1, 1, 2, 2}, memory.stream());
+  EXPECT_EQ(memory.get(lse, 4)[0], made[0]);
+}
+
 // Rows of padded queries and keys that see nothing, or lie behind the end, against a loop over
 // pairs.
 void expect_cleared(bool keys, const MaskRule& mask) {
@@ -167,6 +186,7 @@ void expect_all() {
   expect_tables_and_sinks();
   expect_amaxes();
   expect_finite_numbers();
+  expect_finished();
   for (const bool keys : {false, true})
     for (const MaskRule& mask :
          {MaskRule{}, MaskRule{1, 1, 0, 0}, MaskRule{0, 0, 3, 2}, MaskRule{1, 0, 4, 0}})
