@@ -259,8 +259,8 @@ TEA_API tea_status tea_forward(const tea_plan* plan, const tea_run* run);
 TEA_API tea_status tea_backward(const tea_plan* plan, const tea_run* run);
 
 /* Bytes of workspace that any engine on any device may need; a pure function of the arguments,
-   linear in the sequence lengths. Only the sizes of `run` are read; NULL where the problem is
-   dense. */
+   linear in the sequence lengths (of the engine `cudnn`, where the environment names it, also in a
+   bias that trains). Only the sizes of `run` are read; NULL where the problem is dense. */
 TEA_API tea_status tea_workspace_bound(const tea_problem* problem, const tea_run* run,
                                        uint64_t* forward, uint64_t* backward);
 

@@ -108,7 +108,8 @@ Layout layout(const Problem& p, const Geometry& size, const Capacity& n, Directi
 // What cuDNN may have: sums of dQ in fp32, four numbers of a row, and where heads share keys the
 // gradients of K and V by query head. The frontend declares those: of fp8 in fp32, of 16 bits as Q
 // is stored, but with room for fp32 where they are ragged. Then they lie as far apart as the
-// tensors' own rows, or have room for every sequence's longest.
+// tensors' own rows, or have room for every sequence's longest. Beside the gradient of a bias it
+// keeps as much in 16 bits, in tiles of 128.
 uint64_t library_bound(const Problem& p, const Geometry& size, const Capacity& n, Direction d) {
   constexpr uint64_t kSlack = 1 << 20;
   if (d == Direction::kForward) return kSlack;
@@ -122,10 +123,12 @@ uint64_t library_bound(const Problem& p, const Geometry& size, const Capacity& n
   const int64_t group = p.heads_q / p.heads_kv;
   const int64_t shared = group > 1 ? p.heads_q : 0;  // K and V: a sum for each query head
   const uint64_t each = n.tokens_kv || p.is_fp8() ? 4 : 2;
+  const int64_t biased = p.bias && !p.bias_broadcast ? p.heads_q : 0;
   return 4 * count(n.tokens_q, n.max_q, p.heads_q, p.dim_qk, size.dq.seq) +
          4 * count(n.tokens_q, n.max_q, p.heads_q, 4, size.lse.seq) +
          each * count(n.tokens_kv, n.max_kv, shared, p.dim_qk, group * size.dk.seq) +
-         each * count(n.tokens_kv, n.max_kv, shared, p.v_dim(), group * size.dv.seq) + kSlack;
+         each * count(n.tokens_kv, n.max_kv, shared, p.v_dim(), group * size.dv.seq) +
+         2 * count(0, n.max_q, biased, rounded_up(n.max_kv, 128), 0) + kSlack;
 }
 
 Pointers pointers(const Run& run, const Layout& layout) {

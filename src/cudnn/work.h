@@ -15,7 +15,7 @@ struct Layout {
 Layout layout(const Problem& problem, const Geometry& size, const Capacity& capacity,
               Direction direction);
 
-// The most bytes that cuDNN may ask for: linear in the sequence lengths.
+// The most bytes that cuDNN may ask for: linear in the sequence lengths, or in a bias that trains.
 uint64_t library_bound(const Problem& problem, const Geometry& size, const Capacity& capacity,
                        Direction direction);
 

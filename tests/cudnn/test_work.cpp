@@ -210,6 +210,19 @@ TEST(CudnnWorkspace, HasRoomForSumsOfSharedHeadsInFp32) {
   EXPECT_GE(library_bound(p, size, capacity_of(p, size), Direction::kBackward), 807403776u);
 }
 
+// The line of docs/support.txt of which cuDNN 9.19 asked for 8421632 bytes.
+TEST(CudnnWorkspace, HasRoomForWhatLiesBesideTheGradientOfABias) {
+  const auto bound = [](const std::string& more) {
+    const Problem p = Problem::parse(
+        "dtype=bf16 training=1 heads_q=8 heads_kv=8 dim_qk=128 batch=2 seqlen_q=512 seqlen_kv=512" +
+        more);
+    const Geometry size = default_geometry(p);
+    return library_bound(p, size, capacity_of(p, size), Direction::kBackward);
+  };
+  EXPECT_GE(bound(" bias=post_scale"), 8421632u);
+  EXPECT_LT(bound(""), 8421632u);
+}
+
 TEST(CudnnWorkspace, IsLinearInTheLengths) {
   const auto bytes = [](int64_t rows) {
     const Problem p = problem("training=1 batch=1 seqlen_q=" + std::to_string(rows) +
