@@ -101,6 +101,11 @@ struct Cudnn final : Executable {
     return std::get<1>(made);
   }
 
+  // Of sizes that only runs know: a refusal comes before forward has run, not after it.
+  void build_backward(const Run& run, const Capacity& capacity) const {
+    for (const GraphKey& key : graphs_of(problem, capacity, Passes::kBackward)) graph_of(run, key);
+  }
+
   void go(const Run& run, Direction d) const {
     check_origin(problem, run);
     const bool back = d == Direction::kBackward, empty = is_empty(problem, run.size);
@@ -108,6 +113,7 @@ struct Cudnn final : Executable {
                        back && run.tensor[TEA_DSINK]};
     const driver::OnDevice here(device.index);
     const auto graph = empty ? nullptr : graph_of(run, key);
+    if (graph && !back && problem.varies()) build_backward(run, key.capacity);
     const Layout at = layout(problem, run.size, key.capacity, d);
     const Pointers slots = pointers(run, at);
     if (const auto before = preparation(problem, run, key.capacity, slots, d))
@@ -252,7 +258,7 @@ Attempt plan_by(const Library& found, const Problem& p, const Device& device, Pa
 
   auto ready = std::make_unique<Cudnn>(p, device);
   if (fixed_and_empty(p)) return ready;
-  for (const GraphKey& key : graphs_of(p, passes)) {
+  for (const GraphKey& key : graphs_of(p, example_of(p), passes)) {
     const auto made = ready->make(default_geometry(p), key);
     if (const auto* refusal = std::get_if<Refusal>(&made))
       return Refusal{(key.direction == Direction::kForward ? "forward: " : "backward: ") +

@@ -72,15 +72,15 @@ struct GraphKey {
 
 enum class Passes { kBoth, kBackward };
 
-// The graphs of a plan: forward, and backward for every choice of the gradients that a run may ask
-// for.
-inline std::vector<GraphKey> graphs_of(const Problem& p, Passes passes) {
+// The graphs of a capacity: forward, and backward for every choice of the gradients that a run may
+// ask for.
+inline std::vector<GraphKey> graphs_of(const Problem& p, const Capacity& n, Passes passes) {
   std::vector<GraphKey> keys;
-  if (passes == Passes::kBoth) keys.push_back({example_of(p), Direction::kForward, false, false});
+  if (passes == Passes::kBoth) keys.push_back({n, Direction::kForward, false, false});
   for (const bool dbias : {true, false})
     for (const bool dsink : {true, false})
       if (p.training && (p.bias || !dbias) && (p.softmax || !dsink))
-        keys.push_back({example_of(p), Direction::kBackward, dbias, dsink});
+        keys.push_back({n, Direction::kBackward, dbias, dsink});
   return keys;
 }
 

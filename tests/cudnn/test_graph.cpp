@@ -19,9 +19,8 @@ TEST(CudnnGraph, IsRefusedWhereThereIsNoLibraryOrNoSuchDevice) {
 // A first run may be captured, whichever gradients it asks for: nothing can be built there.
 TEST(CudnnGraph, IsPlannedForEveryChoiceOfGradients) {
   const auto count = [](const std::string& more, Passes passes = Passes::kBoth) {
-    return graphs_of(Problem::parse("dtype=bf16 heads_q=2 heads_kv=2 dim_qk=64 batch=1 " + more),
-                     passes)
-        .size();
+    const Problem p = Problem::parse("dtype=bf16 heads_q=2 heads_kv=2 dim_qk=64 batch=1 " + more);
+    return graphs_of(p, example_of(p), passes).size();
   };
   EXPECT_EQ(count("bias=post_scale softmax=learnable"), 1u);
   EXPECT_EQ(count("training=1"), 2u);

@@ -17,15 +17,22 @@ constexpr int kGpu = 0;
 class Captured {
  public:
   // An engine that is named is planned before, since its plan says how much workspace it needs.
-  explicit Captured(const std::string& line, const std::string& engine = "")
+  // `ahead`: and goes forward once.
+  explicit Captured(const std::string& line, const std::string& engine = "", bool ahead = false)
       : problem_(Inputs(Case::parse(line)).problem()) {
     Inputs inputs(Case::parse(line));
+    if (needs_finite_padding(engine)) inputs.fill(Poison::kThree);
     workspace_ = workspace(inputs.run(0), engine);
     Mirror mirror(gpu_, inputs);
     const tea_run& run = mirror.upload(workspace_);
+    tea_plan* plan = nullptr;
+    if (ahead) {
+      must(tea_plan_create(&problem_, kGpu, engine.c_str(), &plan));
+      must(tea_forward(plan, &run));
+      tea_plan_release(plan);
+    }
     gpu_.wait();
     gpu_.begin_capture();
-    tea_plan* plan = nullptr;
     must(tea_plan_create(&problem_, kGpu, engine.c_str(), &plan));
     must(tea_forward(plan, &run));
     if (problem_.training) must(tea_backward(plan, &run));
@@ -39,6 +46,7 @@ class Captured {
   void expect_right(const std::string& line) {
     Inputs inputs(Case::parse(line));
     ASSERT_EQ(inputs.problem().text(), problem_.text());
+    if (needs_finite_padding(engine_)) inputs.fill(Poison::kThree);
     Mirror mirror(gpu_, inputs);
     const tea_run& run = mirror.upload(workspace_);
     ASSERT_EQ(std::vector<void*>(run.tensors, run.tensors + TEA_TENSOR_COUNT), pointers_);
@@ -131,6 +139,17 @@ TEST(EngineGraph, OutlivesThePlanItWasCapturedFrom) {
     graph.expect_right(line + "2 values=outliers");
     tea_cache_limit(before.capacity);
   }
+}
+
+// A refusal of backward, or of building its graph in a capture, would come when forward has run.
+TEST(EngineGraph, OfCudnnKnowsBackwardOnceForwardRan) {
+  const std::vector<std::string> engines = engines_of(kGpu);
+  if (!std::ranges::count(engines, "cudnn")) GTEST_SKIP() << "cuDNN was not found";
+  const std::string line =
+      "dtype=bf16 training=1 q_form=ragged kv_form=ragged causal=1 heads_q=4 heads_kv=2 dim_qk=64 "
+      "| max_q=130 max_kv=130 ";
+  Captured graph(line + "lens_q=5,130,0,65 lens_kv=5,130,0,65 seed=1", "cudnn", true);
+  graph.expect_right(line + "lens_q=65,0,5,130 lens_kv=65,0,5,130 seed=2");
 }
 
 // The dropout and the scales of cuDNN by name: what its graph reads is on the device.
