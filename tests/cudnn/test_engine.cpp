@@ -292,10 +292,14 @@ TEST(CudnnErrata, HoldWhatDrawsFound) {
   EXPECT_FALSE(applies(dense + "dim_qk=64 training=1 softmax=learnable"));
   EXPECT_FALSE(applies(dense + "dim_qk=512 outputs=max"));
   EXPECT_FALSE(applies(dense + "dim_qk=256 training=1"));
-  const std::string biased =
-      "batch=1 seqlen_q=29 seqlen_kv=29 dim_qk=64 training=1 bias=post_scale ";
-  EXPECT_TRUE(applies(biased + "dropout=0.3"));
-  EXPECT_FALSE(applies(biased));
+  Problem biased = Problem::parse(
+      "dtype=bf16 heads_q=2 heads_kv=2 batch=1 seqlen_q=29 seqlen_kv=29 dim_qk=64 training=1 "
+      "bias=post_scale");
+  EXPECT_FALSE(erratum(biased, 91900, 90));
+  biased.dtype = TEA_FP16;
+  EXPECT_TRUE(erratum(biased, 91900, 90));
+  biased.training = 0;
+  EXPECT_FALSE(erratum(biased, 91900, 90));
   EXPECT_TRUE(applies(dense + "dim_qk=64 training=1 softmax=off_by_one dropout=0.3"));
   EXPECT_FALSE(applies(dense + "dim_qk=64 training=1 dropout=0.3"));
   const auto fp8 = [](const std::string& more) {
