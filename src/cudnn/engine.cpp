@@ -292,7 +292,7 @@ Attempt plan_backward(const Problem& p, const Device& device) {
                                  "; cuDNN's backward pass was not measured to be faster there");
   const std::string why = why_not(p, device);
   TEA_REFUSE_IF(!why.empty(), why);
-  const Library& found = library();
+  const Library found = library();
   TEA_REFUSE_IF(found.symbols && !has_row(p, device.sm, found.version),
                 "cuDNN " + shown(found.version) + " on sm_" + shown(device.sm) +
                     " was not measured to be faster");

@@ -509,8 +509,9 @@ fe::error_t compile(fe::graph::Graph& graph) {
 std::variant<Refusal, std::shared_ptr<const Graph>> build(const Problem& problem,
                                                           const Geometry& size, const GraphKey& key,
                                                           const Device& device) {
-  if (!library().symbols) return Refusal{"cuDNN was not found: " + library().why_none};
-  static const bool known = (fe::cudnn_dlhandle = library().symbols, true);
+  const Library cudnn = library();
+  if (!cudnn.symbols) return Refusal{"cuDNN was not found: " + cudnn.why_none};
+  static const bool known = (fe::cudnn_dlhandle = cudnn.symbols, true);
   static_cast<void>(known);
   try {
     const auto properties = std::make_shared<fe::DeviceProperties>();

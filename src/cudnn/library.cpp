@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 
+#include <mutex>
+
 namespace tea::cudnn {
 
 Library load(const std::string& name) {
@@ -18,8 +20,11 @@ Library load(const std::string& name) {
   return out;
 }
 
-const Library& library() {
-  static const Library found = load("libcudnn.so.9");
+Library library() {
+  static std::mutex mutex;
+  static Library found;
+  const std::lock_guard lock(mutex);
+  if (!found.symbols) found = load("libcudnn.so.9");
   return found;
 }
 

@@ -15,7 +15,7 @@ struct Library {
 // What the process has loaded by this name already (PyTorch does), else what the loader finds.
 Library load(const std::string& name);
 
-// libcudnn.so.9, looked for once per process.
-const Library& library();
+// libcudnn.so.9. Where it was not found it is looked for again: a framework may load it later.
+Library library();
 
 }  // namespace tea::cudnn
