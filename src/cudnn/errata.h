@@ -56,7 +56,7 @@ inline constexpr Erratum kErrata[] = {
      "a deterministic backward pass with a sink that is not", kMeasured},
     {0, kAnyVersion, 0, 999,
      [](const Problem& p) { return p.training && p.bias && p.dtype == TEA_FP16; },
-     "a gradient of a bias from probabilities in fp16, which has few digits for small ones",
+     "a gradient of a bias that was multiplied by the scale in fp16, and so lost digits",
      kMeasured},
     {0, kAnyVersion, 0, 999, [](const Problem& p) { return p.drops() && p.softmax; },
      "a gradient of the sink that dropout makes smaller by its probability", kMeasured},
