@@ -57,9 +57,7 @@ tea_status tea_workspace_bound(const tea_problem* problem, const tea_run* run, u
     p.check();
     const tea_run sizes = run ? tea::as_known(run) : tea_run{};
     const tea::Geometry size = tea::geometry(p, run ? &sizes : nullptr);
-    const auto bound = [&](tea::Direction d) {
-      return tea::planner().workspace_bound(p.normalised(), size, d);
-    };
+    const auto bound = [&](tea::Direction d) { return tea::planner().workspace_bound(p, size, d); };
     if (forward) *forward = bound(tea::Direction::kForward);
     if (backward) *backward = p.training ? bound(tea::Direction::kBackward) : 0;
   });

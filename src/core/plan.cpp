@@ -40,12 +40,16 @@ std::string names(std::span<const Engine> engines) {
   return out;
 }
 
-// `problem` with what the environment asks for, checked and canonical.
-Problem prepared(const Problem& problem) {
-  problem.check();
+// What runs for a valid `problem`: its canonical form, with what the environment asks for.
+Problem canonical(const Problem& problem) {
   Problem p = problem.normalised();
   if (setting_on(Setting::kDeterministic)) p.deterministic = 1;
   return p;
+}
+
+Problem prepared(const Problem& problem) {
+  problem.check();
+  return canonical(problem);
 }
 
 }  // namespace
@@ -197,7 +201,8 @@ std::string Planner::explain(const Problem& problem, int device) const {
   return out;
 }
 
-uint64_t Planner::workspace_bound(const Problem& p, const Geometry& size, Direction d) const {
+uint64_t Planner::workspace_bound(const Problem& problem, const Geometry& size, Direction d) const {
+  const Problem p = canonical(problem);  // a synonym runs on the engine of its canonical form
   // What runs only where it is named counts only where the environment names it: nobody else should
   // pay for it. Who names it in a call learns the need from that engine's page, or from its
   // refusal.

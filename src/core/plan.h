@@ -30,7 +30,7 @@ class Planner {
   // One line per engine: accepts, yields or refuses, with the reason. The last text is kept:
   // callers ask twice, for its size and for the text, and an engine may build much to answer.
   std::string explain(const Problem& problem, int device) const;
-  // The most that any engine asks for that can be chosen without being named.
+  // The most that any engine asks for that can be chosen without being named. `problem` is valid.
   uint64_t workspace_bound(const Problem& problem, const Geometry& size, Direction d) const;
   void limit(size_t capacity);
   tea_cache_info info() const;

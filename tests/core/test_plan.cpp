@@ -63,6 +63,20 @@ TEST(Planner, AsksNobodyToAllocateForEnginesThatRunOnlyByName) {
   EXPECT_EQ(planner.workspace_bound(p, default_geometry(p), Direction::kForward), 100u);
 }
 
+// A causal mask needs no right window: engines see neither the one nor its workspace.
+TEST(Planner, TheBoundIsThatOfTheCanonicalForm) {
+  const auto need = [](const Problem& p, const Geometry&, Direction) -> uint64_t {
+    return p.window_right ? 1 : 100;
+  };
+  const std::array table{Engine{"any", kFew, accept, need}};
+  const Planner planner(table);
+  for (const char* synonym : {"causal=1", "causal=1 window_right=1", "window_right=1"}) {
+    const Problem p = with(synonym);
+    EXPECT_EQ(planner.workspace_bound(p, default_geometry(p), Direction::kBackward), 100u)
+        << synonym;
+  }
+}
+
 TEST(Planner, TakesTheFirstThatAccepts) {
   const std::array table{Engine{"first", kFew, refuse}, Engine{"second", kFew, accept},
                          Engine{"third", kFew, accept}};

@@ -186,5 +186,35 @@ TEST(Attention, RowMaximaOfRowsThatDoNotExistAreMinusInfinity) {
   }
 }
 
+// A causal mask and the window (-1, 0) are a causal mask: the same engine runs, with the same need.
+TEST(Attention, SynonymousWindowsNeedTheSameWorkspace) {
+  const std::vector<size_t> kv_heads = {32, 8};
+  for (const size_t heads : kv_heads) {
+    const auto bytes = [&](bool forward, int64_t window_right) {
+      const TensorWrapper q(nullptr, std::vector<size_t>{2, 2048, 32, 128}, DType::kBFloat16),
+          k(nullptr, std::vector<size_t>{2, 2048, heads, 128}, DType::kBFloat16), none,
+          cu(nullptr, std::vector<size_t>{3}, DType::kInt32);
+      const NVTETensor x = q.data(), y = k.data(), e = none.data(), n = cu.data();
+      TensorWrapper workspace;
+      NVTETensorPack pack;
+      nvte_tensor_pack_create(&pack);
+      if (forward)
+        nvte_fused_attn_fwd(x, y, y, e, e, e, x, &pack, n, n, e, e, e, e, e, 2048, 2048, true,
+                            false, false, 1, 0, NVTE_BSHD_BSHD_BSHD, NVTE_NO_BIAS, NVTE_CAUSAL_MASK,
+                            NVTE_VANILLA_SOFTMAX, -1, window_right, false, workspace.data(),
+                            nullptr);
+      else
+        nvte_fused_attn_bwd(x, y, y, x, x, e, e, &pack, x, y, y, e, e, n, n, e, e, 2048, 2048, 1, 0,
+                            NVTE_BSHD_BSHD_BSHD, NVTE_NO_BIAS, NVTE_CAUSAL_MASK,
+                            NVTE_VANILLA_SOFTMAX, -1, window_right, false, false, false,
+                            workspace.data(), nullptr);
+      nvte_tensor_pack_destroy(&pack);
+      return workspace.numel();
+    };
+    for (const bool forward : {true, false})
+      EXPECT_EQ(bytes(forward, 0), bytes(forward, -1)) << heads << " heads, forward " << forward;
+  }
+}
+
 }  // namespace
 }  // namespace tea::test
