@@ -18,6 +18,9 @@ struct Growing {
   size_t least = sizeof(uint32_t);
 };
 
+// No struct will ever be so large: what claims to be is memory that nobody has set.
+inline constexpr size_t kLargestStruct = 4096;
+
 // A shorter struct is extended with zeros; a longer one is accepted if what this library does not
 // know is zero.
 template <class Struct>
@@ -26,6 +29,8 @@ Struct as_known(const Struct* caller, const Growing& names) {
   const size_t size = caller->struct_size;
   TEA_REQUIRE(size >= names.least, names.size_field, size,
               "sizeof(" + std::string(names.type) + ")");
+  TEA_REQUIRE(size <= kLargestStruct, names.size_field, size,
+              "sizeof(" + std::string(names.type) + "), at most " + shown(kLargestStruct));
   for (size_t i = sizeof(Struct); i < size; ++i)
     TEA_REQUIRE(!reinterpret_cast<const char*>(caller)[i], names.size_field, size,
                 "at most " + shown(sizeof(Struct)) + ", or zeros beyond: a newer field is set");

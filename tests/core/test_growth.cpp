@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <vector>
 
 #include "core/growth.h"
 #include "te_attention_ops.h"
@@ -47,6 +48,19 @@ TEST(Growth, LongerStructsMustEndInZeros) {
   EXPECT_EQ(error_of([&] { as_known(&caller.known, kNames); }),
             "struct_size is " + shown(sizeof caller) + "; needs at most " +
                 shown(sizeof(tea_cp_valid)) + ", or zeros beyond: a newer field is set");
+}
+
+// Memory that nobody has set claims any size: it must not be searched for zeros up to 4 GiB.
+TEST(Growth, NoStructIsSoLarge) {
+  std::vector<char> memory(8192);
+  auto* const caller = new (memory.data()) tea_cp_valid{};
+  caller->struct_size = 4096;
+  EXPECT_EQ(error_of([&] { as_known(caller, kNames); }), "");
+  for (const uint32_t size : {4097u, 0xfffffff0u}) {
+    caller->struct_size = size;
+    EXPECT_EQ(error_of([&] { as_known(caller, kNames); }),
+              "struct_size is " + shown(size) + "; needs sizeof(tea_cp_valid), at most 4096");
+  }
 }
 
 TEST(Growth, NoStructOrNoSize) {
