@@ -143,6 +143,7 @@ void fused_attn_arbitrary_seqlen_bwd(
                 or_empty(input_Bias)->data.data_ptr, or_empty(input_SoftmaxOffset)->data.data_ptr};
     call.workspace = needed("workspace", workspace), call.stream = stream;
     const Work work = work_of(call, sizes);
+    tea::nvte::check_rng_state(*or_empty(rng_state), call.options);
     check(work);
     backward(call, work);
   });

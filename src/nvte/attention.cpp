@@ -90,10 +90,17 @@ void take_out_unused(Tensors& t, const Problem& problem, Direction direction) {
     if (info.use(problem, direction) == Use::kUnused) t[info.index] = nullptr;
 }
 
-int common_alignment(const Tensors& t) {
+int common_alignment(const Tensors& t, const Problem& problem) {
   uintptr_t bits = kAlignment;
-  for (const TensorInfo& info : tensor_table())
-    if (info.type <= Type::kBias) bits |= reinterpret_cast<uintptr_t>(t[info.index]);
+  for (const TensorInfo& info : tensor_table()) {
+    if (info.type > Type::kBias) continue;
+    const auto address = reinterpret_cast<uintptr_t>(t[info.index]);
+    const auto element = static_cast<uintptr_t>(info.element_bytes(problem));
+    TEA_REQUIRE(address % element == 0, "the address of " + std::string(info.name),
+                "a multiple of " + shown(address & -address) + " bytes only",
+                "a multiple of " + shown(element) + ", the size of an element");
+    bits |= address;
+  }
   return 1 << std::countr_zero(bits);
 }
 
@@ -105,17 +112,31 @@ int place_of(const Tensors& t, const tea_run& run) {
   return side.device();
 }
 
+// Lengths and pages are known only when they have been read: what was nonsense has been clamped.
+void require_sane(int32_t status) {
+  TEA_REQUIRE(!(status & TEA_STATUS_BAD_LENGTHS), "cu_seqlens_q or cu_seqlens_kv",
+              "out of range in part",
+              "lengths from 0 to max_seqlen, of sequences inside the tensors");
+  TEA_REQUIRE(!(status & TEA_STATUS_BAD_PAGE), "page_table_k or page_table_v",
+              "out of range in part", "numbers of pages that there are");
+}
+
 // Plans and runs. `run` has the sizes, the workspace and the stream; `t` all tensors of the call.
 void execute(Problem problem, tea_run run, Tensors& t, Direction direction) {
   take_out_unused(t, problem, direction);
-  problem.alignment = common_alignment(t);
-  const PlanRef plan = planner().plan(problem, place_of(t, run));
+  problem.alignment = common_alignment(t, problem);
+  const int device = place_of(t, run);
+  const PlanRef plan = planner().plan(problem, device);
+  // On a GPU nobody asks: that would mean waiting for it.
+  int32_t status = 0;
+  if (device == kHost) run.status = &status;
   run.tensors = t.data();
   run.tensor_count = static_cast<uint32_t>(t.size());
   if (direction == Direction::kForward)
     tea::forward(*plan, &run);
   else
     tea::backward(*plan, &run);
+  require_sane(status);
 }
 
 void set_forward(Tensors& t, const ForwardCall& call) {

@@ -35,6 +35,12 @@ bool same(const NVTEShape& a, const NVTEShape& b) {
   return a.ndim == b.ndim && std::equal(a.data, a.data + a.ndim, b.data);
 }
 
+Tensor& entry_of(const NVTETensorPack& pack, size_t i) {
+  Tensor* const entry = find(pack.tensors[i]);
+  if (entry) return *entry;
+  return tensor(("Aux_CTX_Tensors->tensors[" + shown(i) + "]").c_str(), pack.tensors[i]);
+}
+
 size_t position(const std::vector<AuxEntry>& entries, Aux what) {
   const auto it = std::find_if(entries.begin(), entries.end(),
                                [&](const AuxEntry& entry) { return entry.what == what; });
@@ -50,7 +56,7 @@ void* find_softmax_offset(const NVTETensorPack& pack, size_t at, const Work& w) 
         same(entry->data.shape, sink_shape(w)))
       return entry->data.data_ptr;
   }
-  return tensor(pack.tensors[at]).data.data_ptr;
+  return entry_of(pack, at).data.data_ptr;
 }
 
 }  // namespace
@@ -77,7 +83,7 @@ std::vector<AuxEntry> aux_entries(const Work& w, NVTE_Fused_Attn_Backend backend
 
 void describe_aux(NVTETensorPack& pack, const std::vector<AuxEntry>& entries) {
   for (size_t i = 0; i < entries.size(); ++i)
-    tensor(pack.tensors[i]).data = {nullptr, entries[i].dtype, entries[i].shape};
+    entry_of(pack, i).data = {nullptr, entries[i].dtype, entries[i].shape};
   pack.size = entries.size();
 }
 
@@ -100,12 +106,12 @@ void point_aux_at_inputs(NVTETensorPack& pack, const std::vector<AuxEntry>& entr
               {Aux::kSoftmaxOffset, call.softmax_offset}};
   for (const auto& row : rows)
     if (const size_t i = position(entries, row.what); i < entries.size())
-      tensor(pack.tensors[i]).data.data_ptr = row.input->data.data_ptr;
+      entry_of(pack, i).data.data_ptr = row.input->data.data_ptr;
 }
 
 void* aux_data(const NVTETensorPack& pack, const std::vector<AuxEntry>& entries, Aux what) {
   const size_t i = position(entries, what);
-  return i < entries.size() ? tensor(pack.tensors[i]).data.data_ptr : nullptr;
+  return i < entries.size() ? entry_of(pack, i).data.data_ptr : nullptr;
 }
 
 void* opaque_rng_state(void* opaque, const Sizes& s) {

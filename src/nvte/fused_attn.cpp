@@ -50,13 +50,18 @@ void nvte_fused_attn_fwd(const NVTETensor Q, const NVTETensor K, const NVTETenso
                     window_size_left, window_size_right, bottom_right_diagonal, attn_scale,
                     dropout,          is_training,       return_max_logit};
     call.max_q = signed_size(max_seqlen_q), call.max_kv = signed_size(max_seqlen_kv);
-    call.q = &tensor(Q), call.k = &tensor(K), call.v = &tensor(V), call.s = &tensor(S);
-    call.bias = &tensor(Bias), call.softmax_offset = &tensor(SoftmaxOffset), call.o = &tensor(O);
-    call.cu_seqlens_q = &tensor(cu_seqlens_q), call.cu_seqlens_kv = &tensor(cu_seqlens_kv);
-    call.cu_seqlens_q_padded = &tensor(cu_seqlens_q_padded);
-    call.cu_seqlens_kv_padded = &tensor(cu_seqlens_kv_padded);
-    call.table_k = &tensor(page_table_k), call.table_v = &tensor(page_table_v);
-    call.rng_state = &tensor(rng_state), call.workspace = &tensor(workspace);
+    call.q = &tensor("Q", Q), call.k = &tensor("K", K), call.v = &tensor("V", V),
+    call.s = &tensor("S", S);
+    call.bias = &tensor("Bias", Bias),
+    call.softmax_offset = &tensor("SoftmaxOffset", SoftmaxOffset), call.o = &tensor("O", O);
+    call.cu_seqlens_q = &tensor("cu_seqlens_q", cu_seqlens_q),
+    call.cu_seqlens_kv = &tensor("cu_seqlens_kv", cu_seqlens_kv);
+    call.cu_seqlens_q_padded = &tensor("cu_seqlens_q_padded", cu_seqlens_q_padded);
+    call.cu_seqlens_kv_padded = &tensor("cu_seqlens_kv_padded", cu_seqlens_kv_padded);
+    call.table_k = &tensor("page_table_k", page_table_k),
+    call.table_v = &tensor("page_table_v", page_table_v);
+    call.rng_state = &tensor("rng_state", rng_state),
+    call.workspace = &tensor("workspace", workspace);
     call.aux = &needed_pack(Aux_CTX_Tensors), call.stream = stream;
     enter(call);
   });
@@ -90,14 +95,17 @@ void nvte_fused_attn_bwd(const NVTETensor Q, const NVTETensor K, const NVTETenso
                     false,
                     deterministic};
     call.max_q = signed_size(max_seqlen_q), call.max_kv = signed_size(max_seqlen_kv);
-    call.q = &tensor(Q), call.k = &tensor(K), call.v = &tensor(V), call.s = &tensor(S);
-    call.o = &tensor(O), call.dout = &tensor(dO), call.dp = &tensor(dP);
-    call.dq = &tensor(dQ), call.dk = &tensor(dK), call.dv = &tensor(dV);
-    call.dbias = &tensor(dBias), call.dsoftmax_offset = &tensor(dSoftmaxOffset);
-    call.cu_seqlens_q = &tensor(cu_seqlens_q), call.cu_seqlens_kv = &tensor(cu_seqlens_kv);
-    call.cu_seqlens_q_padded = &tensor(cu_seqlens_q_padded);
-    call.cu_seqlens_kv_padded = &tensor(cu_seqlens_kv_padded);
-    call.workspace = &tensor(workspace), call.stream = stream;
+    call.q = &tensor("Q", Q), call.k = &tensor("K", K), call.v = &tensor("V", V),
+    call.s = &tensor("S", S);
+    call.o = &tensor("O", O), call.dout = &tensor("dO", dO), call.dp = &tensor("dP", dP);
+    call.dq = &tensor("dQ", dQ), call.dk = &tensor("dK", dK), call.dv = &tensor("dV", dV);
+    call.dbias = &tensor("dBias", dBias),
+    call.dsoftmax_offset = &tensor("dSoftmaxOffset", dSoftmaxOffset);
+    call.cu_seqlens_q = &tensor("cu_seqlens_q", cu_seqlens_q),
+    call.cu_seqlens_kv = &tensor("cu_seqlens_kv", cu_seqlens_kv);
+    call.cu_seqlens_q_padded = &tensor("cu_seqlens_q_padded", cu_seqlens_q_padded);
+    call.cu_seqlens_kv_padded = &tensor("cu_seqlens_kv_padded", cu_seqlens_kv_padded);
+    call.workspace = &tensor("workspace", workspace), call.stream = stream;
     enter(call, needed_pack(Aux_CTX_Tensors));
   });
 }

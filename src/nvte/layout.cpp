@@ -59,7 +59,9 @@ NVTE_QKV_Format Layout::format() const { return kv == NVTE_THD ? NVTE_THD : kFor
 
 const Layout& layout_of(NVTE_QKV_Layout layout) {
   const auto index = static_cast<size_t>(layout);
-  if (index >= kLayouts.size()) TEA_NVTE_ERROR("qkv_layout not supported!");
+  if (index >= kLayouts.size())
+    TEA_NVTE_ERROR("qkv_layout not supported! It is ", static_cast<int>(index), "; needs 0 to ",
+                   kLayouts.size() - 1, ".");
   return kLayouts[index];
 }
 

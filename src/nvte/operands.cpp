@@ -6,7 +6,7 @@
 
 namespace tea::nvte {
 Operand::Operand(const char* parameter, NVTETensor handle)
-    : name(parameter), tensor(&tea::nvte::tensor(handle)), shape(tensor->shape()) {}
+    : name(parameter), tensor(&tea::nvte::tensor(parameter, handle)), shape(tensor->shape()) {}
 
 int64_t Operand::size(int i) const {
   const int dim = i < 0 ? rank() + i : i;

@@ -12,7 +12,7 @@ Tensor packed_view(const char* name, const Tensor& buffer, NVTE_QKV_Layout layou
   const NVTEShape& shape = buffer.data.shape;
   const size_t place = shape.ndim - (packing.per_head ? 2 : 3);  // of the number of tensors
   const bool fits = shape.ndim >= 4 && shape.data[place] == static_cast<size_t>(packing.tensors);
-  TEA_REQUIRE(fits, std::string("shape of ") + name, shown(shape.ndim) + " dimensions",
+  TEA_REQUIRE(fits, std::string("shape of ") + name, text(shape),
               "[..., " + std::string(packing.per_head ? "heads, " : "") + shown(packing.tensors) +
                   (packing.per_head ? "" : ", heads") + ", head dim]");
   const size_t heads = shape.data[shape.ndim - (packing.per_head ? 3 : 2)];
@@ -37,16 +37,18 @@ struct Views {
 Views views_of_qkv(const char* name, NVTETensor buffer, NVTE_QKV_Layout layout) {
   if (layout_of(layout).packing_kv().tensors != 3)
     TEA_NVTE_ERROR("A packed ", name, " only supports H3D and 3HD layouts!");
-  const Tensor& packed = tensor(buffer);
+  const Tensor& packed = tensor(name, buffer);
   return {packed_view(name, packed, layout, 0), packed_view(name, packed, layout, 1),
           packed_view(name, packed, layout, 2)};
 }
 
-Views views_of_kv(const char* name, NVTETensor q, NVTETensor buffer, NVTE_QKV_Layout layout) {
+Views views_of_kv(const char* name, const char* name_q, NVTETensor q, NVTETensor buffer,
+                  NVTE_QKV_Layout layout) {
   if (layout_of(layout).packing_kv().tensors != 2)
     TEA_NVTE_ERROR("A packed ", name, " only supports HD_H2D and HD_2HD layouts!");
-  const Tensor& packed = tensor(buffer);
-  return {tensor(q), packed_view(name, packed, layout, 0), packed_view(name, packed, layout, 1)};
+  const Tensor& packed = tensor(name, buffer);
+  return {tensor(name_q, q), packed_view(name, packed, layout, 0),
+          packed_view(name, packed, layout, 1)};
 }
 
 void set_inputs(Call& call, const Views& views) {
@@ -90,12 +92,15 @@ void nvte_fused_attn_fwd_qkvpacked(
                     dropout,          is_training,       return_max_logit};
     call.max_q = call.max_kv = signed_size(max_seqlen);
     set_inputs(call, views);
-    call.bias = &tensor(Bias), call.softmax_offset = &tensor(SoftmaxOffset);
-    call.s = &tensor(S), call.o = &tensor(O);
-    call.cu_seqlens_q = call.cu_seqlens_kv = &tensor(cu_seqlens);
-    call.cu_seqlens_q_padded = call.cu_seqlens_kv_padded = &tensor(cu_seqlens_padded);
+    call.bias = &tensor("Bias", Bias),
+    call.softmax_offset = &tensor("SoftmaxOffset", SoftmaxOffset);
+    call.s = &tensor("S", S), call.o = &tensor("O", O);
+    call.cu_seqlens_q = call.cu_seqlens_kv = &tensor("cu_seqlens", cu_seqlens);
+    call.cu_seqlens_q_padded = call.cu_seqlens_kv_padded =
+        &tensor("cu_seqlens_padded", cu_seqlens_padded);
     call.table_k = call.table_v = &no_table;
-    call.rng_state = &tensor(rng_state), call.workspace = &tensor(workspace);
+    call.rng_state = &tensor("rng_state", rng_state),
+    call.workspace = &tensor("workspace", workspace);
     call.aux = &needed_pack(Aux_CTX_Tensors), call.stream = stream;
     enter(call);
   });
@@ -128,11 +133,14 @@ void nvte_fused_attn_bwd_qkvpacked(
     call.max_q = call.max_kv = signed_size(max_seqlen);
     set_inputs(call, views);
     set_gradients(call, gradients);
-    call.s = &tensor(S), call.o = &tensor(O), call.dout = &tensor(dO), call.dp = &tensor(dP);
-    call.dbias = &tensor(dBias), call.dsoftmax_offset = &tensor(dSoftmaxOffset);
-    call.cu_seqlens_q = call.cu_seqlens_kv = &tensor(cu_seqlens);
-    call.cu_seqlens_q_padded = call.cu_seqlens_kv_padded = &tensor(cu_seqlens_padded);
-    call.workspace = &tensor(workspace), call.stream = stream;
+    call.s = &tensor("S", S), call.o = &tensor("O", O), call.dout = &tensor("dO", dO),
+    call.dp = &tensor("dP", dP);
+    call.dbias = &tensor("dBias", dBias),
+    call.dsoftmax_offset = &tensor("dSoftmaxOffset", dSoftmaxOffset);
+    call.cu_seqlens_q = call.cu_seqlens_kv = &tensor("cu_seqlens", cu_seqlens);
+    call.cu_seqlens_q_padded = call.cu_seqlens_kv_padded =
+        &tensor("cu_seqlens_padded", cu_seqlens_padded);
+    call.workspace = &tensor("workspace", workspace), call.stream = stream;
     enter(call, needed_pack(Aux_CTX_Tensors));
   });
 }
@@ -149,20 +157,24 @@ void nvte_fused_attn_fwd_kvpacked(
     int64_t window_size_right, bool bottom_right_diagonal, NVTETensor workspace,
     cudaStream_t stream) {
   TEA_NVTE_EXPORTED({
-    const Views views = views_of_kv("KV", Q, KV, qkv_layout);
+    const Views views = views_of_kv("KV", "Q", Q, KV, qkv_layout);
     ForwardCall call{};
     call.options = {qkv_layout,       bias_type,         attn_mask_type,        softmax_type,
                     window_size_left, window_size_right, bottom_right_diagonal, attn_scale,
                     dropout,          is_training,       return_max_logit};
     call.max_q = signed_size(max_seqlen_q), call.max_kv = signed_size(max_seqlen_kv);
     set_inputs(call, views);
-    call.bias = &tensor(Bias), call.softmax_offset = &tensor(SoftmaxOffset);
-    call.s = &tensor(S), call.o = &tensor(O);
-    call.cu_seqlens_q = &tensor(cu_seqlens_q), call.cu_seqlens_kv = &tensor(cu_seqlens_kv);
-    call.cu_seqlens_q_padded = &tensor(cu_seqlens_q_padded);
-    call.cu_seqlens_kv_padded = &tensor(cu_seqlens_kv_padded);
-    call.table_k = &tensor(page_table_k), call.table_v = &tensor(page_table_v);
-    call.rng_state = &tensor(rng_state), call.workspace = &tensor(workspace);
+    call.bias = &tensor("Bias", Bias),
+    call.softmax_offset = &tensor("SoftmaxOffset", SoftmaxOffset);
+    call.s = &tensor("S", S), call.o = &tensor("O", O);
+    call.cu_seqlens_q = &tensor("cu_seqlens_q", cu_seqlens_q),
+    call.cu_seqlens_kv = &tensor("cu_seqlens_kv", cu_seqlens_kv);
+    call.cu_seqlens_q_padded = &tensor("cu_seqlens_q_padded", cu_seqlens_q_padded);
+    call.cu_seqlens_kv_padded = &tensor("cu_seqlens_kv_padded", cu_seqlens_kv_padded);
+    call.table_k = &tensor("page_table_k", page_table_k),
+    call.table_v = &tensor("page_table_v", page_table_v);
+    call.rng_state = &tensor("rng_state", rng_state),
+    call.workspace = &tensor("workspace", workspace);
     call.aux = &needed_pack(Aux_CTX_Tensors), call.stream = stream;
     enter(call);
   });
@@ -179,8 +191,8 @@ void nvte_fused_attn_bwd_kvpacked(
     int64_t window_size_right, bool bottom_right_diagonal, bool deterministic, bool /*cuda_graph*/,
     NVTETensor workspace, cudaStream_t stream) {
   TEA_NVTE_EXPORTED({
-    const Views views = views_of_kv("KV", Q, KV, qkv_layout);
-    const Views gradients = views_of_kv("dKV", dQ, dKV, qkv_layout);
+    const Views views = views_of_kv("KV", "Q", Q, KV, qkv_layout);
+    const Views gradients = views_of_kv("dKV", "dQ", dQ, dKV, qkv_layout);
     BackwardCall call{};
     call.options = {qkv_layout,
                     bias_type,
@@ -197,12 +209,15 @@ void nvte_fused_attn_bwd_kvpacked(
     call.max_q = signed_size(max_seqlen_q), call.max_kv = signed_size(max_seqlen_kv);
     set_inputs(call, views);
     set_gradients(call, gradients);
-    call.s = &tensor(S), call.o = &tensor(O), call.dout = &tensor(dO), call.dp = &tensor(dP);
-    call.dbias = &tensor(dBias), call.dsoftmax_offset = &tensor(dSoftmaxOffset);
-    call.cu_seqlens_q = &tensor(cu_seqlens_q), call.cu_seqlens_kv = &tensor(cu_seqlens_kv);
-    call.cu_seqlens_q_padded = &tensor(cu_seqlens_q_padded);
-    call.cu_seqlens_kv_padded = &tensor(cu_seqlens_kv_padded);
-    call.workspace = &tensor(workspace), call.stream = stream;
+    call.s = &tensor("S", S), call.o = &tensor("O", O), call.dout = &tensor("dO", dO),
+    call.dp = &tensor("dP", dP);
+    call.dbias = &tensor("dBias", dBias),
+    call.dsoftmax_offset = &tensor("dSoftmaxOffset", dSoftmaxOffset);
+    call.cu_seqlens_q = &tensor("cu_seqlens_q", cu_seqlens_q),
+    call.cu_seqlens_kv = &tensor("cu_seqlens_kv", cu_seqlens_kv);
+    call.cu_seqlens_q_padded = &tensor("cu_seqlens_q_padded", cu_seqlens_q_padded);
+    call.cu_seqlens_kv_padded = &tensor("cu_seqlens_kv_padded", cu_seqlens_kv_padded);
+    call.workspace = &tensor("workspace", workspace), call.stream = stream;
     enter(call, needed_pack(Aux_CTX_Tensors));
   });
 }

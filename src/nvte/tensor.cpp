@@ -7,6 +7,8 @@
 #include <mutex>
 #include <vector>
 
+#include "core/error.h"
+
 namespace tea::nvte {
 namespace {
 
@@ -128,6 +130,23 @@ Tensor& tensor(NVTETensor handle) {
   TEA_NVTE_CHECK(found != nullptr, "Invalid tensor. ", index_of(handle),
                  " is not the handle of a tensor.");
   return *found;
+}
+
+Tensor& tensor(const char* name, NVTETensor handle) {
+  Tensor* found = find(handle);
+  if (found == nullptr) {
+    const std::string seen = handle ? shown(index_of(handle)) : "NULL";
+    throw Error(TEA_INVALID,
+                "Invalid tensor. " + std::string(name) + " is " + seen +
+                    "; needs the handle of a tensor (an empty one where there is none)");
+  }
+  return *found;
+}
+
+std::string text(const NVTEShape& shape) {
+  std::string out = "[";
+  for (size_t i = 0; i < shape.ndim; ++i) out += (i ? ", " : "") + shown(shape.data[i]);
+  return out + "]";
 }
 
 void create(NVTEScalingMode mode, std::span<NVTETensor> handles) { table().create(mode, handles); }

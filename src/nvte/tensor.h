@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "nvte/error.h"
 #include "transformer_engine/transformer_engine.h"
@@ -24,8 +25,9 @@ inline size_t numel(const NVTEShape& shape) {
 }
 
 NVTEShape make_shape(const size_t* data, size_t ndim);
-size_t bits_of(NVTEDType type);   // of one element; throws on a value outside the enum
-size_t bytes_of(NVTEDType type);  // throws for kNVTEFloat4E2M1 too
+std::string text(const NVTEShape& shape);  // "[2, 5, 64]"
+size_t bits_of(NVTEDType type);            // of one element; throws on a value outside the enum
+size_t bytes_of(NVTEDType type);           // throws for kNVTEFloat4E2M1 too
 inline bool is_fp8(NVTEDType type) { return type == kNVTEFloat8E4M3 || type == kNVTEFloat8E5M2; }
 
 }  // namespace tea::nvte
@@ -66,6 +68,9 @@ using transformer_engine::Tensor;
 Tensor* find(NVTETensor handle);
 // The same; throws "Invalid tensor." instead of returning NULL.
 Tensor& tensor(NVTETensor handle);
+// The same for a parameter of that name, which the message has; for within TEA_NVTE_EXPORTED, which
+// adds the function.
+Tensor& tensor(const char* name, NVTETensor handle);
 
 // All or none. `destroy` skips NULL.
 void create(NVTEScalingMode mode, std::span<NVTETensor> handles);

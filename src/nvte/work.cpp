@@ -2,18 +2,14 @@
 // is that of cu_seqlens_q. JAX relies on it: it passes [b * s, h, d] for every layout.
 #include "nvte/work.h"
 
+#include <initializer_list>
+
 #include "core/error.h"
 #include "nvte/layout.h"
 #include "nvte/problem.h"
 
 namespace tea::nvte {
 namespace {
-
-std::string text(const NVTEShape& shape) {
-  std::string out = "[";
-  for (size_t i = 0; i < shape.ndim; ++i) out += (i ? ", " : "") + shown(shape.data[i]);
-  return out + "]";
-}
 
 // The dimension that is `back` places before the last one.
 int64_t from_end(const char* name, const Tensor& tensor, size_t back) {
@@ -82,7 +78,8 @@ void check_lengths(const char* name, const Tensor& cu_seqlens, int64_t batch, bo
               std::string("shape of ") + name, text(shape), "[" + shown(batch + 1) + "]");
 }
 
-// Everything that will be read or written lies inside what the shapes promise.
+// Everything that will be read or written lies inside what the shapes promise. Those of O and of
+// SoftmaxOffset promise nothing: callers label O with Q's shape, and the offset as they like.
 void check_extents(const Call& call, const Sizes& s) {
   const Layout& layout = layout_of(call.options.layout);
   const bool padding = mask_of(call.options.mask).padding;
@@ -99,6 +96,71 @@ void check_extents(const Call& call, const Sizes& s) {
                 layout.ragged_kv() && call.cu_seqlens_kv_padded->data.data_ptr);
 }
 
+struct Named {
+  const char* name;
+  const Tensor* tensor;
+};
+
+// dO and the gradients are labelled truly, and lie as O, Q, K and V do.
+void check_gradients(const BackwardCall& call, const Sizes& s) {
+  const Layout& layout = layout_of(call.options.layout);
+  const int64_t rows_q = layout.ragged_q() ? s.tokens_q : s.batch * s.max_q;
+  const int64_t rows_kv = layout.ragged_kv() ? s.tokens_kv : s.batch * s.max_kv;
+  const struct {
+    Named of;
+    int64_t rows, heads, dim;
+  } table[] = {{{"dO", call.dout}, rows_q, s.heads_q, s.dim_v},
+               {{"dQ", call.dq}, rows_q, s.heads_q, s.dim_qk},
+               {{"dK", call.dk}, rows_kv, s.heads_kv, s.dim_qk},
+               {{"dV", call.dv}, rows_kv, s.heads_kv, s.dim_v}};
+  for (const auto& row : table) {
+    const auto& [name, tensor] = row.of;
+    const bool fits = from_end(name, *tensor, 1) == row.heads &&
+                      from_end(name, *tensor, 0) == row.dim && rows_of(*tensor) >= row.rows;
+    TEA_REQUIRE(fits, std::string("shape of ") + name, text(tensor->data.shape),
+                "[..., " + shown(row.heads) + ", " + shown(row.dim) + "] with " + shown(row.rows) +
+                    " rows");
+  }
+}
+
+void check_label(const Named& of, NVTEDType needed, const char* needed_name) {
+  TEA_REQUIRE(of.tensor->dtype() == needed, std::string("dtype of ") + of.name,
+              static_cast<int>(of.tensor->dtype()),
+              shown(static_cast<int>(needed)) + ", " + needed_name);
+}
+
+// What is read as int32 says that it is that. (What is not there, the core asks for.)
+void check_int32(const Named& of, bool read) {
+  if (read && of.tensor->has_data()) check_label(of, kNVTEInt32, "kNVTEInt32");
+}
+
+void check_lengths_types(const Call& call) {
+  const Layout& layout = layout_of(call.options.layout);
+  const bool padding = mask_of(call.options.mask).padding;
+  check_int32({"cu_seqlens_q", call.cu_seqlens_q}, padding);
+  check_int32({"cu_seqlens_kv", call.cu_seqlens_kv}, padding);
+  check_int32({"cu_seqlens_q_padded", call.cu_seqlens_q_padded}, layout.ragged_q());
+  check_int32({"cu_seqlens_kv_padded", call.cu_seqlens_kv_padded}, layout.ragged_kv());
+}
+
+// One fp32 number scales a whole tensor: what other modes keep instead would be read as that.
+void check_scaling(std::initializer_list<Named> tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    TEA_REQUIRE(tensor->scaling_mode == NVTE_DELAYED_TENSOR_SCALING,
+                std::string("scaling_mode of ") + name, static_cast<int>(tensor->scaling_mode),
+                "0, NVTE_DELAYED_TENSOR_SCALING");
+    const struct {
+      const char* name;
+      const NVTEBasicTensor& part;
+    } parts[] = {
+        {"scale_inv", tensor->scale_inv}, {"scale", tensor->scale}, {"amax", tensor->amax}};
+    for (const auto& [part_name, part] : parts)
+      TEA_REQUIRE(!part.data_ptr || part.dtype == kNVTEFloat32,
+                  std::string("dtype of ") + part_name + " of " + name,
+                  static_cast<int>(part.dtype), "4, kNVTEFloat32");
+  }
+}
+
 void check_output_type(const char* name, NVTEDType type) {
   if (type == kNVTEFloat16 || type == kNVTEBFloat16 || is_fp8(type)) return;
   TEA_NVTE_ERROR("FP8 fused attention only supports ", name,
@@ -113,6 +175,7 @@ void check_type(const char* name, NVTEDType type, const char* of, NVTEDType need
 Work common_work(const Call& call, const Sizes& sizes) {
   check_same_type(call.q->dtype(), call.k->dtype());
   check_type("V", call.v->dtype(), "K", call.k->dtype());
+  check_lengths_types(call);
   Work w;
   w.options = call.options;
   w.sizes = sizes;
@@ -132,7 +195,13 @@ bool reads_bias(const Options& options) {
 }  // namespace
 
 void check_same_type(NVTEDType q, NVTEDType kv) {
-  TEA_NVTE_CHECK(q == kv, "Q and KV must have the same data type.");
+  TEA_NVTE_CHECK(q == kv, "Q and KV must have the same data type. That of KV is ", kv,
+                 "; needs that of Q, which is ", q, ".");
+}
+
+void check_rng_state(const Tensor& rng_state, const Options& options) {
+  const bool read = options.training && options.dropout != 0 && rng_state.data.data_ptr;
+  if (read) check_label({"rng_state", &rng_state}, kNVTEInt64, "kNVTEInt64");
 }
 
 int bias_broadcast(const char* name, const NVTEShape& shape, const Sizes& s) {
@@ -153,6 +222,7 @@ int bias_broadcast(const char* name, const NVTEShape& shape, const Sizes& s) {
 Work work_of(const ForwardCall& call, const Sizes& sizes) {
   Work w = common_work(call, sizes);
   if (is_fp8(w.types.q)) {
+    check_scaling({{"Q", call.q}, {"K", call.k}, {"V", call.v}, {"S", call.s}, {"O", call.o}});
     w.types.o = call.o->dtype();
     check_output_type("O", w.types.o);
     w.types.dout = w.types.o;
@@ -160,6 +230,10 @@ Work work_of(const ForwardCall& call, const Sizes& sizes) {
   } else {
     check_type("O", call.o->dtype(), "Q", w.types.q);
   }
+  const bool paged = layout_of(call.options.layout).paged();
+  check_int32({"page_table_k", call.table_k}, paged);
+  check_int32({"page_table_v", call.table_v}, paged);
+  check_rng_state(*call.rng_state, call.options);
   if (reads_bias(call.options))
     w.bias_broadcast = bias_broadcast("Bias", call.bias->data.shape, sizes);
   return w;
@@ -171,6 +245,16 @@ Work work_of(const BackwardCall& call, const Sizes& sizes) {
   check_type("dK", call.dk->dtype(), "dQ", dqkv);
   check_type("dV", call.dv->dtype(), "dQ", dqkv);
   if (is_fp8(w.types.q)) {
+    check_scaling({{"Q", call.q},
+                   {"K", call.k},
+                   {"V", call.v},
+                   {"O", call.o},
+                   {"dO", call.dout},
+                   {"S", call.s},
+                   {"dP", call.dp},
+                   {"dQ", call.dq},
+                   {"dK", call.dk},
+                   {"dV", call.dv}});
     check_output_type("dQKV", dqkv);
     w.types.o = call.o->dtype(), w.types.dout = call.dout->dtype(), w.types.dqkv = dqkv;
     w.types.bias = call.dbias->dtype();
@@ -193,6 +277,7 @@ Work work_of(const ForwardCall& call) {
 Work work_of(const BackwardCall& call) {
   const Sizes sizes = sizes_of(call, nullptr, nullptr);
   check_extents(call, sizes);
+  check_gradients(call, sizes);
   return work_of(call, sizes);
 }
 

@@ -195,7 +195,7 @@ TEST(Backend, ArgumentsThatMakeNoSenseThrow) {
   };
   constexpr NVTEDType h = kNVTEFloat16;
   EXPECT_NVTE_ERROR(ask(h, kNVTEBFloat16, 9, 0, 0, 0), "Q and KV must have the same data type.");
-  EXPECT_NVTE_ERROR(ask(h, h, 25, 0, 0, 0), "qkv_layout not supported!");
+  EXPECT_NVTE_ERROR(ask(h, h, 25, 0, 0, 0), "qkv_layout not supported! It is 25; needs 0 to 24.");
   // NVTE_Bias_Type holds no value but its four.
   EXPECT_NVTE_ERROR(ask(h, h, 9, 0, 6, 0), "attn_mask_type is 6; needs a value from 0 to 5");
   EXPECT_NVTE_ERROR(ask(h, h, 9, 0, 0, 3), "softmax_type is 3; needs a value from 0 to 2");

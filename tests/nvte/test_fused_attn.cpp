@@ -241,7 +241,196 @@ TEST(FusedAttnErrors, TheDocumentedTexts) {
 TEST(FusedAttnErrors, TypesThatDiffer) {
   AttentionCall call({});
   call.k.buffer = std::make_shared<Buffer>(DType::kFloat16, call.k.buffer->elements());
-  EXPECT_NVTE_ERROR(call.forward(), "Q and KV must have the same data type.");
+  EXPECT_NVTE_ERROR(call.forward(),
+                    "Q and KV must have the same data type. That of KV is 5; needs that of Q, "
+                    "which is 6.");
+}
+
+// MXFP8 keeps an exponent for every 32 elements: read as one number it gives garbage.
+TEST(FusedAttnErrors, Fp8ThatIsNotScaledByOneNumberPerTensor) {
+  Question s;
+  s.type = DType::kFloat8E4M3;
+  AttentionCall call(s);
+  uint8_t exponents[64] = {};
+  const auto mxfp8 = [&](const Stored& t) {
+    return TensorWrapper(t.data(), t.shape, s.type, nullptr, nullptr,
+                         reinterpret_cast<float*>(exponents), std::vector<size_t>{4, 1},
+                         NVTE_MXFP8_1D_SCALING);
+  };
+  const auto message = [](const char* name) {
+    return std::string("scaling_mode of ") + name + " is 1; needs 0, NVTE_DELAYED_TENSOR_SCALING";
+  };
+  const struct {
+    const char* name;
+    TensorWrapper ForwardHandles::*member;
+    const Stored* like;
+  } inputs[] = {{"Q", &ForwardHandles::q, &call.q},
+                {"K", &ForwardHandles::k, &call.k},
+                {"V", &ForwardHandles::v, &call.v},
+                {"S", &ForwardHandles::s, &call.q},
+                {"O", &ForwardHandles::o, &call.o}};
+  for (const auto& row : inputs) {
+    ForwardHandles h = call.forward_handles();
+    h.*row.member = mxfp8(*row.like);
+    EXPECT_NVTE_ERROR(call.run(h, nullptr), message(row.name));
+  }
+  const struct {
+    const char* name;
+    TensorWrapper BackwardHandles::*member;
+    const Stored* like;
+  } outputs[] = {{"Q", &BackwardHandles::q, &call.q},     {"K", &BackwardHandles::k, &call.k},
+                 {"V", &BackwardHandles::v, &call.v},     {"O", &BackwardHandles::o, &call.o},
+                 {"dO", &BackwardHandles::dout, &call.o}, {"S", &BackwardHandles::s, &call.q},
+                 {"dP", &BackwardHandles::dp, &call.q},   {"dQ", &BackwardHandles::dq, &call.dq},
+                 {"dK", &BackwardHandles::dk, &call.dk},  {"dV", &BackwardHandles::dv, &call.dv}};
+  for (const auto& row : outputs) {
+    BackwardHandles h = call.backward_handles();
+    h.*row.member = mxfp8(*row.like);
+    EXPECT_NVTE_ERROR(call.run(h, nullptr), message(row.name));
+  }
+  ForwardHandles h = call.forward_handles();
+  h.k.set_rowwise_scale_inv(exponents, DType::kFloat8E8M0, std::vector<size_t>{1});
+  EXPECT_NVTE_ERROR(call.run(h, nullptr), "dtype of scale_inv of K is 9; needs 4, kNVTEFloat32");
+}
+
+// int64, as PyTorch makes lengths by default, would be read as other lengths.
+TEST(FusedAttnErrors, IntegersOfAnotherType) {
+  Question s;
+  s.layout = NVTE_THD_THD_THD, s.mask = NVTE_PADDING_MASK, s.dropout = 0.25f;
+  AttentionCall call(s);
+  std::vector<int64_t> wide(4);
+  const auto labelled = [&](DType type, const std::vector<size_t>& shape) {
+    return TensorWrapper(wide.data(), shape, type);
+  };
+  const struct {
+    const char* name;
+    TensorWrapper ForwardHandles::*forward;
+    TensorWrapper BackwardHandles::*backward;
+  } lengths[] = {{"cu_seqlens_q", &ForwardHandles::cu_q, &BackwardHandles::cu_q},
+                 {"cu_seqlens_kv", &ForwardHandles::cu_kv, &BackwardHandles::cu_kv},
+                 {"cu_seqlens_q_padded", &ForwardHandles::starts_q, &BackwardHandles::starts_q},
+                 {"cu_seqlens_kv_padded", &ForwardHandles::starts_kv, &BackwardHandles::starts_kv}};
+  for (const auto& row : lengths) {
+    const std::string message = std::string("dtype of ") + row.name + " is 3; needs 2, kNVTEInt32";
+    ForwardHandles f = call.forward_handles();
+    f.*row.forward = labelled(DType::kInt64, {4});
+    EXPECT_NVTE_ERROR(call.run(f, nullptr), message);
+    BackwardHandles b = call.backward_handles();
+    b.*row.backward = labelled(DType::kInt64, {4});
+    EXPECT_NVTE_ERROR(call.run(b, nullptr), message);
+  }
+  ForwardHandles f = call.forward_handles();
+  f.rng = labelled(DType::kInt32, {2});
+  EXPECT_NVTE_ERROR(call.run(f, nullptr), "dtype of rng_state is 2; needs 3, kNVTEInt64");
+
+  s.layout = NVTE_Paged_KV_BSHD_BSHD_BSHD, s.dropout = 0, s.training = false;
+  AttentionCall paged(s);
+  const std::vector<size_t> table = {3, static_cast<size_t>(paged.columns)};
+  f = paged.forward_handles();
+  f.table_k = labelled(DType::kInt64, table);
+  EXPECT_NVTE_ERROR(paged.run(f, nullptr), "dtype of page_table_k is 3; needs 2, kNVTEInt32");
+  f = paged.forward_handles();
+  f.table_v = labelled(DType::kInt64, table);
+  EXPECT_NVTE_ERROR(paged.run(f, nullptr), "dtype of page_table_v is 3; needs 2, kNVTEInt32");
+}
+
+// Integers that are not read may be labelled as anything.
+TEST(FusedAttnProtocol, IntegersThatAreNotReadMayBeLabelledAnything) {
+  Question s;
+  s.training = false, s.dropout = 0.5f;
+  AttentionCall call(s);
+  const auto odd = [&](size_t n) {
+    return TensorWrapper(call.cu_q.data(), std::vector<size_t>{n}, DType::kFloat16);
+  };
+  const auto run = [&] {
+    ForwardHandles h = call.forward_handles();
+    h.cu_q = odd(4), h.cu_kv = odd(1), h.starts_q = odd(4), h.table_k = odd(1), h.rng = odd(1);
+    call.run(h, nullptr);
+  };
+  run();
+  call.give_memory();
+  run();
+  const Mismatches m = call.check_forward(call.solve());
+  EXPECT_GT(m.compared, 0);
+  EXPECT_EQ(m.wrong, 0) << m.first;
+}
+
+// What memory of the host says is known when the call returns.
+TEST(FusedAttnErrors, NonsenseLengthsOnTheHost) {
+  const char* const message =
+      "cu_seqlens_q or cu_seqlens_kv is out of range in part; needs lengths";
+  const auto refuse = [&](const std::vector<int32_t>& cu) {
+    Question s;
+    s.mask = NVTE_PADDING_MASK;
+    AttentionCall call(s);
+    call.forward();
+    call.cu_q = cu;
+    call.call_forward();
+  };
+  EXPECT_NVTE_ERROR(refuse({0, 1000, 1002, 1004}), message);
+  EXPECT_NVTE_ERROR(refuse({5, -3, 0, 2}), message);
+  Question s;
+  s.mask = NVTE_PADDING_MASK;
+  AttentionCall call(s);
+  call.forward();
+  call.keep_o();
+  call.backward();
+  call.cu_kv[1] = 1000;
+  EXPECT_NVTE_ERROR(call.backward(), message);
+  s.layout = NVTE_Paged_KV_BSHD_BSHD_BSHD, s.training = false;
+  AttentionCall paged(s);
+  paged.table_v[0] = static_cast<int32_t>(paged.pages);
+  EXPECT_NVTE_ERROR(paged.forward(), "page_table_k or page_table_v is out of range in part");
+}
+
+// JAX has many sequences without tokens behind the last one; they start where the buffer ends.
+TEST(FusedAttnProtocol, SequencesWithoutTokensMayStartAtTheEnd) {
+  Question s;
+  s.layout = NVTE_THD_THD_THD, s.mask = NVTE_PADDING_CAUSAL_MASK;
+  AttentionCall call(s);
+  call.cu_q = {0, 5, 5, 5}, call.cu_kv = {0, 5, 5, 5};
+  const auto end_q = static_cast<int32_t>(call.tokens_q);
+  const auto end_kv = static_cast<int32_t>(call.tokens_kv);
+  call.starts_q = {0, end_q, end_q, end_q}, call.starts_kv = {0, end_kv, end_kv, end_kv};
+  EXPECT_NO_THROW(call.forward());
+  EXPECT_NO_THROW(call.backward());
+}
+
+TEST(FusedAttnErrors, ShapesOfGradients) {
+  AttentionCall call({});
+  const struct {
+    const char* name;
+    TensorWrapper BackwardHandles::*member;
+    const Stored* tensor;
+  } rows[] = {{"dO", &BackwardHandles::dout, &call.dout},
+              {"dQ", &BackwardHandles::dq, &call.dq},
+              {"dK", &BackwardHandles::dk, &call.dk},
+              {"dV", &BackwardHandles::dv, &call.dv}};
+  for (const auto& row : rows) {
+    const std::vector<size_t>& shape = row.tensor->shape;
+    for (const size_t i : {0, 1, 2, 3}) {
+      std::vector<size_t> less = shape;
+      --less[i];
+      BackwardHandles h = call.backward_handles();
+      h.*row.member = TensorWrapper(row.tensor->data(), less, DType::kBFloat16);
+      EXPECT_NVTE_ERROR(call.run(h, nullptr), std::string("shape of ") + row.name + " is [" +
+                                                  std::to_string(less[0]) + ", ");
+    }
+  }
+  BackwardHandles h = call.backward_handles();
+  h.dq = TensorWrapper(call.dq.data(), std::vector<size_t>{1, 1, 1, 1}, DType::kBFloat16);
+  EXPECT_NVTE_ERROR(call.run(h, nullptr),
+                    "shape of dQ is [1, 1, 1, 1]; needs [..., 4, 8] with 15 rows");
+}
+
+TEST(FusedAttnErrors, AMisalignedTensorIsNamed) {
+  AttentionCall call({});
+  call.forward();
+  ForwardHandles h = call.forward_handles();
+  h.k = TensorWrapper(call.k.data() + 1, call.k.shape, DType::kBFloat16);
+  EXPECT_NVTE_ERROR(call.run(h, nullptr),
+                    "the address of K is a multiple of 1 bytes only; needs a multiple of 2, the "
+                    "size of an element");
 }
 
 TEST(FusedAttnErrors, APackOfTheWrongSize) {
@@ -254,13 +443,16 @@ TEST(FusedAttnErrors, APackOfTheWrongSize) {
 
 // Calls with every handle valid, then with each one absent.
 template <class Call>
-void expect_every_handle_needed(std::vector<NVTETensor> handles, const Call& call) {
+void expect_every_handle_needed(const std::string& function, const std::vector<std::string>& names,
+                                std::vector<NVTETensor> handles, const Call& call) {
   EXPECT_NO_THROW(call(handles.data()));
-  for (NVTETensor& handle : handles) {
-    const NVTETensor kept = handle;
-    handle = nullptr;
-    EXPECT_NVTE_ERROR(call(handles.data()), "Invalid tensor.");
-    handle = kept;
+  ASSERT_EQ(names.size(), handles.size());
+  for (size_t i = 0; i < handles.size(); ++i) {
+    const NVTETensor kept = handles[i];
+    handles[i] = nullptr;
+    EXPECT_NVTE_ERROR(call(handles.data()), "in function " + function + ": Invalid tensor. " +
+                                                names[i] + " is NULL; needs the handle");
+    handles[i] = kept;
   }
 }
 
@@ -271,6 +463,10 @@ TEST(FusedAttnErrors, EveryHandleIsNeeded) {
   nvte_tensor_pack_create(&pack);
   const NVTETensor x = t.data(), e = none.data(), cu = lengths.data(), w = sizes.data();
   expect_every_handle_needed(
+      "nvte_fused_attn_fwd",
+      {"Q", "K", "V", "Bias", "SoftmaxOffset", "S", "O", "cu_seqlens_q", "cu_seqlens_kv",
+       "cu_seqlens_q_padded", "cu_seqlens_kv_padded", "page_table_k", "page_table_v", "rng_state",
+       "workspace"},
       {x, x, x, e, e, e, x, cu, cu, e, e, e, e, e, w}, [&pack](const NVTETensor* h) {
         nvte_fused_attn_fwd(h[0], h[1], h[2], h[3], h[4], h[5], h[6], &pack, h[7], h[8], h[9],
                             h[10], h[11], h[12], h[13], 5, 5, true, false, false, 1, 0,
@@ -278,6 +474,9 @@ TEST(FusedAttnErrors, EveryHandleIsNeeded) {
                             -1, -1, false, h[14], nullptr);
       });
   expect_every_handle_needed(
+      "nvte_fused_attn_bwd",
+      {"Q", "K", "V", "O", "dO", "S", "dP", "dQ", "dK", "dV", "dBias", "dSoftmaxOffset",
+       "cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded", "workspace"},
       {x, x, x, x, x, e, e, x, x, x, e, e, cu, cu, e, e, w}, [&pack](const NVTETensor* h) {
         nvte_fused_attn_bwd(h[0], h[1], h[2], h[3], h[4], h[5], h[6], &pack, h[7], h[8], h[9],
                             h[10], h[11], h[12], h[13], h[14], h[15], 5, 5, 1, 0,

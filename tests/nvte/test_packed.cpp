@@ -109,8 +109,24 @@ TEST(Packed, OtherLayoutsAreRefusedInTheDocumentedWords) {
   EXPECT_NVTE_ERROR(qkv(NVTE_BSHD_BSHD_BSHD), "only supports H3D and 3HD layouts!");
   EXPECT_NVTE_ERROR(kv(NVTE_BS3HD), "only supports HD_H2D and HD_2HD layouts!");
   EXPECT_NVTE_ERROR(kv(NVTE_Paged_KV_BSHD_BSHD_BSHD), "only supports HD_H2D and HD_2HD layouts!");
-  EXPECT_NVTE_ERROR(qkv(NVTE_BS3HD),
-                    "shape of QKV is 1 dimensions; needs [..., 3, heads, head dim]");
+  EXPECT_NVTE_ERROR(qkv(NVTE_BS3HD), "shape of QKV is [0]; needs [..., 3, heads, head dim]");
+}
+
+TEST(Packed, TheShapeSaysWhereTheNumberOfTensorsIsNot) {
+  const TensorWrapper per_head(nullptr, std::vector<size_t>{2, 5, 4, 3, 8}, DType::kBFloat16),
+      per_token(nullptr, std::vector<size_t>{2, 5, 3, 4, 8}, DType::kBFloat16);
+  const TensorWrapper none;
+  const NVTETensor e = none.data();
+  NVTETensorPack pack;
+  const auto call = [&](const TensorWrapper& buffer, NVTE_QKV_Layout layout) {
+    nvte_fused_attn_fwd_qkvpacked(buffer.data(), e, e, e, e, &pack, e, e, e, 5, false, false, false,
+                                  1, 0, layout, NVTE_NO_BIAS, NVTE_NO_MASK, NVTE_VANILLA_SOFTMAX,
+                                  -1, -1, false, e, nullptr);
+  };
+  EXPECT_NVTE_ERROR(call(per_head, NVTE_BS3HD),
+                    "shape of QKV is [2, 5, 4, 3, 8]; needs [..., 3, heads, head dim]");
+  EXPECT_NVTE_ERROR(call(per_token, NVTE_BSH3D),
+                    "shape of QKV is [2, 5, 3, 4, 8]; needs [..., heads, 3, head dim]");
 }
 
 TEST(Packed, ViewsKeepTheScalesOfTheirBuffer) {

@@ -122,7 +122,8 @@ TEST(NvteWork, BackwardReadsTheShapeOfTheBiasFromItsGradient) {
   static_cast<Call&>(call) = f.call;
   call.options.bias = NVTE_POST_SCALE_BIAS;
   const Tensor dbias = tensor_of(kNVTEFloat32, {2, 1, 5, 7});
-  call.o = call.dout = &f.o, call.dp = &f.none, call.dbias = &dbias;
+  const Tensor dout = tensor_of(kNVTEBFloat16, {10, 4, 16});
+  call.o = &f.o, call.dout = &dout, call.dp = &f.none, call.dbias = &dbias;
   call.dq = &f.q, call.dk = &f.k, call.dv = &f.v, call.dsoftmax_offset = &f.none;
   EXPECT_EQ(work_of(call).bias_broadcast, TEA_BROADCAST_HEAD);
 }
