@@ -2,6 +2,8 @@
 // are raw pointers.
 #include "ops/rng.h"
 
+#include <initializer_list>
+
 #include "nvte/boundary.h"
 #include "nvte/memory.h"
 #include "ops/cu_seqlens.h"
@@ -22,7 +24,17 @@ T* needed(const char* name, T* pointer) {
   return pointer;
 }
 
-Place place_of(const void* pointer, cudaStream_t stream) { return {device_of(pointer), stream}; }
+struct Named {
+  const char* name;
+  const void* memory;
+};
+
+// Where all memory of the call lies: on one side.
+Place place_of(std::initializer_list<Named> parts, cudaStream_t stream) {
+  OneSide side;
+  for (const Named& part : parts) side.add(part.name, part.memory);
+  return {side.device(), stream};
+}
 
 }  // namespace
 }  // namespace tea::nvte
@@ -36,15 +48,14 @@ void nvte_extract_seed_and_offset(int64_t* rng_state_ptr, int captured, int64_t*
                                   uint32_t offset_intragraph, cudaStream_t stream) {
   TEA_NVTE_EXPORTED({
     int64_t* const state = needed("rng_state_ptr", rng_state_ptr);
-    const auto place = place_of(state, stream);
     // Only one of each pointer and value is set: they share storage in the caller.
-    if (captured)
-      fill_rng_captured(
-          state,
-          {needed("seed_ptr", seed_ptr), needed("offset_ptr", offset_ptr), offset_intragraph},
-          place);
-    else
-      fill_rng(state, seed_val, offset_val, place);
+    if (!captured)
+      return fill_rng(state, seed_val, offset_val, place_of({{"rng_state_ptr", state}}, stream));
+    const auto* const seed = needed("seed_ptr", seed_ptr);
+    const auto* const offset = needed("offset_ptr", offset_ptr);
+    fill_rng_captured(
+        state, {seed, offset, offset_intragraph},
+        place_of({{"rng_state_ptr", state}, {"seed_ptr", seed}, {"offset_ptr", offset}}, stream));
   });
 }
 
@@ -55,7 +66,8 @@ void nvte_populate_rng_state_async(NVTETensor rng_state_dst, const NVTETensor se
   TEA_NVTE_EXPORTED({
     auto* const state = needed("rng_state_dst", static_cast<int64_t*>(rng_state_dst));
     const auto* const source = needed("seed", static_cast<const int64_t*>(seed));
-    fill_rng_captured(state, {source, nullptr, next_offset}, place_of(state, stream));
+    fill_rng_captured(state, {source, nullptr, next_offset},
+                      place_of({{"rng_state_dst", state}, {"seed", source}}, stream));
     next_offset += offset_step(backend, q_max_seqlen, kv_max_seqlen);
   });
 }
@@ -67,6 +79,7 @@ uint32_t nvte_get_runtime_num_segments(NVTETensor cu_seqlens, NVTETensor workspa
     if (len == 0) return uint32_t{0};
     const auto* const first = needed("cu_seqlens", static_cast<const int32_t*>(cu_seqlens));
     return static_cast<uint32_t>(
-        tea::count_positive(first, static_cast<int64_t>(len), scratch, place_of(first, stream)));
+        tea::count_positive(first, static_cast<int64_t>(len), scratch,
+                            place_of({{"cu_seqlens", first}, {"workspace", scratch}}, stream)));
   });
 }

@@ -1,0 +1,53 @@
+// What the nvte functions do with memory of a GPU, on a machine without one: with a driver that
+// says that some memory is a GPU's. Each test is a process of its own, as the driver is asked once.
+#include <gtest/gtest.h>
+
+#include "nvte/expect_error.h"
+#include "nvte/fake_driver.h"
+#include "transformer_engine/cudnn.h"
+#include "transformer_engine/fused_attn.h"
+
+namespace tea::test {
+namespace {
+
+// The driver is in use in this process, by somebody else.
+int64_t* memory_of_gpu() {
+  fake_gpu(90, 1, 1);
+  return reinterpret_cast<int64_t*>(fake_gpu_memory());
+}
+
+TEST(FakeGpu, RandomStateAndItsSourcesLieOnOneSide) {
+  int64_t host[2] = {5, 6};
+  int64_t* const gpu = memory_of_gpu();
+  EXPECT_NVTE_ERROR(nvte_extract_seed_and_offset(host, 1, gpu, 0, host, 0, 0, nullptr),
+                    "seed_ptr on device is 0; needs the device of rng_state_ptr, -1");
+  EXPECT_NVTE_ERROR(nvte_extract_seed_and_offset(host, 1, host, 0, gpu, 0, 0, nullptr),
+                    "offset_ptr on device is 0; needs the device of rng_state_ptr, -1");
+  EXPECT_NVTE_ERROR(nvte_extract_seed_and_offset(gpu, 1, host, 0, gpu, 0, 0, nullptr),
+                    "seed_ptr on device is -1; needs the device of rng_state_ptr, 0");
+  EXPECT_NVTE_ERROR(
+      nvte_populate_rng_state_async(host, gpu, 1, 1, NVTE_F16_arbitrary_seqlen, nullptr),
+      "seed on device is 0; needs the device of rng_state_dst, -1");
+  // What is not read may lie anywhere, for it is no address at all.
+  nvte_extract_seed_and_offset(host, 0, gpu, 7, gpu, 8, 0, nullptr);
+  EXPECT_EQ(host[0], 7);
+  EXPECT_EQ(host[1], 8);
+}
+
+TEST(FakeGpu, SegmentsAndTheirScratchLieOnOneSide) {
+  int32_t host[4] = {1, 2, 0, 3};
+  auto* const gpu = reinterpret_cast<int32_t*>(memory_of_gpu());
+  EXPECT_NVTE_ERROR(nvte_get_runtime_num_segments(host, gpu, 4, nullptr),
+                    "workspace on device is 0; needs the device of cu_seqlens, -1");
+  EXPECT_NVTE_ERROR(nvte_get_runtime_num_segments(gpu, host, 4, nullptr),
+                    "workspace on device is -1; needs the device of cu_seqlens, 0");
+}
+
+TEST(FakeGpu, CudnnNeedsNoHandle) {
+  const int before = fake_gpu_calls();
+  transformer_engine::nvte_cudnn_handle_init();
+  EXPECT_EQ(fake_gpu_calls(), before);
+}
+
+}  // namespace
+}  // namespace tea::test
