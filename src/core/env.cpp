@@ -47,6 +47,8 @@ const std::string& setting(Setting which) {
   return values[static_cast<size_t>(which)];
 }
 
+std::string setting_now(Setting which) { return read(kSettings[static_cast<size_t>(which)]); }
+
 bool setting_on(Setting which) {
   const std::string& value = setting(which);
   return !value.empty() && value != "0";

@@ -20,6 +20,8 @@ std::span<const SettingRow> settings();
 
 // The text of a variable or of its alias, read once per process; empty if unset.
 const std::string& setting(Setting which);
+// The same, read now: for what callers change while they run.
+std::string setting_now(Setting which);
 // Set, and neither "" nor "0".
 bool setting_on(Setting which);
 

@@ -44,8 +44,8 @@ bool fits_max512(const Work& w) {
 NVTE_Fused_Attn_Backend class_of(const Work& w) {
   if (is_fp8(w.types.q)) return NVTE_FP8;
   const bool is_16_bit = w.types.q == kNVTEFloat16 || w.types.q == kNVTEBFloat16;
-  const bool asked = setting(Setting::kFusedAttnBackend) == "0";
-  return asked && is_16_bit && fits_max512(w) ? NVTE_F16_max512_seqlen : NVTE_F16_arbitrary_seqlen;
+  const bool max512 = is_16_bit && fits_max512(w) && setting_now(Setting::kFusedAttnBackend) == "0";
+  return max512 ? NVTE_F16_max512_seqlen : NVTE_F16_arbitrary_seqlen;
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// settings, setting, setting_on. The environment is read once per process, so each case is a child.
+// settings, setting, setting_now, setting_on. The environment is read once per process, so each
+// case is a child.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -30,6 +31,17 @@ TEST(Env, OwnVariablesAndAliases) {
   expect_in_child("NVTE_FUSED_ATTN_BACKEND", "0", Setting::kFusedAttnBackend, "0", false);
   expect_in_child("NVTE_FUSED_ATTN_BACKEND", "1", Setting::kFusedAttnBackend, "1", true);
   expect_in_child("UNRELATED", "1", Setting::kLog, "", false);
+}
+
+TEST(Env, SomeSettingsMayChangeInAProcess) {
+  EXPECT_EXIT(
+      {
+        setenv("NVTE_FUSED_ATTN_BACKEND", "0", 1);
+        const bool first = setting_now(Setting::kFusedAttnBackend) == "0";
+        setenv("NVTE_FUSED_ATTN_BACKEND", "1", 1);
+        std::exit(first && setting_now(Setting::kFusedAttnBackend) == "1" ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 TEST(Env, AtMostFourVariablesOfOurOwn) {

@@ -1,5 +1,4 @@
-// The backend for short sequences, which NVTE_FUSED_ATTN_BACKEND=0 selects. The variable is read
-// once in a process, so that these tests need one of their own.
+// The backend for short sequences, which NVTE_FUSED_ATTN_BACKEND=0 selects.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -50,6 +49,20 @@ TEST(Max512, IsSelectedWhereItsRulesHold) {
     row.change(changed);
     EXPECT_EQ(backend(changed), NVTE_F16_arbitrary_seqlen) << row.what;
   }
+}
+
+// As in TransformerEngine, whose callers set the variable between two calls.
+TEST(Max512, TheVariableIsReadAtEachSelection) {
+  const AttentionCall call(short_question());
+  EXPECT_EQ(call.backend(), NVTE_F16_max512_seqlen);
+  for (const char* other : {"1", ""}) {
+    setenv("NVTE_FUSED_ATTN_BACKEND", other, 1);
+    EXPECT_EQ(call.backend(), NVTE_F16_arbitrary_seqlen) << other;
+  }
+  unsetenv("NVTE_FUSED_ATTN_BACKEND");
+  EXPECT_EQ(call.backend(), NVTE_F16_arbitrary_seqlen);
+  setenv("NVTE_FUSED_ATTN_BACKEND", "0", 1);
+  EXPECT_EQ(call.backend(), NVTE_F16_max512_seqlen);
 }
 
 // One opaque tensor carries the LSE and the state of the random numbers: backward gets no other.
