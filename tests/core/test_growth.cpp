@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/growth.h"
+#include "core/tensors.h"
 #include "te_attention_ops.h"
 
 namespace tea {
@@ -83,9 +84,13 @@ TEST(Growth, ARunMayLackWhatCameLater) {
   caller.struct_size = 144;
   caller.max_q = 7;
   caller.parallel_context = &caller;
-  const tea_run known = as_known(&caller, {"run", "tea_run", "a tea_run", "run.struct_size"});
+  const tea_run known = as_known(&caller);
   EXPECT_EQ(known.max_q, 7);
   EXPECT_EQ(known.parallel_context, nullptr);
+  caller.struct_size = offsetof(tea_run, workspace) - 1;
+  EXPECT_EQ(
+      error_of([&] { as_known(&caller); }),
+      "run.struct_size is " + shown(offsetof(tea_run, workspace) - 1) + "; needs sizeof(tea_run)");
 }
 
 }  // namespace
