@@ -15,11 +15,23 @@ struct Philox4 {
   uint32_t word[4];
 };
 
+// The whole product. On a device in so many words, since nvcc adds a zero to the upper half of what
+// it finds by itself, and products are what dropout waits for.
+TEA_HOST_DEVICE uint64_t product(uint32_t x, uint32_t y) {
+#if defined(__CUDA_ARCH__)
+  uint64_t z;
+  asm("mul.wide.u32 %0, %1, %2;\n" : "=l"(z) : "r"(x), "r"(y));
+  return z;
+#else
+  return uint64_t{x} * y;
+#endif
+}
+
 TEA_HOST_DEVICE Philox4 philox4x32_10(Philox4 counter, uint64_t key) {
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53u} * counter.word[0];
-    const uint64_t p1 = uint64_t{0xCD9E8D57u} * counter.word[2];
+    const uint64_t p0 = product(0xD2511F53u, counter.word[0]);
+    const uint64_t p1 = product(0xCD9E8D57u, counter.word[2]);
     counter = {{static_cast<uint32_t>(p1 >> 32) ^ counter.word[1] ^ k0, static_cast<uint32_t>(p1),
                 static_cast<uint32_t>(p0 >> 32) ^ counter.word[3] ^ k1, static_cast<uint32_t>(p0)}};
     k0 += 0x9E3779B9u;
