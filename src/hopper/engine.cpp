@@ -15,7 +15,8 @@ static_assert(kCounterBytes >= kClaimsBytes);
 constexpr int kFewRows = 64;  // less than one consumer's share of a tile
 
 bool tiles_differ(const Problem& p) {
-  return p.q_form || p.kv_form || p.causal || p.window_left || p.window_right;
+  return p.q_form || p.kv_form || p.causal || p.window_left || p.window_right ||
+         has_high_tiles(p.dim_qk, p.v_dim());
 }
 
 // ------------------------------------------------------------------------------------------ run

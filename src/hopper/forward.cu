@@ -12,10 +12,19 @@ bool is_general(const Forward& f) {
   return g.alibi || g.softcap > 0 || g.dropout > 0 || !(f.scale > 0);
 }
 
-// Of few rows, tiles of 256 rows waste less than tiles of 192; how many are few was measured.
-bool is_short(const Forward& f) {
-  const int most = bounded(f.mask) ? 1024 : 512;
-  return f.queries.rows > 192 && f.queries.rows <= most && f.keys.rows <= most;
+bool is_only_capped(const Forward& f) {
+  const General& g = f.general;
+  return caps_last(f) && !g.bias && g.dropout == 0 && f.scale > 0;
+}
+
+// The row of a plain kernel. Of few rows, tiles of 256 rows waste less than tiles of 192, and of
+// few keys a mask cuts less off blocks of 64 than of 80; how many are few was measured.
+int plain_row(int row, const Forward& f) {
+  const auto at_most = [&](int n) { return f.queries.rows <= n && f.keys.rows <= n; };
+  const bool masked = bounded(f.mask);
+  if (row == 0 && f.queries.rows > 192 && at_most(masked ? 1024 : 512)) return kShort;
+  if (row == kWide && masked && at_most(512)) return kShortWide;
+  return row;
 }
 
 // Sizes that the kernels' counts cannot hold.
@@ -43,9 +52,11 @@ int forward_row(int dim, int dim_v) {
   return found == std::end(kTable) ? -1 : static_cast<int>(found - kTable);
 }
 
+bool has_high_tiles(int dim, int dim_v) { return dim <= kTable[0].dim && dim_v <= kTable[0].dim_v; }
+
 bool needs_counter(const Forward& f) {
   const bool equal = f.queries.form == Form::kDense && f.keys.form == Form::kDense;
-  return f.batch > 0 && (!equal || bounded(f.mask));
+  return f.batch > 0 && (!equal || bounded(f.mask) || has_high_tiles(f.dim, f.dim_v));
 }
 
 Outcome forward(const Forward& f, void* stream) {
@@ -58,8 +69,10 @@ Outcome forward(const Forward& f, void* stream) {
   if (empty || f.heads == 0) return {};
   const auto on = static_cast<cudaStream_t>(stream);
   if (f.general.bias) return launch_biased(row, f, on);
-  if (is_general(f)) return launch_general(row, f, on);
-  const int plain = row == 0 && is_short(f) ? kShort : row;
+  if (is_general(f))
+    return has_capped(row) && is_only_capped(f) ? launch_capped(row, f, on)
+                                                : launch_general(row, f, on);
+  const int plain = plain_row(row, f);
   return bounded(f.mask) ? launch_masked(plain, f, on) : launch_full(plain, f, on);
 }
 

@@ -69,8 +69,12 @@ struct Forward {
 // are filled up with zeros by the copy engine.
 int forward_row(int dim, int dim_v);
 
-// Tiles differ in length, and are claimed from a counter: kClaimsBytes at a multiple of 8 that no
-// other launch uses meanwhile. What they hold does not matter.
+// Whether tiles are so high that the last of a sequence often has rows for some consumers only. It
+// is shorter then, and if tiles were dealt in turn, the same processors would always get it.
+bool has_high_tiles(int dim, int dim_v);
+
+// Tiles may differ in length, and are claimed from a counter: kClaimsBytes at a multiple of 8 that
+// no other launch uses meanwhile. What they hold does not matter.
 bool needs_counter(const Forward& f);
 inline constexpr int kClaimsBytes = 16;
 

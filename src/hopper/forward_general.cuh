@@ -52,14 +52,32 @@ struct Corner {
 
 // c * tanh(x / c) = c - 2c / (1 + e^(2x/c)), to a few units of c. Of this, a score keeps
 // -1 / (1 + 2^s), of s in units of cap_unit().
-TEA_DEVICE float cap_unit(float cap) { return 2 * kLog2E / cap; }
+TEA_DEVICE float cap_unit(float cap) { return 2 * kLog2E * reciprocal_fast(cap); }
 TEA_DEVICE float capped(float s) { return -reciprocal_fast(1 + exp2_fast(s)); }
 
-// Four elements of a row share a division, since exponentials are what there is too few of; up to
-// 2^30 each, where tanh is 1, their product is in range. The largest of each row are known for less
-// before the cap than after it: highest, likewise capped.
+// The same of |s| < 1, scores up to a third of the cap: an odd polynomial, to 3e-8 of its value.
+TEA_DEVICE float capped_near(float s) {
+  const float square = s * s;
+  float p = fmaf(square, -1.47290052e-5f, 3.32435264e-4f);
+  p = fmaf(square, p, -6.93783452e-3f);
+  return fmaf(s, fmaf(square, p, 0.17328679f), -0.5f);
+}
+
+// Where all scores of a thread are near zero, as they are under a cap that seldom bites, no
+// exponential is needed. Else four elements of a row share a division, since exponentials are what
+// there is too few of; up to 2^30 each, where tanh is 1, their product is in range. highest: the
+// largest of each row, likewise capped; where divisions are shared they are known for less before
+// the cap than after it.
 template <int kCount>
 TEA_DEVICE void cap_scores(float (&s)[kCount], float (&highest)[2]) {
+  uint32_t any[2] = {};  // chains of waits
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) any[i % 2] |= __float_as_uint(fmaf(s[i], s[i], 1));
+  if ((any[0] | any[1]) < 0x40000000) {  // none is 2 or more, nor infinite, nor no number
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[i] = capped_near(s[i]);
+    return thread_row_max(s, highest);
+  }
   thread_row_max(s, highest);
   if (fmaxf(highest[0], highest[1]) > 30)
 #pragma unroll

@@ -35,13 +35,14 @@ struct Row {
   int dim, dim_v, consumers, cols, q_stages;
   bool turns;          // consumers take turns at the matrix units
   bool rescale_early;  // O shrinks while the next scores are computed, else once O is there
-  bool skips = false;  // under a mask, a consumer hands back blocks that none of its own rows sees
+  bool skips = false;  // a consumer hands back blocks that none of its own rows sees
   int kv_stages = 2;
+  bool late = false;  // without a mask, the first exponentials go before the wait for the values
 };
 
-// What a kernel does beside the plain product: nothing, a band, everything but a bias, or
-// everything.
-enum class Kind { kFull, kMasked, kGeneral, kBiased };
+// What a kernel does beside the plain product: nothing, a band, that and a soft cap, everything but
+// a bias, or everything.
+enum class Kind { kFull, kMasked, kCapped, kGeneral, kBiased };
 
 // What names a kernel.
 struct Config {
@@ -49,6 +50,7 @@ struct Config {
   Type type;
   Kind kind;
   constexpr bool masked() const { return kind != Kind::kFull; }
+  constexpr bool capped() const { return kind == Kind::kCapped; }
   constexpr bool general() const { return kind == Kind::kGeneral || biased(); }
   constexpr bool biased() const { return kind == Kind::kBiased; }
 };
@@ -59,7 +61,9 @@ struct Parameters {
   TileOrder order;   // of dense queries
   Unit unit;         // of scores when nothing bends them any more
   float scale_log2;  // its factor for powers of two
+  float cap_scale;   // of products, where a soft cap has kernels of its own: cap_unit() times scale
   uint64_t launch;   // whose tiles are claimed from the counter
+  int cluster;       // blocks that are told when K or V is let go of: 1
   int bias_rows;     // of a bias in shared memory: see BiasTile
   TensorMap bias;
 };
@@ -292,6 +296,15 @@ struct Kernel {
       if (lane() == 0) ring.release(at);
       at.advance();
     }
+    // The same of K or V. An arrival that goes the way of a cluster, of which this block is the
+    // only one, does the same; but the assembler then puts the arrival for K, and so the wait for
+    // the values that follows it, behind the first exponentials: see `late`.
+    template <int kStages>
+    TEA_DEVICE void let_go(Ring<kStages>& ring, Position<kStages>& at) {
+      if constexpr (!C.row.late || C.masked()) return release(ring, at);
+      if (lane() < p.cluster) arrive_remote_reader(ring.empty[at.stage], lane());
+      at.advance();
+    }
 
     // scores = q k^T, issued; K is there.
     TEA_DEVICE void multiply_qk(Scores& scores, Position<C.row.q_stages> of_q) {
@@ -357,11 +370,26 @@ struct Kernel {
             bend<C.type, C.biased()>(scores, p.f, w, {row, column}, seen, bias, highest);
           });
         }
-      if (!all)
+      const auto hide = [&] {
+        if (!all)
 #pragma unroll
-        for (int i = 0; i < kCols / 2; ++i)
-          if (!(seen[half_of(i)] >> number_in_row(i) & 1)) scores[i] = kMinusInfinity;
-      if (!C.general() || !caps_last(p.f)) thread_row_max(scores, highest);
+          for (int i = 0; i < kCols / 2; ++i)
+            if (!(seen[half_of(i)] >> number_in_row(i) & 1)) scores[i] = kMinusInfinity;
+      };
+      if constexpr (C.capped()) {
+        hide();  // what is not seen may be no number
+        cap(scores, highest);
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          if (!seen[r]) highest[r] = kMinusInfinity;
+      }
+      hide();
+      if (!C.capped() && (!C.general() || !caps_last(p.f))) thread_row_max(scores, highest);
+    }
+    TEA_DEVICE void cap(Scores& scores, float (&highest)[2]) {
+#pragma unroll
+      for (int i = 0; i < kCols / 2; ++i) scores[i] *= p.cap_scale;
+      cap_scores(scores, highest);
     }
     // From products to weights, before they are rounded. kShapes: some row may not see all.
     template <bool kShapes>
@@ -369,6 +397,8 @@ struct Kernel {
       float highest[2];
       if constexpr (kShapes)
         shape(x.scores, w, block, all_seen, highest);
+      else if constexpr (C.capped())
+        cap(x.scores, highest);
       else
         thread_row_max(x.scores, highest);
       x.softmax.update(x.scores, highest, p.scale_log2, x.shrink);
@@ -387,12 +417,12 @@ struct Kernel {
     TEA_DEVICE void skip(int count, int rows_of_bias) {
       for (int i = 0; i < count; ++i) {
         s.ring_k.wait_full(at_k);
-        release(s.ring_k, at_k);
+        let_go(s.ring_k, at_k);
         with_bias(rows_of_bias, [](const BiasTile&) {});
         wait_turn();
         pass_turn();
         s.ring_v.wait_full(at_v);
-        release(s.ring_v, at_v);
+        let_go(s.ring_v, at_v);
       }
     }
 
@@ -401,55 +431,65 @@ struct Kernel {
         static_cast<float*>(to.data)[batch_of(p.f.queries, w) * to.batch + w.head * to.head +
                                      int64_t{w.start + row} * to.row] = value;
     }
-    // Row r of the thread's two: the quad's pairs of columns become runs of eight for each thread.
+    // Row r of the thread's two. Neighbours swap pairs of columns, so that each has four in a row
+    // and a quad has sixteen: what a cache writes at once.
     TEA_DEVICE void write_row(const Output& o, const Work& w, int r, float factor) {
       const int row = first_row(w) + row_of(2 * r);
+      const bool odd = lane() % 2;
       uint16_t* const to = static_cast<uint16_t*>(p.f.o.data) +
                            batch_of(p.f.queries, w) * p.f.o.batch + w.head * p.f.o.head +
-                           int64_t{w.start + row} * p.f.o.row + lane() % 4 * 8;
+                           int64_t{w.start + row} * p.f.o.row + odd * 8 + lane() / 2 % 2 * 4;
 #pragma unroll
-      for (int c = 0; c < kDimV / 32; ++c) {
-        uint32_t run[4];
+      for (int c = 0; c < kDimV / 16; ++c) {
+        uint32_t pair[2];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = 16 * c + 4 * i + 2 * r;
-          run[i] = pack<C.type>(o[at] * factor, o[at + 1] * factor);
-          if (factor == 0) run[i] = 0;  // a row that sees nothing stays clean of its neighbours
+        for (int i = 0; i < 2; ++i) {
+          const int at = 8 * c + 4 * i + 2 * r;
+          pair[i] = pack<C.type>(o[at] * factor, o[at + 1] * factor);
+          if (factor == 0) pair[i] = 0;  // a row that sees nothing stays clean of its neighbours
         }
-        quad_transpose(run);
-        if (row < w.rows && 32 * c + lane() % 4 * 8 < p.f.dim_v)
-          *reinterpret_cast<uint4*>(to + 32 * c) = {run[0], run[1], run[2], run[3]};
+        const uint32_t got = __shfl_xor_sync(0xffffffff, odd ? pair[0] : pair[1], 1);
+        if (row < w.rows && 16 * c + odd * 8 < p.f.dim_v)
+          *reinterpret_cast<uint2*>(to + 16 * c) = uint2{odd ? got : pair[0], odd ? pair[1] : got};
       }
     }
-    // The normalised rows of a tile leave, and the tile is over.
-    TEA_DEVICE void finish(const Output& o, const OnlineSoftmax& softmax, const Work& w) {
-      OnlineSoftmax::End end[2];  // of both rows at once: each is a chain of waits
+    // What becomes of the thread's rows, and what is said of them.
+    struct Ends {
+      OnlineSoftmax::End row[2];
+    };
+    TEA_DEVICE Ends conclude(const OnlineSoftmax& softmax, const Work& w) {
+      Ends end;  // of both rows at once: each is a chain of waits
 #pragma unroll
-      for (int r = 0; r < 2; ++r) end[r] = softmax.finish(r, p.unit, w.sink);
-      const float kept = C.general() ? 1 / (1 - p.f.general.dropout) : 1;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) write_row(o, w, r, end[r].factor * kept);
+      for (int r = 0; r < 2; ++r) end.row[r] = softmax.finish(r, p.unit, w.sink);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = first_row(w) + row_of(2 * r);
         if (lane() % 4 == 0 && row < w.rows) {
-          report(p.f.lse, w, row, end[r].lse);
-          report(p.f.max, w, row, end[r].max);
-          report(p.f.sum_exp, w, row, end[r].sum_exp);
+          report(p.f.lse, w, row, end.row[r].lse);
+          report(p.f.max, w, row, end.row[r].max);
+          report(p.f.sum_exp, w, row, end.row[r].sum_exp);
         }
       }
-      __syncwarp();
-      release(s.mail.ring, at_mail);
+      return end;
+    }
+    // The normalised rows of a tile leave, and the tile is over.
+    TEA_DEVICE void finish(const Output& o, const Ends& end, const Work& w) {
+      const float kept = C.general() ? 1 / (1 - p.f.general.dropout) : 1;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) write_row(o, w, r, end.row[r].factor * kept);
+      s.mail.ring.release(at_mail);  // by all threads, each of which has read it
+      at_mail.advance();
     }
 
-    // The values of a tile's last block, with nothing beside them.
+    // The values of a tile's last block; what needs no values is done beside them.
     TEA_DEVICE void close(State& x, const Work& w) {
       if constexpr (C.row.rescale_early) scale_rows(x.o, x.shrink);
       multiply_pv(x.o, x.weights);
+      const Ends end = conclude(x.softmax, w);
       matrix_wait<0>();
       pin(x.o);
-      release(s.ring_v, at_v);
-      finish(x.o, x.softmax, w);
+      let_go(s.ring_v, at_v);
+      finish(x.o, end, w);
     }
     // A tile of which none of the consumer's rows sees anything.
     TEA_DEVICE void pass_over(State& x, const Work& w) {
@@ -457,22 +497,24 @@ struct Kernel {
       skip(w.blocks.end - w.blocks.begin, bias_rows(p, w));
       clear(x.o);
       x.softmax.start();
-      finish(x.o, x.softmax, w);
+      finish(x.o, conclude(x.softmax, w), w);
     }
 
-    // The first scores of a tile, with nothing beside them.
-    TEA_DEVICE void begin(State& x, const Work& w, int block, Blocks all_seen) {
+    // The first scores of a tile, with nothing beside them. Gives the blocks that all rows see.
+    TEA_DEVICE Blocks begin(State& x, const Work& w, int block) {
       s.ring_k.wait_full(at_k);
       wait_turn();
       multiply_qk(x.scores, at_q);
       pass_turn();
+      const Blocks all_seen = w.template clear_of<kCols>(first_row(w));
       matrix_wait<0>();
       pin(x.scores);
-      release(s.ring_k, at_k);
+      let_go(s.ring_k, at_k);
       x.softmax.start();
       soften<true>(x, w, block, all_seen);
       clear(x.o);
       weigh(x, w, block);
+      return all_seen;
     }
     // The scores of a block beside the values of the one before. kShapes: some row may not see all.
     template <bool kShapes>
@@ -485,33 +527,32 @@ struct Kernel {
       pass_turn();
       matrix_wait<1>();
       pin(x.scores);
-      release(s.ring_k, at_k);
+      let_go(s.ring_k, at_k);
       soften<kShapes>(x, w, block, all_seen);
       matrix_wait<0>();
       pin(x.o);
-      release(s.ring_v, at_v);
+      let_go(s.ring_v, at_v);
       if constexpr (!C.row.rescale_early) scale_rows(x.o, x.shrink);
       weigh(x, w, block);
     }
 
     // The blocks of a tile that the consumer works on.
     TEA_DEVICE Blocks own_blocks(const Work& w) {
-      if constexpr (!C.row.skips || !C.masked()) return w.blocks;
+      if constexpr (!C.row.skips) return w.blocks;
       return w.template blocks_of<kCols>(first_row(w), 64);
     }
     TEA_DEVICE void attend(State& x, const Work& w) {
       const Blocks own = own_blocks(w);
       s.ring_q[number].wait_full(at_q);
       if (own.begin >= own.end) return pass_over(x, w);
-      const Blocks all_seen = w.template clear_of<kCols>(first_row(w));
       const int trail = own.begin - w.blocks.begin, rows_of_bias = bias_rows(p, w);
       int block = own.end - 1;
       skip(w.blocks.end - own.end, rows_of_bias);
-      begin(x, w, block, all_seen);
+      const Blocks all_seen = begin(x, w, block);
       const auto down_to = [&](int last, auto shapes) {
         for (; block > last; --block) step<shapes>(x, w, block - 1, all_seen);
       };
-      if constexpr (C.kind == Kind::kMasked) {
+      if constexpr (C.masked() && !C.general()) {
         down_to(max(own.begin, all_seen.end), std::true_type());
         down_to(max(own.begin, all_seen.begin), std::false_type());
       }
@@ -540,7 +581,7 @@ struct Kernel {
     s.ring_k.start(1, 4 * kConsumers);
     s.ring_v.start(1, 4 * kConsumers);
     for (auto& ring : s.ring_bias) ring.start(1, 4);
-    s.mail.ring.start(1, 4 * kConsumers + 1);
+    s.mail.ring.start(1, 128 * kConsumers + 1);
     publish_barriers();
   }
   // The slabs of Q and K that no load fills, by all threads.

@@ -14,13 +14,18 @@
 namespace tea::hopper {
 
 constexpr Row kTable[] = {
-    // dim  v  consumers cols q_stages turns early skips kv_stages
-    {64, 64, 3, 128, 2, true, false, true},   {96, 96, 2, 128, 2, true, false},
-    {128, 128, 2, 128, 2, true, false},       {192, 128, 2, 128, 1, false, true},
-    {192, 192, 2, 112, 1, false, true},       {256, 256, 2, 80, 1, false, true, true},
-    {64, 64, 4, 64, 2, true, false, true, 4},  // kShort
+    // dim  v  consumers cols q_stages turns early skips kv_stages late
+    {64, 64, 3, 128, 2, true, false, true},
+    {96, 96, 2, 128, 2, true, false},
+    {128, 128, 2, 128, 2, true, false, false, 2, true},
+    {192, 128, 2, 128, 1, false, true, false, 2, true},
+    {192, 192, 2, 112, 1, false, true},
+    {256, 256, 2, 80, 1, false, true, true},
+    // Where sequences are short, instead of the first row, and under a mask of the one before.
+    {64, 64, 4, 64, 2, true, false, true, 4},
+    {256, 256, 2, 64, 1, false, true, true},
 };
-constexpr int kShort = 6;  // the first row's place where sequences are short
+constexpr int kWide = 5, kShort = 6, kShortWide = 7;
 
 // The general kernels keep more in registers than a third consumer leaves, and a bias passes
 // through shared memory: fewer keys leave room for it from 192 on.
@@ -33,6 +38,8 @@ constexpr Row roomy(Row row, Kind kind) {
 // Calls the kernel of a row of the table. One source file per kind, so that they compile at once.
 Outcome launch_full(int row, const Forward& f, cudaStream_t stream);
 Outcome launch_masked(int row, const Forward& f, cudaStream_t stream);
+bool has_capped(int row);
+Outcome launch_capped(int row, const Forward& f, cudaStream_t stream);
 Outcome launch_general(int row, const Forward& f, cudaStream_t stream);
 Outcome launch_biased(int row, const Forward& f, cudaStream_t stream);
 
@@ -53,7 +60,9 @@ template <Kind kKind>
 struct Table {
   static constexpr const auto& rows = kTable;
   static constexpr Kind kind = kKind;
-  static constexpr int types = 2, count = kKind < Kind::kGeneral ? kShort + 1 : kShort;
+  static constexpr int types = 2, count = kKind == Kind::kMasked ? kShortWide + 1
+                                          : kKind == Kind::kFull ? kShort + 1
+                                                                 : kShort;
 };
 template <class Rows>
 constexpr Config config(int number) {
@@ -114,16 +123,27 @@ int map_bias(TensorMap* to, int* rows, const Forward& f, Type type) {
   return encode(to, g.bias, shape);
 }
 
+// Whether tiles are claimed as blocks become free.
+template <Config C>
+bool tiles_differ(const Forward& f) {
+  if (!needs_counter(f)) return false;
+  if (C.masked() || f.queries.form != Form::kDense || f.keys.form != Form::kDense) return true;
+  constexpr int kRows = Kernel<C>::kRows;
+  return C.row.skips && (f.queries.rows - 1) % kRows < kRows - 64;
+}
+
 // Fails if the copy engine cannot address a tensor.
 template <Config C>
 Outcome fill(Parameters* p, const Forward& f) {
   using K = Kernel<C>;
   const int row_blocks = (f.queries.rows + K::kRows - 1) / K::kRows;
   p->f = f;
-  if (!needs_counter(f)) p->f.counter = nullptr;
+  if (!tiles_differ<C>(f)) p->f.counter = nullptr;
   p->order = order_of(f, row_blocks, f.keys.rows, f.heads, f.batch, C.masked());
+  p->cluster = 1;
   p->unit = unit_of(f);
   p->scale_log2 = p->unit.factor * kLog2E;
+  if (C.capped()) p->cap_scale = f.scale * 2 * kLog2E / f.general.softcap;
   const struct {
     const char* what;
     TensorMap* to;

@@ -29,12 +29,16 @@ Words kernels(const Words& types, const Words& dims, const Words& scores, int ro
 const Words kScores = {"causal=1",
                        "softcap=20 dropout=0.2 bias=post_scale bias_broadcast=batch alignment=4"};
 
-// What Hopper's engine has kernels for: no mask, a mask, and all others; those for a bias take it
-// in two ways.
+// What Hopper's engine has kernels for: no mask, a mask, a soft cap, and all others; those for a
+// bias take it in two ways. Short sequences have kernels of their own.
 Words kernels_of_hopper() {
-  Words lines = kernels({"dtype=bf16", "dtype=fp16"}, {"dim_qk=64"}, {"", "causal=1"}, 200);
+  const Words types = {"dtype=bf16", "dtype=fp16"};
+  Words lines = kernels(types, {"dim_qk=64"}, {"", "causal=1"}, 200);
+  for (const Words& more : {kernels(types, {"dim_qk=256"}, {"causal=1"}, 520),
+                            kernels(types, {"dim_qk=64", "dim_qk=128"}, {"causal=1 softcap=2"})})
+    lines.insert(lines.end(), more.begin(), more.end());
   const Words others = kernels(
-      {"dtype=bf16", "dtype=fp16"},
+      types,
       {"dim_qk=64", "dim_qk=96", "dim_qk=128", "dim_qk=192 dim_v=128", "dim_qk=192", "dim_qk=256"},
       {"", "causal=1", "softcap=20 dropout=0.2 alibi=standard", "bias=post_scale",
        "causal=1 bias=pre_scale bias_stride=2520,2520,72,1"});

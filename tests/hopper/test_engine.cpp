@@ -65,8 +65,11 @@ TEST(HopperEngine, RefusesWhatTheCopyEngineCannotAddress) {
 }
 
 TEST(HopperEngine, NeedsMemoryOnlyForTheCounterOfUnequalTiles) {
-  const std::string sizes = " heads_q=1 heads_kv=1 dim_qk=64 seqlen_q=9 seqlen_kv=9";
+  const std::string some = " heads_q=1 heads_kv=1 seqlen_q=9 seqlen_kv=9",
+                    sizes = some + " dim_qk=128";
   EXPECT_EQ(bytes("dtype=fp16 batch=1" + sizes), 0u);
+  EXPECT_EQ(bytes("dtype=fp16 batch=1 dim_qk=64" + some),
+            256u);  // high tiles, of which some end early
   EXPECT_EQ(bytes("dtype=fp16 batch=1 causal=1" + sizes), 256u);
   EXPECT_EQ(bytes("dtype=fp16 batch=1 q_form=padded" + sizes), 256u);
   EXPECT_EQ(bytes("dtype=fp16 batch=0 causal=1" + sizes), 0u);

@@ -295,6 +295,32 @@ TEST(HopperWork, ScoresOfRandomTilesAgreeWithTheDefinition) {
   EXPECT_GT(copied, 1000);
 }
 
+// A soft cap is a polynomial where all scores of a thread are below 1 in its units, else
+// exponentials and a division for four: both at, before and behind that place, and at what is no
+// number.
+TEST(HopperWork, TheSoftCapIsTheSameOnBothSidesOfItsPolynomial) {
+  constexpr int kCount = 8;
+  for (int n = -1300; n <= 1300; ++n)
+    for (const float other : {0.0f, 0.999f, 1.0f, -1.001f, 40.0f, -INFINITY}) {
+      float s[kCount], highest[2];
+      for (float& x : s) x = static_cast<float>(n) / 1000;
+      s[5] = other;
+      const float raw[2] = {s[0], other};
+      cap_scores(s, highest);
+      const auto want = [](float x) { return -1 / (1 + std::exp2(double{x})); };
+      EXPECT_NEAR(s[0], want(raw[0]), 1.5e-7) << n << " beside " << other;
+      EXPECT_NEAR(s[5], want(other), 1.5e-7) << n << " beside " << other;
+      for (int r = 0; r < 2; ++r) {
+        const float top = half_of(5) == r ? std::max(raw[0], other) : raw[0];
+        EXPECT_NEAR(highest[r], want(top), 1.5e-7) << n << " beside " << other;
+      }
+    }
+  float s[kCount] = {}, highest[2];
+  s[2] = NAN;
+  cap_scores(s, highest);
+  EXPECT_TRUE(std::isnan(s[2]));
+}
+
 // Of 132 blocks that claim causal tiles as they become free: the mean share of work over the
 // largest. A tile costs its blocks of keys and two more.
 double balance(const TileOrder& order) {

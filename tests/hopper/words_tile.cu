@@ -213,26 +213,10 @@ void check_columns() {
   expect(found.read() == want, "columns_between finds each column once, for every range");
 }
 
-__global__ void transpose_quads(uint32_t* out) {
-  uint32_t a[4];
-  for (int i = 0; i < 4; ++i) a[i] = lane() % 4 * 4 + i;
-  quad_transpose(a);
-  for (int i = 0; i < 4; ++i) out[lane() * 4 + i] = a[i];
-}
-void check_transpose() {
-  const Buffer<uint32_t> out(128);
-  transpose_quads<<<1, 32>>>(out.data);
-  finish("quad_transpose");
-  std::vector<uint32_t> want;
-  for (uint32_t n = 0; n < 128; ++n) want.push_back(n % 4 * 4 + n / 4 % 4);
-  expect(out.read() == want, "quad_transpose");
-}
-
 }  // namespace
 
 void test_tiles() {
   check_columns();
-  check_transpose();
   check_store<64, 128>();
   check_store<128, 128>();
   check_store<80, 128>();

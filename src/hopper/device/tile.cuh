@@ -15,19 +15,6 @@ __host__ __device__ constexpr int half_of(int i) { return i / 2 % 2; }
 TEA_DEVICE int row_of(int i) { return 16 * warp_of_group() + lane() / 4 + 8 * half_of(i); }
 TEA_DEVICE int column_of(int i) { return i / 4 * 8 + lane() % 4 * 2 + i % 2; }
 
-// Thread i of the quad gets register i of each thread, in their order.
-TEA_DEVICE void quad_transpose(uint32_t (&a)[4]) {
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      const bool high = lane() & step;
-      const uint32_t got = __shfl_xor_sync(0xffffffff, high ? a[i] : a[i | step], step);
-      (high ? a[i] : a[i | step]) = got;
-    }
-}
-
 // The largest of the thread's elements of each of its rows.
 template <int kCount>
 TEA_DEVICE void thread_row_max(const float (&d)[kCount], float (&top)[2]) {
