@@ -12,8 +12,8 @@ typedef int8_t VB __attribute__((vector_size(kBytes / 4)));
 inline constexpr int kVector = kLanes<float>;
 inline constexpr int kLine = 64;  // bytes of a cache line
 inline constexpr int kHeld = 4;   // rows whose sums are in registers at a time
-// Of keys that are worked on while the next are fetched, so that both fit the first cache; but at
-// least kVector keys of each head that takes its turn, for which the second cache must do.
+// Of keys that are worked on while the next are fetched; but at least kVector keys of each head
+// that takes its turn.
 inline constexpr int64_t kBytesAtOnce = 8192;
 
 constexpr bool is_e4m3(int32_t dtype) { return dtype == TEA_E4M3; }
@@ -74,15 +74,17 @@ TEA_WORD VF last_elements(const char* row, int64_t at, int64_t dim) {
   return widen<T>(rest);
 }
 
-// Fetches keys into the first cache, one line after the other, while others are worked on. In that
+// Fetches keys into the second cache, one line after the other, while others are worked on. In that
 // order, though kernels read several keys beside each other: memory answers it three times faster.
+// Not into the first: then each line waits in one of the few places for what that cache misses, and
+// the processor no longer fetches on its own.
 class Fetch {
  public:
   Fetch(const char* const* keys, int64_t count, int64_t bytes)
       : key_(keys), end_(keys + count), bytes_(bytes) {}
   inline __attribute__((always_inline)) void lines(int64_t count) {
     for (int64_t i = 0; i < count && key_ != end_; ++i) {
-      __builtin_prefetch(*key_ + at_);
+      __builtin_prefetch(*key_ + at_, 0, 2);
       at_ += kLine;
       if (at_ >= bytes_) at_ = 0, ++key_;
     }
@@ -106,7 +108,8 @@ TEA_WORD VF fold(VF a, VF b, std::integer_sequence<int, lane...>) {
 
 // Lane i of the result: the sum of the lanes of v[i].
 template <int n = kVector / 2>
-TEA_WORD VF sums_of_lanes(VF* v) {
+TEA_WORD VF sums_of_lanes(VF (&v)[kVector]) {
+#pragma GCC unroll 8
   for (int i = 0; i < n; ++i)
     v[i] = fold<n>(v[i], v[i + n], std::make_integer_sequence<int, kVector>{});
   if constexpr (n == 1)
@@ -166,6 +169,7 @@ class FewRows {
         s_(head.s),
         q_(head.scratch),
         o_(head.scratch + kFewRows * dk_),
+        scale_(static_cast<float>(p_.scale_value())),
         score_unit_(static_cast<float>(view.scalar(TEA_K_SCALE_INV)) * unit_of(p_.dtype)) {
     for (int lane = 0; lane < block_.count; ++lane)
       slope_[lane] = static_cast<float>(view.slope(block_.group.b, block_.head[lane]));
@@ -240,12 +244,15 @@ class FewRows {
   void dot_products(const float* q, const char* const* keys, float* s, Fetch& fetch) const {
     constexpr int N = kVector / M;
     VF sum[kVector];
+#pragma GCC unroll 16
     for (VF& x : sum) x = VF{};
-    const auto add = [&](int64_t d, auto&& key) {
+    const auto add = [&](int64_t d, auto&& key) __attribute__((always_inline)) {
       VF left[M];
       for (int m = 0; m < M; ++m) left[m] = load(q + m * dk_ + d);
+#pragma GCC unroll 16
       for (int n = 0; n < N; ++n) {
         const VF right = key(n);
+#pragma GCC unroll 4
         for (int m = 0; m < M; ++m) sum[m * N + n] += left[m] * right;
       }
     };
@@ -280,10 +287,9 @@ class FewRows {
   }
 
   VF logits(VF x, int lane, int64_t j) const {
-    const auto scale = static_cast<float>(p_.scale_value());
     if (p_.is_fp8()) x *= score_unit_;
     if (p_.bias == TEA_BIAS_PRE_SCALE) x += bias(lane, j);
-    x *= scale;
+    x *= scale_;
     if (p_.softcap > 0) x = hyperbolic_tangent(x / p_.softcap) * p_.softcap;
     if (p_.bias == TEA_BIAS_POST_SCALE) x += bias(lane, j);
     if (p_.alibi) x -= slope_[lane] * distances(lane, j);
@@ -379,42 +385,76 @@ class FewRows {
   const int64_t stride_, dk_, dv_;
   const Partial<float> out_;
   float *s_, *q_, *o_;  // [row][key of columns_]: scores, then P; [row][dim]
-  float score_unit_;    // of products of fp8
+  const float scale_;
+  float score_unit_;  // of products of fp8
   float slope_[kFewRows];
 };
 
-// Calls body(head, keys of a tile, how many, the first one's place in the columns, what fetches the
-// keys of the next tile meanwhile) for every tile and head: rows are rarely neighbours, so the
-// processor cannot guess. Heads whose keys lie beside each other take turns at each tile, which is
-// fetched as a whole then.
-template <class Rows, class Body>
-void each_tile(const RowsOf& of, int64_t dim, Columns columns, std::span<const Rows> heads,
-               Body&& body) {
-  const bool joint = of.stride.head == dim;
-  if (!joint && heads.size() > 1) {
-    for (size_t h = 0; h < heads.size(); ++h)
-      each_tile(of, dim, columns, heads.subspan(h, 1), body);
-    return;
+// The keys of a part, tile after tile; the first is fetched at once. Rows are rarely neighbours, so
+// the processor cannot guess them. Heads whose keys lie beside each other take turns at each tile,
+// which is fetched as a whole then; others come one after the other.
+template <class Rows>
+class KeyTiles {
+ public:
+  KeyTiles(const RowsOf& of, int64_t dim, Columns columns, std::span<const Rows> heads)
+      : of_(of),
+        columns_(columns),
+        heads_(heads),
+        together_(of.stride.head == dim ? heads.size() : 1),
+        bytes_(dim * dtype_bytes(of.dtype)) {
+    while (step_ > kVector && step_ * line() > kBytesAtOnce) step_ /= 2;
+    find({0, columns.begin}, places_[0]);
+    fetch(places_[0]).rest();
   }
-  const int64_t bytes = dim * dtype_bytes(of.dtype);
-  const int64_t together = bytes * static_cast<int64_t>(heads.size());
-  int64_t step = kCols;
-  while (step > kVector && step * together > kBytesAtOnce) step /= 2;
-  typename Rows::Keys lists[2], own;
-  int64_t n = std::min(step, columns.end - columns.begin), next = 0;
-  if (n > 0) heads[0].find(of, columns.begin, n, lists[0]);
-  for (int64_t j0 = columns.begin, i = 0; j0 < columns.end; j0 += step, n = next, ++i) {
-    auto &keys = lists[i & 1], &ahead = lists[(i + 1) & 1];
-    next = std::clamp<int64_t>(columns.end - j0 - step, 0, step);
-    if (next > 0) heads[0].find(of, j0 + step, next, ahead);
-    Fetch fetch(ahead, next, together);
-    for (size_t h = 0; h < heads.size(); ++h) {
-      for (int j = 0; j < kCols + kVector; ++j) own[j] = keys[j] + static_cast<int64_t>(h) * bytes;
-      body(heads[h], own, n, j0 - columns.begin, fetch);
+
+  // Calls body(head, keys of a tile, how many, the first one's place in the columns, what fetches
+  // the keys of the next tile meanwhile) for every tile and head.
+  template <class Body>
+  void operator()(Body&& body) {
+    typename Rows::Keys own;
+    for (int which = 0; places_[which].count > 0; which ^= 1) {
+      const Place &now = places_[which], &ahead = places_[which ^ 1];
+      find(after(now), places_[which ^ 1]);
+      Fetch next = fetch(ahead);
+      body(heads_[now.head], now.keys, now.count, now.first - columns_.begin, next);
+      for (size_t h = 1; h < together_; ++h) {
+        for (int j = 0; j < kCols + kVector; ++j)
+          own[j] = now.keys[j] + static_cast<int64_t>(h) * bytes_;
+        body(heads_[h], own, now.count, now.first - columns_.begin, next);
+      }
+      next.rest();
     }
-    fetch.rest();
   }
-}
+
+ private:
+  struct Place {
+    size_t head;
+    int64_t first, count;
+    typename Rows::Keys keys;
+  };
+  // Bytes of a key of all heads that take turns.
+  int64_t line() const { return bytes_ * static_cast<int64_t>(together_); }
+  Fetch fetch(const Place& place) const { return {place.keys, place.count, line()}; }
+
+  std::pair<size_t, int64_t> after(const Place& place) const {
+    if (place.first + step_ < columns_.end) return {place.head, place.first + step_};
+    return {place.head + together_, columns_.begin};
+  }
+  void find(std::pair<size_t, int64_t> at, Place& to) const {
+    to.head = at.first, to.first = at.second;
+    to.count = 0;  // at the end, and where no row sees a key
+    if (to.head < heads_.size()) to.count = std::clamp<int64_t>(columns_.end - to.first, 0, step_);
+    if (to.count > 0) heads_[to.head].find(of_, to.first, to.count, to.keys);
+  }
+
+  const RowsOf of_;
+  const Columns columns_;
+  const std::span<const Rows> heads_;
+  const size_t together_;
+  const int64_t bytes_;
+  int64_t step_ = kCols;
+  Place places_[2];
+};
 
 template <class Rows>
 std::vector<Rows> rows_of_heads(const View& view, std::span<const FewHead<float>> heads,
@@ -428,22 +468,22 @@ std::vector<Rows> rows_of_heads(const View& view, std::span<const FewHead<float>
 template <class Rows>
 void scores_of(const View& view, std::span<FewHead<float>> heads, Columns columns) {
   const std::vector<Rows> all = rows_of_heads<Rows>(view, heads, columns);
+  KeyTiles<Rows> tiles(view.rows(TEA_K), view.p.dim_qk, columns, all);
   for (const Rows& rows : all) rows.begin_scores();
-  each_tile<Rows>(view.rows(TEA_K), view.p.dim_qk, columns, all,
-                  [](const Rows& rows, const auto& keys, int64_t n, int64_t j0, Fetch& fetch) {
-                    rows.scores(keys, n, j0, fetch);
-                  });
+  tiles([](const Rows& rows, const auto& keys, int64_t n, int64_t j0, Fetch& fetch) {
+    rows.scores(keys, n, j0, fetch);
+  });
   for (const Rows& rows : all) rows.end_scores();
 }
 
 template <class Rows>
 void values_of(const View& view, std::span<FewHead<float>> heads, Columns columns) {
   const std::vector<Rows> all = rows_of_heads<Rows>(view, heads, columns);
+  KeyTiles<Rows> tiles(view.rows(TEA_V), view.p.v_dim(), columns, all);
   for (size_t h = 0; h < all.size(); ++h) heads[h].amax = all[h].begin_values();
-  each_tile<Rows>(view.rows(TEA_V), view.p.v_dim(), columns, all,
-                  [](const Rows& rows, const auto& keys, int64_t n, int64_t j0, Fetch& fetch) {
-                    rows.values(keys, n, j0, fetch);
-                  });
+  tiles([](const Rows& rows, const auto& keys, int64_t n, int64_t j0, Fetch& fetch) {
+    rows.values(keys, n, j0, fetch);
+  });
   for (const Rows& rows : all) rows.end_values();
 }
 

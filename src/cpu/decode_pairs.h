@@ -170,24 +170,31 @@ class PairRows : FewRows {
                     Fetch& fetch) const {
     constexpr int N = kVector / M;
     __m512 sum[kVector];
+#pragma GCC unroll 16
     for (__m512& x : sum) x = _mm512_setzero_ps();
     for (int64_t unit = 0; unit < units_k_; ++unit) {
       const __mmask64 here = kept(unit, p_.dim_qk);
       __m512bh left[M][2];
+#pragma GCC unroll 4
       for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
         for (int half = 0; half < 2; ++half)
           left[m][half] = (__m512bh)_mm512_loadu_si512(
               queries_ + ((row + m) * units_k_ + unit) * kUnit + half * 32);
+#pragma GCC unroll 16
       for (int n = 0; n < N; ++n) {
         fetch.lines(kUnitLines);
         __m512i right[2];
         reader.row(keys[n] + unit * kUnit * kElementBytes<T>, here, right);
+#pragma GCC unroll 4
         for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
           for (int half = 0; half < 2; ++half)
             sum[m * N + n] = _mm512_dpbf16_ps(sum[m * N + n], left[m][half], (__m512bh)right[half]);
       }
     }
     VF all[kVector];
+#pragma GCC unroll 16
     for (int i = 0; i < kVector; ++i) all[i] = (VF)sum[i];
     float lanes[kVector];
     store(lanes, sums_of_lanes(all));
@@ -205,13 +212,15 @@ class PairRows : FewRows {
     const auto scale = static_cast<float>(view_.scalar(TEA_S_SCALE));
     VF sum{}, high{};
     const auto prob = [&](int64_t j) {
-      VF p = exponential(load(row + j) - base);
-      sum += p;
-      if constexpr (kIsFp8<T>) {
-        high = larger(p, high);
-        p = rounded_to_fp8(p * scale, T);
+      const VF x = load(row + j) - base;
+      if constexpr (!kIsFp8<T>) {  // a cast to fp8 wants the last bit of 1
+        const VF p = power_of_two(x * kLog2e);
+        sum += p;
+        return p;
       }
-      return p;
+      const VF p = exponential(x);
+      sum += p, high = larger(p, high);
+      return rounded_to_fp8(p * scale, T);
     };
     for (int64_t j = 0; j < stride_; j += 2 * kVector) {
       const VF low = prob(j), upper = prob(j + kVector);

@@ -12,7 +12,7 @@ constexpr int64_t kMostParts = 1024;  // so that partial results stay few
 constexpr int64_t kLeastKeys = 512;   // of a part: below, the merge costs more than it wins
 // Few rows: heads of one sequence often lie in the same pages of memory, so parts are short enough
 // that the processor still knows these pages when it comes to the next head.
-constexpr int64_t kMostKeysOfFew = 1024;
+constexpr int64_t kMostKeysOfFew = 2048;
 
 int64_t length(const Columns& c) { return std::max<int64_t>(c.end - c.begin, 0); }
 
