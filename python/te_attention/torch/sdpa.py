@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.nn.attention import register_flash_attention_impl
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from te_attention.torch._arguments import FEW, Arguments, trimmed
 from te_attention.torch._library import OPS
@@ -37,36 +39,70 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """torch.nn.functional's function with its arguments, computed by attention().
 
-    A boolean mask becomes a bias of 0 and -inf, and has no gradient. What attention() cannot take
-    (not four dimensions, a head dim that is no multiple of 8, a last stride other than 1) goes to
-    PyTorch's own.
+    A boolean mask becomes a bias of 0 and -inf, and has no gradient; the causal biases of
+    torch.nn.attention.bias become words. O has the order of dimensions of q, as PyTorch's. What
+    attention() cannot take (nested tensors, not four dimensions, a head dim that is no multiple of
+    8, a last stride other than 1, all dropped) goes to PyTorch's own.
     """
-    if not _fits(query, key, value, attn_mask, enable_gqa):
+    mask, bias = "causal" if is_causal else None, attn_mask
+    if isinstance(attn_mask, CausalBias):
+        if is_causal:
+            raise ValueError("attn_mask is a CausalBias; needs None beside is_causal=True")
+        mask, bias = _in_words(attn_mask, query, key)
+    if not (dropout_p < 1 and _fits(query, key, value, bias, enable_gqa)):
+        if mask == "causal_bottom_right":
+            bias = _lower_right(attn_mask, query)
+        causal = mask == "causal"
         return _original(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            query, key, value, bias, dropout_p, causal, scale=scale, enable_gqa=enable_gqa
         )
-    bias = attn_mask
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        bias = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
-    return attention(
+    if bias is not None and bias.dtype == torch.bool:
+        bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(~bias, -torch.inf)
+    o = attention(
         query,
         key,
         value,
-        mask="causal" if is_causal else None,
+        mask=mask,
         bias=bias,
         dropout=dropout_p,
         scale=scale,
     )
+    return _in_order_of(q=query, o=o)
+
+
+def _lower_right(mask: CausalBias, q: Tensor) -> Tensor:
+    rows, cols = mask.seq_len_q, mask.seq_len_kv
+    return torch.ones(rows, cols, dtype=torch.bool, device=q.device).tril(cols - rows)
+
+
+def _in_words(mask: CausalBias, q: Tensor, k: Tensor) -> tuple[str | None, Tensor | None]:
+    """As a mask of attention(), or as a boolean tensor where that would not be PyTorch's result."""
+    rows, cols = mask.seq_len_q, mask.seq_len_kv
+    if mask.variant == CausalVariant.UPPER_LEFT or rows == cols:  # so PyTorch, whatever q is
+        return "causal", None
+    if rows < cols and (q.shape[-2], k.shape[-2]) == (rows, cols):
+        return "causal_bottom_right", None
+    return None, _lower_right(mask, q)
+
+
+def _in_order_of(q: Tensor, o: Tensor) -> Tensor:
+    """O with the dimensions of q in q's order in memory, without gaps, on which callers count."""
+    outer = sorted(range(3), key=lambda dim: -q.stride(dim))
+    back = [outer.index(dim) for dim in range(3)]
+    return o.permute(*outer, 3).contiguous().permute(*back, 3)
 
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> bool:
     return (
-        q.dim() == k.dim() == v.dim() == 4
+        not any(t.is_nested for t in (q, k, v))
+        and q.dim() == k.dim() == v.dim() == 4
         and q.shape[0] == k.shape[0] == v.shape[0]
         and (q.shape[1] == k.shape[1] or gqa)
         and k.shape[1] == v.shape[1]
         and all(t.shape[-1] % 8 == 0 and 0 < t.shape[-1] <= 512 for t in (q, v))
         and all(t.stride(-1) == 1 and t.device.type in ("cpu", "cuda") for t in (q, k, v))
+        # a subclass need not mean what is in its memory
+        and (mask is None or type(mask) in (Tensor, torch.nn.Parameter, FakeTensor))
         and (mask is None or mask.dtype in (torch.bool, q.dtype, torch.float32))
     )
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import attention, functional
+from torch.nn.attention import bias as biases
 
 from te_attention import torch as tea
 from te_attention.torch import sdpa
@@ -31,6 +32,67 @@ def test_enabled_gives_the_same(name: str) -> None:
     gradients = [torch.autograd.grad(o.square().sum(), (q, k, v)) for o in (got, want)]
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["causal_upper_left", "causal_lower_right"])
+@pytest.mark.parametrize(("rows", "cols"), [(5, 9), (9, 5), (7, 7)])
+@pytest.mark.filterwarnings("ignore:Lower right causal bias")
+def test_causal_biases_are_words(name: str, rows: int, cols: int) -> None:
+    q, k, v = (torch.randn(2, 4, n, 16) for n in (rows, cols, cols))
+    mask = getattr(biases, name)(rows, cols)
+    want = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    with sdpa.enabled():
+        got = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        with pytest.raises(ValueError, match="is a CausalBias; needs None beside is_causal=True"):
+            functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=True)
+    torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def test_a_mask_of_an_unknown_subclass_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(torch.Tensor):
+        pass
+
+    q, mask = torch.randn(1, 2, 8, 16), torch.randn(8, 8).as_subclass(Odd)
+    monkeypatch.setattr(sdpa, "_original", lambda *_, **__: "PyTorch's")
+    assert sdpa.scaled_dot_product_attention(q, q, q, mask) == "PyTorch's"
+    assert sdpa.scaled_dot_product_attention(q, q, q, dropout_p=1.0) == "PyTorch's"
+
+
+def test_everything_dropped_is_zero() -> None:
+    q = torch.randn(1, 2, 8, 16)
+    with sdpa.enabled():
+        o = functional.scaled_dot_product_attention(q, q, q, dropout_p=1.0)
+    assert not o.any()
+
+
+def test_nested_tensors_are_pytorchs() -> None:
+    parts = [torch.randn(n, 2, 16) for n in (3, 5)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
+    want = functional.scaled_dot_product_attention(nested, nested, nested)
+    with sdpa.enabled():
+        got = functional.scaled_dot_product_attention(nested, nested, nested)
+    for a, b in zip(got.unbind(), want.unbind(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+LAID = {
+    "bhsd": lambda: torch.randn(2, 4, 9, 16),
+    "bshd": lambda: torch.randn(2, 9, 4, 16).transpose(1, 2),
+    "sbhd": lambda: torch.randn(9, 2, 4, 16).permute(1, 2, 0, 3),
+    "packed": lambda: torch.randn(2, 9, 12, 16).split(4, dim=2)[0].transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", LAID)
+def test_o_lies_as_pytorchs(name: str) -> None:
+    q = LAID[name]().requires_grad_()
+    want = functional.scaled_dot_product_attention(q, q, q)
+    with sdpa.enabled():
+        got = functional.scaled_dot_product_attention(q, q, q)
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got, want)
+    gradients = [torch.autograd.grad(o.square().sum(), q)[0] for o in (got, want)]
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
 
 
 def test_enabled_ends_with_its_block() -> None:
