@@ -54,7 +54,10 @@ def check_set_window_size(
     causal = "causal" in attn_mask_type
     if window_size is None:
         return (-1, 0) if causal else (-1, -1)
-    left, right = window_size
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        refuse("window_size", repr(window_size), "(left, right), two integers")
     if right > 0 and causal:
         warnings.warn(f"window_size {window_size}: a causal mask has no right side", stacklevel=2)
     if causal and ((left, right) in ((-1, -1), (-1, 0)) or (left >= 0 and right >= -1)):

@@ -198,6 +198,7 @@ RULES = (
     _Rule((F3,), lambda c: c.sm != 90, "the device is sm_{sm}; needs sm_90"),
     _needs((F2,), "qkv_dtype", HALF, "16 bits"),
     _needs((F3,), "qkv_dtype", (*HALF, torch.float8_e4m3fn), "16 bits or float8_e4m3fn"),
+    _needs((FU,), "qkv_dtype", tuple(TE_DType), "a type of tex"),
     _needs((F3, FU), "qkv_type", torch.Tensor, "torch.Tensor"),
     _needs(ALL, "fp8", False, f"False: {NOT_YET}"),
     _needs((F2, FU, UN), "num_splits", 1),

@@ -433,3 +433,12 @@ def test_the_environment_is_left_alone() -> None:
     before = dict(os.environ)
     module()(q, k, v, core_attention_bias_type="post_scale_bias", core_attention_bias=bias)
     assert dict(os.environ) == before
+
+
+def test_float64_goes_to_unfused() -> None:
+    q, k, v = inputs(2, 5, 4, 32, dtype=torch.float64)
+    o = module()(q, k, v)
+    want = tea.attention(q, k, v, format="bshd", mask="causal").flatten(2)
+    torch.testing.assert_close(o, want)
+    for a, b in zip(*(torch.autograd.grad(x.sum(), (q, k, v)) for x in (o, want)), strict=True):
+        torch.testing.assert_close(a, b)

@@ -77,6 +77,12 @@ def test_a_window_is_refused(mask: str, window: tuple[int, int]) -> None:
         check_set_window_size(mask, window)
 
 
+@pytest.mark.parametrize("window", [3, (3,), (1, 2, 3)])
+def test_a_window_that_is_no_pair_is_refused_by_name(window: object) -> None:
+    with pytest.raises(ValueError, match=r"window_size is .*; needs \(left, right\), two integers"):
+        check_set_window_size("causal", window)
+
+
 def test_full_mask_counts_from_the_diagonal_of_the_lengths() -> None:
     hidden = utils.get_padding_mask(3, CU, CU, 8, 8, "cross")
     kind, mask, of_q, of_kv = utils.get_full_mask(8, 8, "padding", hidden, (1, 1), "cross", True)
