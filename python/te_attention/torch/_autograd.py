@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 # torch.autograd.Function without functorch's transforms, whose support costs microseconds.
 from torch.autograd.function import _SingleLevelFunction
@@ -18,6 +19,11 @@ _inference = OPS.inference.default._op
 _is_compiling = torch.compiler.is_compiling
 _are_functorch_transforms_active = torch._C._are_functorch_transforms_active
 _is_grad_enabled = torch.is_grad_enabled
+NO_SECOND = "attention has no second derivative"
+NO_FORWARD = (
+    "an input has a tangent; needs none: attention has no forward-mode derivative "
+    "(jvp, jacfwd, hessian), only that of reverse mode"
+)
 
 
 def keep(ctx, arguments: tuple, o: Tensor, lse: Tensor) -> None:
@@ -32,16 +38,22 @@ def keep(ctx, arguments: tuple, o: Tensor, lse: Tensor) -> None:
 def refuse_second() -> None:
     """Raises where the gradient is to have a gradient."""
     if torch.is_grad_enabled():
-        raise RuntimeError("create_graph is True; needs False: attention has no second derivative")
+        raise RuntimeError(f"create_graph is True; needs False: {NO_SECOND}")
+
+
+def restored(ctx) -> tuple[Tensor, Tensor, list]:
+    """What keep() was given."""
+    o, lse, *tensors = ctx.saved_tensors
+    arguments = list(ctx.options)
+    for i, tensor in zip(TENSORS[len(arguments)], tensors, strict=True):
+        arguments[i] = tensor
+    return o, lse, arguments
 
 
 def kept(ctx, dout: Tensor | None) -> tuple[Tensor, Tensor, Tensor, list]:
     """The gradient of O, then O, LSE and the arguments as they were."""
     refuse_second()
-    o, lse, *tensors = ctx.saved_tensors
-    arguments = list(ctx.options)
-    for i, tensor in zip(TENSORS[len(arguments)], tensors, strict=True):
-        arguments[i] = tensor
+    o, lse, arguments = restored(ctx)
     return torch.zeros_like(o) if dout is None else dout, o, lse, arguments
 
 
@@ -95,6 +107,64 @@ class _Attention(_SingleLevelFunction):
         return dq, dk, dv, dbias, dsink, None, None
 
 
+class _Transformed(torch.autograd.Function):
+    """For the transforms of functorch, which ask for more than the two above have."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(_more, *arguments):
+        return _forward(*trimmed(arguments))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        more, *arguments = inputs
+        o, lse, max_logit = output
+        keep(ctx, arguments, o, lse)
+        ctx.mark_non_differentiable(*([max_logit] if more else [lse, max_logit]))
+        ctx.more = more
+
+    @staticmethod
+    def backward(ctx, dout, dlse, _dmax):
+        wants = [ctx.needs_input_grad[1 + i] for i in (BIAS, SINK)]
+        o, lse, arguments = restored(ctx)
+        gradients = [None] * (1 + len(arguments))
+        dlse = dlse if ctx.more else None
+        *gradients[1 : 1 + OPTIONS], dbias, dsink = _OnceMore.apply(
+            dout, dlse, o, lse, *wants, *arguments
+        )
+        for i, gradient, wanted in zip((BIAS, SINK), (dbias, dsink), wants, strict=True):
+            if wanted:
+                gradients[1 + i] = gradient
+        return tuple(gradients)
+
+    @staticmethod
+    def jvp(_ctx, *_):
+        raise RuntimeError(NO_FORWARD)
+
+
+class _OnceMore(torch.autograd.Function):
+    """The backward pass as functorch runs it: as something that could have a gradient itself."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return _backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(_ctx, *_):
+        raise RuntimeError(NO_SECOND)
+
+    @staticmethod
+    def jvp(_ctx, *_):
+        raise RuntimeError(NO_FORWARD)
+
+
 # The same for torch.compile and export. In eager mode this way through Python's dispatcher costs
 # 300 microseconds with as many arguments as these.
 def _setup_context(ctx, inputs: tuple, output: tuple) -> None:
@@ -123,8 +193,19 @@ torch.library.register_autograd(
 
 
 def is_watched() -> bool:
-    """Whether a compiler or a transform of functorch stands between a call and its tensors."""
-    return _is_compiling() or _are_functorch_transforms_active()
+    """Whether a compiler, functorch or forward mode follows what tensors go through."""
+    return _is_compiling() or _are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def _refuse_tangents(arguments: tuple) -> None:
+    """Raises where an input has a tangent, also below the wrappers of other transforms."""
+    for i in TENSORS[len(arguments)]:
+        tensor = arguments[i]
+        while tensor is not None:
+            if forward_ad.unpack_dual(tensor).tangent is not None:
+                raise RuntimeError(NO_FORWARD)
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+            tensor = torch._C._functorch.get_unwrapped(tensor) if wrapped else None
 
 
 def run_few(
@@ -146,7 +227,12 @@ def run_few(
 def run(arguments: tuple, more: bool) -> Tensor | tuple[Tensor, ...]:
     """O, or where more is asked for a tuple of O, LSE and the largest logit."""
     if is_watched():
-        output = OPS.attention.default(*arguments)
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(arguments)
+        if _is_compiling() or not _are_functorch_transforms_active():
+            output = OPS.attention.default(*arguments)
+        else:
+            output = _Transformed.apply(more, *arguments)
         return output if more else output[0]
     passed = trimmed(arguments)
     if arguments[TRAINING]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def _is_batch(tensor: Tensor | None) -> bool:
+def is_batch(tensor: Tensor | None) -> bool:
     """Of is_grads_batched, which functorch does not know of."""
     return tensor is not None and torch._C._functorch.is_legacy_batchedtensor(tensor)
 
@@ -58,7 +58,7 @@ def packed_gradients(
     # Tensors of their own begin where their memory does: most calls end here.
     if k.storage_offset() == v.storage_offset() or torch.compiler.is_compiling():
         return None
-    if torch._C._are_functorch_transforms_active() or any(map(_is_batch, incoming)):
+    if torch._C._are_functorch_transforms_active() or any(map(is_batch, incoming)):
         return None
     every = _joint((q, k, v))
     if every is None:

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from te_attention.torch._arguments import FEW, OPTIONS, Arguments, trimmed
 from te_attention.torch._autograd import _Attention, _Few, _forward, _inference
@@ -25,22 +26,33 @@ class Prepared:
         self._differentiable = self._without_tensors(call._replace(training=True))
         self._plain = self._without_tensors(call._replace(training=call.dropout > 0))
         self._few = len(self._differentiable) <= FEW - OPTIONS
-        self._small = "bias" in tensors or "sink" in tensors
+        self._small = not {"bias", "sink", "alibi"}.isdisjoint(tensors)
 
     def _without_tensors(self, call: Arguments) -> tuple:
         """What stays from call to call, and None for what does not."""
         kept = [None if i in self._places else x for i, x in enumerate(trimmed(call))]
         return tuple(kept[OPTIONS:])
 
+    def _unprepared(self, q: Tensor, k: Tensor, v: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
+        given = dict(zip(self._names, tensors, strict=True))
+        return attention(q, k, v, **(self._options | given))
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
         """O."""
-        if torch._C._is_any_autocast_enabled() or torch._C._are_functorch_transforms_active():
-            given = dict(zip(self._names, tensors, strict=True))
-            return attention(q, k, v, **(self._options | given))
+        if (
+            torch._C._is_any_autocast_enabled()
+            or torch._C._are_functorch_transforms_active()
+            or forward_ad._current_level >= 0
+        ):
+            return self._unprepared(q, k, v, tensors)
         bias = sink = None
         if self._small:
             given = dict(zip(self._names, tensors, strict=True))
-            bias, sink = given.get("bias"), given.get("sink")
+            bias, sink, slopes = given.get("bias"), given.get("sink"), given.get("alibi")
+            if (slopes is not None and slopes.requires_grad) or (
+                sink is not None and sink.dtype != torch.float32
+            ):
+                return self._unprepared(q, k, v, tensors)
         differentiable = torch.is_grad_enabled() and (
             q.requires_grad
             or k.requires_grad

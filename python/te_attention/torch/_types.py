@@ -4,6 +4,7 @@ import numbers
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 _NUMBER = (numbers.Real, Tensor, torch.SymInt, torch.SymFloat)
 _INTEGER = (numbers.Integral, Tensor, torch.SymInt)
@@ -42,6 +43,35 @@ def _is_window(value: object) -> bool:
     except (TypeError, ValueError):
         return False
     return isinstance(left, _BOUND) and isinstance(right, _BOUND)
+
+
+def check_number(name: str, value: object) -> None:
+    """Raises where a tensor is given as a number that would lose its gradient or wait for a GPU."""
+    if not isinstance(value, Tensor):
+        return
+    if value.requires_grad and torch.is_grad_enabled():
+        hint = ": multiply q by it and pass 1" if name == "scale" else ""
+        raise ValueError(f"{name} requires a gradient; needs a number without one{hint}")
+    if value.device.type != "cpu":
+        raise ValueError(
+            f"{name} is a tensor on {value.device}; needs a number: to read it is to wait for it"
+        )
+
+
+def check_slopes(alibi: object) -> None:
+    """Raises for slopes that would lose their gradient."""
+    if isinstance(alibi, Tensor) and alibi.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "alibi requires a gradient; needs slopes without one: attention has none for them "
+            "(learnable ones are a bias of slope * (column - row))"
+        )
+
+
+def refuse_bias_in_words(bias: object) -> None:
+    """Raises for PyTorch's causal biases: the memory behind these tensors means nothing."""
+    if isinstance(bias, CausalBias):
+        word = "causal" if bias.variant == CausalVariant.UPPER_LEFT else "causal_bottom_right"
+        raise TypeError(f"bias is a CausalBias; needs numbers: mask={word!r} says the same")
 
 
 def check_types(arguments: dict[str, object]) -> None:

@@ -9,7 +9,13 @@ from torch import Tensor
 from te_attention.torch._arguments import NONE, Arguments, trimmed
 from te_attention.torch._autograd import is_watched, run, run_few
 from te_attention.torch._library import OPS
-from te_attention.torch._types import WINDOW, check_types
+from te_attention.torch._types import (
+    WINDOW,
+    check_number,
+    check_slopes,
+    check_types,
+    refuse_bias_in_words,
+)
 
 Mask: TypeAlias = Literal["causal", "causal_bottom_right", "bottom_right"]
 Window: TypeAlias = tuple[int | None, int | None]
@@ -17,6 +23,9 @@ BiasType: TypeAlias = Literal["post_scale", "pre_scale"]
 Sink: TypeAlias = Tensor | Literal["off_by_one"]
 NO_WINDOW = (-1, -1)
 BIAS_DIMENSIONS = 4
+# What autocast casts: the rest is right as it is, as float64 for SDPA, or refused by its name.
+AUTOCAST = frozenset((torch.float16, torch.bfloat16, torch.float32))
+CAST_SINKS = frozenset((torch.float16, torch.bfloat16, torch.float64))
 DISPATCHER = "Expected a value of type"  # what PyTorch says of a wrong type
 # By names of this module: to look one up in another takes as long as the answer.
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -61,9 +70,9 @@ def attention(
     bias: Tensor | None = None,
     bias_type: BiasType = "post_scale",
     alibi: bool | Tensor = False,
-    softcap: float = 0.0,
+    softcap: float = NONE,
     sink: Sink | None = None,
-    dropout: float = 0.0,
+    dropout: float = NONE,
     rng_state: Tensor | None = None,
     generator: torch.Generator | None = None,
     scale: float | None = None,
@@ -102,17 +111,19 @@ def attention(
         bias: added to the scores: ``[b, heads_q, s_q, s_kv]``, each dimension full or 1, the first
             ones may be left out (ragged: of max_seqlen); dtype of q or float32.
         bias_type: "post_scale": after scale and softcap; "pre_scale": before scale.
-        alibi: True: the published slopes; or float32 ``[heads_q]`` or ``[b, heads_q]`` of slopes.
-        softcap: c > 0: a score x becomes c * tanh(x / c). 0: none.
+        alibi: True: the published slopes; or float32 ``[heads_q]`` or ``[b, heads_q]`` of slopes,
+            which have no gradient.
+        softcap: c > 0: a score x becomes c * tanh(x / c). 0: none. A number, as scale and dropout:
+            no gradient is computed for it, and one on the GPU would have to be waited for.
         sink: one more logit in the softmax's denominator: float32 ``[heads_q]``, learnable; or
-            "off_by_one": a logit of 0.
+            "off_by_one": a logit of 0. float16, bfloat16 and float64 are cast.
         dropout: probability in [0, 1) with which a probability is dropped, whenever it is above 0
             (pass 0 in evaluation).
         rng_state: int64 ``[2]`` {seed, offset} beside q that decides dropout. Default: drawn
             from `generator`, or from the default one, by an operator that CUDA graphs and
             activation checkpoints replay.
         generator: where rng_state is drawn from.
-        scale: of q k^T. Default: 1 / sqrt(d).
+        scale: of q k^T. Default: 1 / sqrt(d). A learnable one is q times it, and scale=1 here.
         format: order of dimensions: "bhsd", "bshd", "sbhd", "thd" (ragged: tokens of all
             sequences one after the other), or one for q and one for k and v, as in "thd_bshd".
         cu_seqlens_q, cu_seqlens_kv: int32 ``[b + 1]`` beside q: cumulative actual lengths. "thd"
@@ -147,25 +158,32 @@ def attention(
     try:
         if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
             q, k, v = autocast(q, k, v)
+        if scale is not None and type(scale) is not float:
+            check_number("scale", scale)
         if (  # what has operators of its own: to read the other options takes longer than these
             (window is bias is sink is rng_state is generator is origin is fp8 is None)
             and (cu_seqlens_q is cu_seqlens_kv is max_seqlen_q is max_seqlen_kv is None)
             and (offsets_q is offsets_kv is page_table is page_table_v is None)
             and (alibi is False and bias_type == "post_scale" and engine == "")
-            and (dropout == 0 and softcap == 0)
+            and (dropout is NONE or (type(dropout) is float and dropout == 0))
+            and (softcap is NONE or (type(softcap) is float and softcap == 0))
             and not (return_lse or return_max_logit or deterministic or is_watched())
             and not (deterministic is None and _are_all_deterministic())
             and _finish is _run
         ):
             return run_few(q, k, v, format, mask, scale)
-        if bias is not None and bias.dim() < BIAS_DIMENSIONS:
-            bias = bias[(None,) * (BIAS_DIMENSIONS - bias.dim())]
+        check_number("softcap", softcap)
+        check_number("dropout", dropout)
+        check_slopes(alibi)
+        if bias is not None:
+            bias = _full(bias)
+        learnable = _in_float32(sink) if isinstance(sink, Tensor) else None
         differentiable = torch.is_grad_enabled() and (
             q.requires_grad
             or k.requires_grad
             or v.requires_grad
             or (bias is not None and bias.requires_grad)
-            or (isinstance(sink, Tensor) and sink.requires_grad)
+            or (learnable is not None and learnable.requires_grad)
         )
         left, right = NO_WINDOW if window is None else _bounds(window)
         arguments = (  # in the order of Arguments, which takes a microsecond to make
@@ -181,7 +199,7 @@ def attention(
             NONE if dropout == 0 else dropout,
             _random_state(q, rng_state, generator) if dropout else None,
             bias,
-            sink if isinstance(sink, Tensor) else None,
+            learnable,
             cu_seqlens_q,
             cu_seqlens_kv,
             -1 if max_seqlen_q is None else max_seqlen_q,
@@ -211,6 +229,18 @@ def attention(
         raise
 
 
+def _full(bias: Tensor) -> Tensor:
+    """With its four dimensions."""
+    refuse_bias_in_words(bias)
+    missing = BIAS_DIMENSIONS - bias.dim()
+    return bias[(None,) * missing] if missing > 0 else bias
+
+
+def _in_float32(sink: Tensor) -> Tensor:
+    """Modules are cast as a whole; integers are refused by the operator."""
+    return sink.float() if sink.dtype in CAST_SINKS else sink
+
+
 def _of_fp8(fp8: Fp8, arguments: tuple, return_lse: bool, return_max_logit: bool) -> Any:
     given = (*fp8[:-1], str(fp8.o_dtype).removeprefix("torch."), *arguments)
     output = chosen(OPS.fp8_forward.default(*given)[:3], return_lse, return_max_logit)
@@ -234,9 +264,9 @@ def _bounds(window: Window) -> tuple[int, int]:
 
 
 def autocast(*tensors: Tensor) -> list[Tensor]:
-    """The tensors in the type that is in force; float64 stays, as SDPA's does."""
+    """The tensors in the type that is in force; float64, FP8 and what is none stay."""
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    return [t if t.dtype == torch.float64 else t.to(dtype) for t in tensors]
+    return [t.to(dtype) if t.dtype in AUTOCAST else t for t in tensors]
 
 
 def _random_state(q: Tensor, given: Tensor | None, generator: torch.Generator | None) -> Tensor:

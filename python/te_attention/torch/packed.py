@@ -3,12 +3,15 @@
 import torch
 from torch import Tensor
 
-from te_attention.torch._arguments import FORMATS, trimmed
-from te_attention.torch._autograd import keep, kept
+from te_attention.torch._arguments import FORMATS, OPTIONS, trimmed
+from te_attention.torch._autograd import is_watched, keep, kept
 from te_attention.torch._library import OPS
+from te_attention.torch._packing import is_batch
+from te_attention.torch._types import check_number, check_slopes
 from te_attention.torch.functional import attention, autocast, chosen, describe
 
-_forward, _backward_out = OPS.forward.default, OPS.backward_out.default
+_forward, _backward = OPS.forward.default, OPS.backward.default
+_backward_out = OPS.backward_out.default
 
 
 def _views(packed: Tensor, heads: tuple[int, int, int] | None) -> tuple[Tensor, ...]:
@@ -34,6 +37,11 @@ class _Packed(torch.autograd.Function):
         if dout is None and dlse is None:
             return None, None, None
         dout, o, lse, arguments = kept(ctx, dout)
+        if is_batch(dout) or is_batch(dlse):  # which cannot be written into given memory
+            every = _backward(dout, dlse, o, lse, False, False, *arguments)[:OPTIONS]
+            if ctx.heads is None:
+                return torch.cat(every, -1), None, None
+            return torch.cat(every, -2), None, None
         gradient = o.new_empty(ctx.shape)
         out = _views(gradient, ctx.heads)
         _backward_out(*out, dout, dlse, o, lse, False, False, *arguments)
@@ -64,6 +72,11 @@ def _check(qkv: Tensor, options: dict) -> None:
     rank = 3 if form == "thd" else 4
     if qkv.dim() != rank:
         raise ValueError(f"qkv is of shape {list(qkv.shape)}; needs {rank} dimensions for {form}")
+    if not torch.is_grad_enabled():
+        return
+    check_slopes(options.get("alibi"))
+    for name in ("scale", "softcap"):
+        check_number(name, options.get(name))
     for name in ("bias", "sink"):
         if isinstance(options.get(name), Tensor) and options[name].requires_grad:
             raise ValueError(f"{name} requires a gradient; needs attention() for that")
@@ -80,7 +93,7 @@ def attention_packed(
     """attention() of q, k and v that lie in one tensor, as a fused projection leaves them.
 
     Autograd would join the three gradients by a copy; here backward writes them in place, into one
-    tensor of the shape of qkv. (Compiled code takes the copy.)
+    tensor of the shape of qkv. (Compiled code and functorch's transforms take the copy.)
 
     Args:
         qkv: ``[b, s, h, d]``, ``[s, b, h, d]`` or ``[t, h, d]``: h = heads_q + 2 * heads_kv, the
@@ -100,7 +113,7 @@ def attention_packed(
     if torch.is_autocast_enabled(qkv.device.type):
         (qkv,) = autocast(qkv)
     heads = _heads(qkv, heads_kv, interleaved)
-    if torch.compiler.is_compiling():
+    if is_watched():
         return attention(*_views(qkv, heads), return_lse=return_lse, **options)
     differentiable = torch.is_grad_enabled() and qkv.requires_grad
     with torch.no_grad():

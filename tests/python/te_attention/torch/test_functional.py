@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+import torch.nn.attention.bias
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -290,3 +291,66 @@ def test_ddp(tmp_path) -> None:
         assert model.module.sink.grad.isfinite().all()
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64])
+def test_autocast_casts_no_other_types(dtype: torch.dtype) -> None:
+    q = torch.ones(1, 2, 8, 16).to(dtype)
+    match = "q.dtype is .*; needs float16, bfloat16, float32 or float64"
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match=match):
+        tea.attention(q, q, q)
+
+
+def test_autocast_leaves_fp8_alone() -> None:
+    q = torch.ones(1, 2, 8, 16).to(torch.float8_e4m3fn)
+    with torch.autocast("cpu", torch.float16):
+        assert tea.attention(q, q, q).dtype == q.dtype
+        assert tea.attention(q, q, q, fp8=tea.Fp8()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap", "alibi"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_learnable_number_is_refused(name: str, packed: bool) -> None:
+    value = torch.ones(2) if name == "alibi" else torch.tensor(0.5)
+    value.requires_grad_()
+    q, k, v = inputs(1, 2, 8, 16)
+    qkv = torch.randn(1, 8, 6, 16, requires_grad=True)
+
+    def call() -> torch.Tensor:
+        if packed:
+            return tea.attention_packed(qkv, **{name: value})
+        return tea.attention(q, k, v, **{name: value})
+
+    with pytest.raises(ValueError, match=f"{name} requires a gradient; needs"):
+        call()
+    with torch.no_grad():  # there is none to be lost
+        call()
+    value = value.detach()
+    assert call().requires_grad
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap", "dropout"])
+def test_a_number_on_a_device_is_refused(name: str) -> None:
+    value = torch.zeros((), device="meta")
+    with pytest.raises(ValueError, match=f"{name} is a tensor on meta; needs a number"):
+        tea.attention(*inputs(1, 2, 8, 16), **{name: value})
+
+
+@pytest.mark.parametrize("name", ["causal_upper_left", "causal_lower_right"])
+def test_a_causal_bias_is_refused_by_its_word(name: str) -> None:
+    bias = getattr(torch.nn.attention.bias, name)(8, 9)
+    q, k, v = inputs(1, 2, 8, 16)
+    word = "causal" if name == "causal_upper_left" else "causal_bottom_right"
+    with pytest.raises(TypeError, match=f"bias is a CausalBias; needs numbers: mask='{word}'"):
+        tea.attention(q, k, v, bias=bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_sink_of_another_type_is_cast(dtype: torch.dtype) -> None:
+    q, k, v = inputs(1, 2, 8, 16)
+    sink = torch.randn(2).to(dtype).requires_grad_()
+    o, want = (tea.attention(q, k, v, sink=s) for s in (sink, sink.float()))
+    assert torch.equal(o, want)
+    (gradient,) = torch.autograd.grad(o.square().sum(), sink)
+    assert gradient.dtype == dtype
+    assert gradient.any()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed import device_mesh, fsdp
@@ -75,3 +76,13 @@ def test_two_processes_of_fsdp_have_the_gradients_of_one(tmp_path: Path) -> None
     assert got["attention.sink"].abs().max() > 0
     for name, p in model.named_parameters():
         torch.testing.assert_close(got[name], p.grad, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_sinks_of_a_module_in_another_type(dtype: torch.dtype) -> None:
+    module = tea.Attention(sink_heads=2).to(dtype)
+    q = torch.randn(1, 2, 8, 16, dtype=dtype, requires_grad=True)
+    o = module(q, q, q)
+    o.float().square().sum().backward()
+    assert o.dtype == module.sink.grad.dtype == dtype
+    assert module.sink.grad.any()

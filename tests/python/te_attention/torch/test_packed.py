@@ -94,3 +94,14 @@ def test_compile_without_a_graph_break() -> None:
     torch.testing.assert_close(got, want)
     gradients = [torch.autograd.grad(o.square().sum(), qkv)[0] for o in (got, want)]
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_batch_of_gradients(interleaved: bool) -> None:
+    qkv = torch.randn((2, 9, 4, 48) if interleaved else (2, 9, 12, 16), requires_grad=True)
+    o = tea.attention_packed(qkv, interleaved=interleaved)
+    dout = torch.randn(3, *o.shape)
+    keep = {"retain_graph": True}
+    (got,) = torch.autograd.grad(o, qkv, dout, is_grads_batched=True, **keep)
+    for i in range(3):
+        torch.testing.assert_close(got[i], torch.autograd.grad(o, qkv, dout[i], **keep)[0])

@@ -1,0 +1,139 @@
+"""attention() under the transforms of torch.func, and what it refuses in forward mode."""
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from te_attention import torch as tea
+from te_attention.torch._prepared import Prepared
+
+OPTIONS = {
+    "plain": {},
+    "mask and scale": {"mask": "causal", "scale": 0.3},
+    "softcap": {"softcap": 3.0},
+    "bias": {"bias": torch.randn(1, 2, 5, 5, dtype=torch.float64)},
+}
+
+
+def inputs() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(1, 2, 5, 8, dtype=torch.float64) for _ in range(3)]
+
+
+def eager(function, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    leaves = [t.detach().clone().requires_grad_() for t in tensors]
+    return torch.autograd.grad(function(*leaves), leaves)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_grad_and_vjp_are_the_eager_gradient(name: str) -> None:
+    def loss(q, k, v):
+        return tea.attention(q, k, v, **OPTIONS[name]).square().sum()
+
+    want = eager(loss, inputs())
+    got = torch.func.grad(loss, argnums=(0, 1, 2))(*inputs())
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+    value, pull = torch.func.vjp(loss, *inputs())
+    for a, b in zip(pull(torch.ones_like(value)), want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_grad_of_bias_sink_and_lse() -> None:
+    bias, sink = torch.randn(1, 2, 1, 5, dtype=torch.float64), torch.randn(2)
+
+    def loss(q, k, v, bias, sink):
+        o, lse = tea.attention(q, k, v, bias=bias, sink=sink, return_lse=True)
+        return o.square().sum() + lse.sin().sum()
+
+    every = [*inputs(), bias, sink]
+    got = torch.func.grad(loss, argnums=tuple(range(5)))(*every)
+    for a, b in zip(got, eager(loss, every), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_of_grad_is_one_gradient_after_the_other() -> None:
+    def loss(q, k, v):
+        return tea.attention(q, k, v, mask="causal", window=(2, None)).square().sum()
+
+    q, k, v = (torch.stack([t, 2 * t, -t]) for t in inputs())
+    got = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(q, k, v)
+    one = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None, None))(q, k[1], v[2])
+    for i in range(3):
+        for a, b in zip(got, eager(loss, [q[i], k[i], v[i]]), strict=True):
+            torch.testing.assert_close(a[i], b)
+        torch.testing.assert_close(one[i], eager(loss, [q[i], k[1], v[2]])[0])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_jacrev_is_the_jacobian() -> None:
+    q, k, v = inputs()
+    got = torch.func.jacrev(lambda k: tea.attention(q, k, v))(k)
+    want = torch.autograd.functional.jacobian(lambda k: tea.attention(q, k, v), k)
+    torch.testing.assert_close(got, want)
+
+
+def test_second_derivatives_are_refused_by_functorch_too() -> None:
+    q, k, v = inputs()
+
+    def loss(q):
+        return tea.attention(q, k, v).square().sum()
+
+    with pytest.raises(RuntimeError, match="attention has no second derivative"):
+        torch.func.grad(lambda q: torch.func.grad(loss)(q).sum())(q)
+
+
+FORWARD = {
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),)),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "hessian": lambda f, x: torch.func.hessian(lambda x: f(x).sum())(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("options", [{}, {"window": (2, None)}], ids=["short", "long"])
+def test_forward_mode_is_refused(name: str, options: dict) -> None:
+    q, k, v = inputs()
+    with pytest.raises(RuntimeError, match="an input has a tangent; needs none"):
+        FORWARD[name](lambda k: tea.attention(q, k, v, **options), k)
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+@pytest.mark.parametrize("options", [{}, {"window": (2, None)}], ids=["short", "long"])
+def test_dual_tensors_are_refused_and_others_are_not(differentiable: bool, options: dict) -> None:
+    q, k, v = (t.requires_grad_(differentiable) for t in inputs())
+    want = tea.attention(q, k, v, **options)
+    with forward_ad.dual_level():
+        assert torch.equal(tea.attention(q, k, v, **options), want)
+        dual = forward_ad.make_dual(k, torch.ones_like(k))
+        with pytest.raises(RuntimeError, match="an input has a tangent; needs none"):
+            tea.attention(q, dual, v, **options)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_packed_under_grad_and_vmap() -> None:
+    qkv = torch.randn(3, 1, 5, 6, 8, dtype=torch.float64)
+
+    def loss(qkv):
+        return tea.attention_packed(qkv).square().sum()
+
+    got = torch.func.vmap(torch.func.grad(loss))(qkv)
+    for i in range(3):
+        torch.testing.assert_close(torch.func.grad(loss)(qkv[i]), got[i])
+        torch.testing.assert_close(got[i], eager(loss, [qkv[i]])[0])
+
+
+def test_prepared_calls_refuse_and_cast_as_attention_does() -> None:
+    q, k, v = (t.float() for t in inputs())
+    prepared = Prepared(q, k, v, {"sink": torch.zeros(2)})
+    sink = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    o = prepared(q, k, v, sink)
+    assert torch.equal(o, tea.attention(q, k, v, sink=sink.float()))
+    assert torch.autograd.grad(o.square().sum(), sink)[0].any()
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="an input has a tangent"):
+        prepared(forward_ad.make_dual(q, q), k, v, sink)
+    prepared = Prepared(q, k, v, {"alibi": torch.ones(2)})
+    with pytest.raises(ValueError, match="alibi requires a gradient"):
+        prepared(q, k, v, torch.ones(2, requires_grad=True))
