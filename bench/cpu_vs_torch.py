@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 HEADS = {512: 16, 1024: 16, 2048: 8, 4096: 2}  # fewer where rows are long, for time
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # of the norm of the difference
-PAUSE = 0.01  # seconds before each run: OpenMP's threads spin for a while after theirs
+PAUSE = 0.05  # seconds before each run: OpenMP's threads spin for some 10 ms after theirs
 # What the project asks of itself, as torch's time over ours: by dtype, pass and causal.
 BARS = {
     ("bf16", "forward", False): 2.5,
@@ -36,17 +36,18 @@ Task = Callable[[], object]
 
 
 def medians(tasks: dict[str, Task], runs: int, clock: str = "wall") -> dict[str, float]:
-    """Median milliseconds of tasks that take turns, each warmed up once.
+    """Median milliseconds of tasks that take turns, each right after an untimed run of its own.
 
+    So the threads of both are awake, as they are in a loop: on a virtual machine it may take
+    milliseconds to wake one.
     On the processor's clock the least: on a host that is not idle, others only add to it.
     """
     now = time.process_time if clock == "processor" else time.perf_counter
-    for task in tasks.values():
-        task()
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for _ in range(runs):
         for name, task in tasks.items():
             time.sleep(PAUSE)
+            task()
             start = now()
             task()
             times[name].append((now() - start) * 1e3)

@@ -39,12 +39,14 @@ RowBlock make_block(const Group& group, int64_t first, int64_t count) {
   block.count = static_cast<int>(std::min<int64_t>({count, kRows, group.rows() - first}));
   block.all = {group.kv.length, 0};
   block.common = {0, group.kv.length};
+  int64_t row = first % group.q.length;
+  int64_t head = group.kv_head * group.heads + first / group.q.length;
   for (int lane = 0; lane < kRows; ++lane) {
     block.row[lane] = block.head[lane] = 0;
     block.columns[lane] = {0, 0};
     if (lane >= block.count) continue;
-    block.row[lane] = (first + lane) % group.q.length;
-    block.head[lane] = group.kv_head * group.heads + (first + lane) / group.q.length;
+    block.row[lane] = row, block.head[lane] = head;
+    if (++row == group.q.length) row = 0, ++head;
     block.columns[lane] = visible_columns(group.band, block.row[lane], group.kv.length);
     block.common.begin = std::max(block.common.begin, block.columns[lane].begin);
     block.common.end = std::min(block.common.end, block.columns[lane].end);

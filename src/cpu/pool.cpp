@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -61,6 +62,15 @@ int wanted_threads() {
   return n;
 }
 
+// Waits for what other threads are about to do: within a call jobs follow each other closely, and
+// to sleep and to be woken takes longer than the time between them, on a virtual machine above all.
+template <class Condition>
+void wait_briefly(Condition&& met) {
+  constexpr std::chrono::microseconds kBriefly{100};
+  const auto end = std::chrono::steady_clock::now() + kBriefly;
+  while (!met() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+}
+
 class Pool {
  public:
   explicit Pool(int threads) {
@@ -89,6 +99,7 @@ class Pool {
     }
     wake_.notify_all();
     job.work();
+    wait_briefly([&] { return busy_ == 0; });
     std::unique_lock lock(mutex_);
     job_ = nullptr;  // a thread that wakes late finds nothing
     done_.wait(lock, [&] { return busy_ == 0; });
@@ -98,8 +109,9 @@ class Pool {
  private:
   void loop() {
     uint64_t seen = 0;
-    std::unique_lock lock(mutex_);
     while (true) {
+      wait_briefly([&] { return generation_ != seen; });
+      std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] { return stop_ || (job_ && generation_ != seen); });
       if (stop_) return;
       seen = generation_;
@@ -116,8 +128,8 @@ class Pool {
   std::condition_variable wake_, done_;
   std::vector<std::thread> threads_;
   Job* job_ = nullptr;
-  uint64_t generation_ = 0;
-  int busy_ = 0;
+  std::atomic<uint64_t> generation_{0};  // changed under the mutex, as is the next
+  std::atomic<int> busy_{0};
   bool stop_ = false;
 };
 
