@@ -81,13 +81,10 @@ void reindex_on_host(const Reindex& r) {
   }
 }
 
-void reindex(const tea_kv_append& a, const Rows& cache, const Place& place) {
+Reindex reindex(const tea_kv_append& a, const Rows& cache) {
   Reindex r{a, cache, {}};
   set_runs(r.runs, cache, cache);
-  if (is_host(place))
-    reindex_on_host(r);
-  else if constexpr (kGpuCode)
-    reindex_on_gpu(r, place);
+  return r;
 }
 
 AppendMoves moves(const tea_kv_append& a, const Side& side) {
@@ -106,11 +103,20 @@ AppendMoves moves(const tea_kv_append& a, const Side& side) {
 void append_kv(const tea_kv_append& args, const Place& place) {
   const bool work = check(args);
   const Side sides[2] = {side_k(args), side_v(args)};
-  is_host(place);  // or throws, also where there is no work
+  const bool host = is_host(place);  // or throws, also where there is no work
+  std::vector<Reindex> changes;
+  std::vector<AppendMoves> appends;
   for (const Side& side : sides) {
     if (!work || !side.cache.head_bytes) continue;
-    if (args.reindex) reindex(args, side.cache, place);
-    run(moves(args, side), place);
+    if (args.reindex) changes.push_back(reindex(args, side.cache));
+    appends.push_back(moves(args, side));
+  }
+  if (host) {
+    for (const Reindex& rows : changes) reindex_on_host(rows);
+    for (const AppendMoves& side : appends) run_on_host(side);
+  } else if constexpr (kGpuCode) {
+    if (!changes.empty()) reindex_on_gpu(changes, place);
+    if (!appends.empty()) append_on_gpu(appends, place);
   }
 }
 

@@ -1,5 +1,7 @@
 // Appending new tokens to a paged or non-paged KV cache.
 #pragma once
+#include <vector>
+
 #include "math/lengths.h"
 #include "ops/rows.h"
 
@@ -94,6 +96,8 @@ struct Reindex {
   }
 };
 
-void reindex_on_gpu(const Reindex& rows, const Place& place);
+// Of K and of V at once, or of one of them.
+void reindex_on_gpu(const std::vector<Reindex>& sides, const Place& place);
+void append_on_gpu(const std::vector<AppendMoves>& sides, const Place& place);
 
 }  // namespace tea

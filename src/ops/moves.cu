@@ -57,7 +57,7 @@ __device__ __forceinline__ void copy(const Move& move, const Group& g, int lane)
 }
 
 template <class Rule>
-__global__ void __launch_bounds__(kBlock) move_bytes(const Rule rule, const Group g) {
+__device__ __forceinline__ void make_moves(const Rule& rule, const Group& g) {
   run_checks(rule);
   const int lane = g.team.lane();
   for (int64_t i = g.team.index(); i < rule.moves; i += g.team.count()) {
@@ -66,11 +66,33 @@ __global__ void __launch_bounds__(kBlock) move_bytes(const Rule rule, const Grou
   }
 }
 
+template <class Rule>
+__global__ void __launch_bounds__(kBlock) move_bytes(const Rule rule, const Group g) {
+  make_moves(rule, g);
+  wait_for_kernel_before();  // whose end this one's is to tell
+}
+
+// Of K and of V at once.
+struct Appends {
+  AppendMoves moves[2];
+  Group group[2];
+};
+__global__ void __launch_bounds__(kBlock) append_both(const __grid_constant__ Appends both) {
+  if (blockIdx.y == 0)
+    make_moves(both.moves[0], both.group[0]);
+  else
+    make_moves(both.moves[1], both.group[1]);
+}
+
 // ---- Rows of a cache that change places --------------------------------------------------------
 
-// One access of every row at one slot: a thread makes the moves of its access in their order.
+constexpr int kListed = kBlock;  // rows whose sources a block looks up at a time
+
+// One access of the rows [first, end) at one slot: a thread makes the moves of its access in their
+// order. from: where the rows come from.
 template <class Unit>
-__device__ __forceinline__ void reindex(const Reindex& r, int64_t live) {
+__device__ __forceinline__ void reindex(const Reindex& r, const Reindex::Source* sources,
+                                        int64_t first, int64_t end) {
   const int64_t units = r.runs.bytes / sizeof(Unit), of_slot = r.runs.moves * units;
   for (int64_t i = thread_index(); i < r.a.page_size * of_slot; i += thread_count()) {
     const int64_t t = quotient(i, of_slot), in_slot = i - t * of_slot;
@@ -78,12 +100,12 @@ __device__ __forceinline__ void reindex(const Reindex& r, int64_t live) {
     const auto place = [&](int64_t row) {
       return reinterpret_cast<Unit*>(r.cache.at(row, t, run)) + unit;
     };
-    for (int64_t n = 0; n < live; n += kUnderWay) {
+    for (int64_t n = first; n < end; n += kUnderWay) {
       Reindex::Source from[kUnderWay];
       bool apart = true;  // no row is read that one of these moves has just written
 #pragma unroll
       for (int k = 0; k < kUnderWay; ++k) {
-        from[k] = n + k < live ? r.source(n + k) : Reindex::Source{0, 0};
+        from[k] = n + k < end ? sources[n + k - first] : Reindex::Source{0, 0};
         apart &= from[k].row < n || from[k].row >= n + k;
       }
       Unit value[kUnderWay];
@@ -97,25 +119,43 @@ __device__ __forceinline__ void reindex(const Reindex& r, int64_t live) {
   }
 }
 
-__global__ void __launch_bounds__(kBlock) reindex_cache(const Reindex r, int access) {
+struct Reindexes {
+  Reindex rows[2];
+  int access[2];
+};
+
+// Of K and of V at once.
+__global__ void __launch_bounds__(kBlock, 4) reindex_cache(const __grid_constant__ Reindexes both) {
+  __shared__ Reindex::Source sources[kListed];
   __shared__ unsigned long long last;  // live entries, if the list descends
+  const Reindex& r = both.rows[blockIdx.y];
   if (threadIdx.x == 0) last = 0;
   __syncthreads();
   for (int64_t n = threadIdx.x; n < r.a.batch; n += blockDim.x)
     if (r.descends_after(n)) atomicMax(&last, static_cast<unsigned long long>(n + 1));
   __syncthreads();
   const int64_t live = last ? static_cast<int64_t>(last) : r.a.batch;
-  switch (access) {
-    case 16:
-      return reindex<uint4>(r, live);
-    case 8:
-      return reindex<uint2>(r, live);
-    case 4:
-      return reindex<uint32_t>(r, live);
-    case 2:
-      return reindex<uint16_t>(r, live);
-    default:
-      return reindex<uint8_t>(r, live);
+  for (int64_t first = 0; first < live; first += kListed) {
+    const int64_t end = first + kListed < live ? first + kListed : live;
+    if (first + threadIdx.x < end) sources[threadIdx.x] = r.source(first + threadIdx.x);
+    __syncthreads();
+    switch (both.access[blockIdx.y]) {
+      case 16:
+        reindex<uint4>(r, sources, first, end);
+        break;
+      case 8:
+        reindex<uint2>(r, sources, first, end);
+        break;
+      case 4:
+        reindex<uint32_t>(r, sources, first, end);
+        break;
+      case 2:
+        reindex<uint16_t>(r, sources, first, end);
+        break;
+      default:
+        reindex<uint8_t>(r, sources, first, end);
+    }
+    __syncthreads();
   }
 }
 
@@ -126,6 +166,7 @@ constexpr int kOfTile = 32;  // rows of a block
 // A block lists the sequences that reach its rows, marks those rows, then zeroes the others. All
 // sequences are looked at, for offsets need not ascend.
 __global__ void __launch_bounds__(kBlock) zero_gaps(const ThdMoves m, const Group g) {
+  let_next_begin();
   __shared__ int2 span[kBlock];  // of rows of the tile
   __shared__ int spans;
   __shared__ bool reached[kOfTile];
@@ -162,7 +203,7 @@ __global__ void __launch_bounds__(kBlock) zero_gaps(const ThdMoves m, const Grou
 }  // namespace
 
 template <class Rule>
-void run_on_gpu(const Rule& rule, const Place& place) {
+void run_on_gpu(const Rule& rule, const Place& place, bool beside_last) {
   const bool moves = rule.moves && rule.bytes;
   if (!moves && !rule.checks) return;
   const Group group = group_of(rule);
@@ -170,20 +211,40 @@ void run_on_gpu(const Rule& rule, const Place& place) {
   if (!moves) work.moves = 0;
   const Launch how = {"move_bytes",
                       blocks_for(std::max(work.moves * group.team.lanes(), work.checks))};
-  launch(how, move_bytes<Rule>, place, work, group);
+  if (beside_last)
+    launch_early(how, move_bytes<Rule>, place, work, group);
+  else
+    launch(how, move_bytes<Rule>, place, work, group);
 }
 
-template void run_on_gpu(const ThdMoves&, const Place&);
-template void run_on_gpu(const AppendMoves&, const Place&);
-template void run_on_gpu(const FlashPrepareMoves&, const Place&);
-template void run_on_gpu(const ReadHalfMoves&, const Place&);
-template void run_on_gpu(const OrderMoves&, const Place&);
-template void run_on_gpu(const ValidMoves&, const Place&);
+template void run_on_gpu(const ThdMoves&, const Place&, bool);
+template void run_on_gpu(const FlashPrepareMoves&, const Place&, bool);
+template void run_on_gpu(const ReadHalfMoves&, const Place&, bool);
+template void run_on_gpu(const OrderMoves&, const Place&, bool);
+template void run_on_gpu(const ValidMoves&, const Place&, bool);
 
-void reindex_on_gpu(const Reindex& rows, const Place& place) {
-  const int access = access_bytes(rows.runs.alignment);
-  const int64_t units = rows.a.page_size * rows.runs.moves * (rows.runs.bytes / access);
-  launch({"reindex_cache", blocks_for(units)}, reindex_cache, place, rows, access);
+void append_on_gpu(const std::vector<AppendMoves>& sides, const Place& place) {
+  Appends both{};
+  int64_t threads = 0;
+  for (size_t i = 0; i < sides.size(); ++i) {
+    both.moves[i] = sides[i], both.group[i] = group_of(sides[i]);
+    threads = std::max({threads, sides[i].moves * both.group[i].team.lanes(), sides[i].checks});
+  }
+  if (!threads) return;
+  const dim3 grid(blocks_for(threads), static_cast<unsigned>(sides.size()));
+  launch({"append_both", grid}, append_both, place, both);
+}
+
+void reindex_on_gpu(const std::vector<Reindex>& sides, const Place& place) {
+  Reindexes both{};
+  int64_t threads = 0;
+  for (size_t i = 0; i < sides.size(); ++i) {
+    const Moves& runs = sides[i].runs;
+    both.rows[i] = sides[i], both.access[i] = access_bytes(runs.alignment);
+    threads = std::max(threads, sides[i].a.page_size * runs.moves * (runs.bytes / both.access[i]));
+  }
+  const dim3 grid(blocks_for(threads), static_cast<unsigned>(sides.size()));
+  launch({"reindex_cache", grid}, reindex_cache, place, both);
 }
 
 void zero_gaps_on_gpu(const ThdMoves& moves, const Place& place) {

@@ -25,16 +25,13 @@ struct Moves {
   void align(int64_t distance) { alignment |= static_cast<uint64_t>(distance); }
 };
 
-// Instantiated in moves.cu for each rule.
+// Instantiated in moves.cu for each rule. beside_last: the kernel before it on the stream is one of
+// ours that lets the next begin and touches nothing that the moves do.
 template <class Rule>
-void run_on_gpu(const Rule& rule, const Place& place);
+void run_on_gpu(const Rule& rule, const Place& place, bool beside_last);
 
 template <class Rule>
-void run(const Rule& rule, const Place& place) {
-  if (!is_host(place)) {
-    if constexpr (kGpuCode) run_on_gpu(rule, place);
-    return;
-  }
+void run_on_host(const Rule& rule) {
   for (int64_t i = 0; i < rule.checks; ++i) rule.check(i);
   const auto bytes = static_cast<size_t>(rule.bytes);
   for (int64_t i = 0; bytes && i < rule.moves; ++i) {
@@ -45,6 +42,14 @@ void run(const Rule& rule, const Place& place) {
     else
       std::memset(move.to, 0, bytes);
   }
+}
+
+template <class Rule>
+void run(const Rule& rule, const Place& place, bool beside_last = false) {
+  if (is_host(place))
+    run_on_host(rule);
+  else if constexpr (kGpuCode)
+    run_on_gpu(rule, place, beside_last);
 }
 
 }  // namespace tea

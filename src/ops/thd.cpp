@@ -50,13 +50,14 @@ void thd_to_bshd(const tea_thd_convert& args, const Place& place) {
 
 void bshd_to_thd(const tea_thd_convert& args, const Place& place) {
   const ThdMoves moves = checked(args, false);
-  if (args.zero_fill && moves.bytes) {
+  const bool gaps = args.zero_fill && moves.bytes;
+  if (gaps) {
     if (is_host(place))
       zero_all(moves);
     else if constexpr (kGpuCode)
       zero_gaps_on_gpu(moves, place);
   }
-  run(moves, place);
+  run(moves, place, gaps);
 }
 
 }  // namespace tea

@@ -18,7 +18,7 @@ struct Odd : Moves {
 
 // What a rule's device code is where there is some: this one runs on the host only.
 template <>
-void run_on_gpu(const Odd&, const Place&) {
+void run_on_gpu(const Odd&, const Place&, bool) {
   ADD_FAILURE();
 }
 
