@@ -146,6 +146,15 @@ __device__ void store_sum(const tea_cu_seqlens& a, int64_t first, int count, int
 constexpr int32_t kNothing = -1;
 __device__ int32_t as_own(int64_t sum) { return static_cast<int32_t>(kNothing - 1 - sum); }
 
+// Writes `value` to sum 0 and to the chosen ones, which the next kernel waits for.
+__global__ void __launch_bounds__(kBlock)
+    clear_sums(int32_t* cu_seqlens, const Places places, int32_t value) {
+  let_next_begin();
+  if (thread_index() == 0) cu_seqlens[0] = value;
+  for (int64_t i = thread_index(); i < places.count(); i += thread_count())
+    cu_seqlens[places.at(i)] = value;
+}
+
 struct Tiles {
   Team team;  // of a row, at most a warp
   // Large enough that few blocks wait for those before them, small enough for many blocks.
@@ -159,29 +168,37 @@ struct Tiles {
   }
 };
 
-// What lies before a tile, by one warp: 32 tiles at a time, up to the first that knows its sum.
+// What lies before a tile, by all threads of its block: as many tiles at a time, up to the first
+// that knows its sum.
 __device__ int64_t sum_before(const tea_cu_seqlens& a, const Tiles& tiles, int64_t tile) {
+  constexpr int kWarps = kBlock / kWarp;
+  __shared__ int64_t of_warp[kWarps];
+  __shared__ bool knows[kWarps];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   int64_t sum = 0;
-  for (int64_t i = tile - 1 - static_cast<int>(threadIdx.x);; i -= kWarp) {
+  for (int64_t i = tile - 1 - static_cast<int>(threadIdx.x);; i -= kBlock) {
     int32_t seen = 0;
     if (i >= 0)
       while ((seen = *tiles.last_sum(a, i)) == kNothing) {
       }
     const unsigned known = __ballot_sync(~0u, seen >= 0), up_to_known = known ^ (known - 1);
-    if (!(up_to_known >> threadIdx.x & 1)) seen = 0;
-    sum += sum_over({5}, int64_t{seen >= 0 ? seen : as_own(seen)});
-    if (known) return sum;
+    if (!(up_to_known >> lane & 1)) seen = 0;
+    const int64_t own = sum_over({5}, int64_t{seen >= 0 ? seen : as_own(seen)});
+    if (lane == 0) of_warp[warp] = own, knows[warp] = known != 0;
+    __syncthreads();
+    bool done = false;
+    for (int w = 0; w < kWarps && !done; ++w) sum += of_warp[w], done = knows[w];
+    if (done) return sum;
+    __syncthreads();
   }
 }
 
-// cu_seqlens are kNothing before it, the first of them counts the tiles that blocks have taken:
-// all before a block's own are under way, so that it may wait for them.
+// The last sum of every tile is kNothing when the kernel before has ended, for which a block waits
+// when it has counted. Blocks begin in the order of their numbers, so that one may wait for those
+// before it.
 __global__ void __launch_bounds__(kBlock) sum_marks(const tea_cu_seqlens a, const Tiles tiles) {
-  __shared__ int64_t tile, before;
   __shared__ int32_t tokens[kBlock];
-  if (threadIdx.x == 0) tile = atomicAdd(a.cu_seqlens, 1) - kNothing;
-  __syncthreads();
-  const int64_t first = tile * tiles.rows(), left = a.batch - first;
+  const int64_t tile = blockIdx.x, first = tile * tiles.rows(), left = a.batch - first;
   const int count = left < tiles.rows() ? static_cast<int>(left) : tiles.rows();
   const int lane = tiles.team.lane(), lanes = tiles.team.lanes();
   for (int round = 0; round < tiles.rounds(); ++round) {
@@ -196,14 +213,12 @@ __global__ void __launch_bounds__(kBlock) sum_marks(const tea_cu_seqlens a, cons
   int64_t total;
   const int i = threadIdx.x;
   const int64_t sum = scanned<kBlock>(i < count ? tokens[i] : 0, &total);
-  if (threadIdx.x < kWarp) {
-    if (threadIdx.x == 0 && tile > 0) *tiles.last_sum(a, tile) = as_own(total);
-    const int64_t others = sum_before(a, tiles, tile);
-    if (threadIdx.x == 0) *tiles.last_sum(a, tile) = saturated(others + total), before = others;
-  }
-  __syncthreads();
+  wait_for_kernel_before();
+  if (threadIdx.x == 0 && tile > 0) *tiles.last_sum(a, tile) = as_own(total);
+  const int64_t before = sum_before(a, tiles, tile);
+  if (threadIdx.x == 0) *tiles.last_sum(a, tile) = saturated(before + total);
   store_sum(a, first, count, before + sum);
-  if (tile == gridDim.x - 1 && threadIdx.x == 0) a.cu_seqlens[0] = 0;  // every tile is taken
+  if (tile == 0 && threadIdx.x == 0) a.cu_seqlens[0] = 0;
 }
 
 // ---- Long rows ---------------------------------------------------------------------------------
@@ -212,7 +227,8 @@ struct Pieces {
   int64_t bytes, of_row;
 };
 
-// A warp counts a piece. cu_seqlens are 0 before it, the first of them counts blocks that are done.
+// A warp counts a piece. cu_seqlens are 0 when the kernel before has ended; the first of them
+// counts blocks that are done.
 __global__ void __launch_bounds__(kBlock) count_marks(const tea_cu_seqlens a, const Pieces pieces) {
   __shared__ bool is_last;
   int32_t* const counts = a.cu_seqlens + 1;
@@ -226,12 +242,14 @@ __global__ void __launch_bounds__(kBlock) count_marks(const tea_cu_seqlens a, co
     int64_t tokens = sum_over({5}, marked_between(mask + begin, mask + end, lane, kWarp));
     if (lane) continue;
     if (!a.mask_marks_tokens) tokens = end - begin - tokens;
+    wait_for_kernel_before();
     if (a.seqlen <= kMost)
       atomicAdd(counts + row, static_cast<int32_t>(tokens));
     else
       add_saturating(counts + row, tokens);
     __threadfence();
   }
+  wait_for_kernel_before();
   __syncthreads();
   if (threadIdx.x == 0) is_last = atomicAdd(a.cu_seqlens, 1) == static_cast<int32_t>(gridDim.x - 1);
   __syncthreads();
@@ -258,15 +276,17 @@ __global__ void __launch_bounds__(kBlock)
 void sum_masks(const tea_cu_seqlens& a, const Place& place) {
   constexpr int64_t kOfLane = 16 * kUnderWay, kPiece = kWarp * kOfLane * 8;
   const bool is_short = a.seqlen <= kPiece;
-  fill_bytes(a.cu_seqlens, is_short ? 0xFF : 0, static_cast<uint64_t>(a.batch + 1) * 4, place);
+  const Tiles tiles = {Team::of(a.seqlen, kOfLane, kWarp)};
+  const Places cleared = {a.batch, is_short ? tiles.rows() : 1};
+  launch({"clear_sums", blocks_for(cleared.count())}, clear_sums, place, a.cu_seqlens, cleared,
+         is_short ? kNothing : 0);
   if (is_short) {
-    const Tiles tiles = {Team::of(a.seqlen, kOfLane, kWarp)};
     const dim3 grid(static_cast<unsigned>(tiles.count(a.batch)));
-    return launch({"sum_marks", grid}, sum_marks, place, a, tiles);
+    return launch_early({"sum_marks", grid}, sum_marks, place, a, tiles);
   }
   const Pieces pieces = {kPiece, (a.seqlen + kPiece - 1) / kPiece};
-  launch({"count_marks", blocks_for(a.batch * pieces.of_row * kWarp)}, count_marks, place, a,
-         pieces);
+  launch_early({"count_marks", blocks_for(a.batch * pieces.of_row * kWarp)}, count_marks, place, a,
+               pieces);
 }
 
 void sum_lengths(const tea_cu_seqlens& a, const Place& place) {
