@@ -93,7 +93,8 @@ void cp_out_correct(const tea_cp_out& args, const Place& place) {
   OutUpdates u{};
   u.a = args;
   u.shape = {args.packed, args.only_second_half, args.heads, args.lse_len, args.step_lse_len};
-  u.rows = (args.only_second_half ? args.tokens / 2 : args.tokens) * args.heads;
+  const int64_t tokens = args.only_second_half ? args.tokens / 2 : args.tokens;
+  u.rows = args.batch ? tokens * args.heads : 0;
   u.width = args.dim, u.checks = args.batch;
   u.dtype = args.dtype, u.target = args.out, u.source = args.step_out;
   run_updates(u, place);
@@ -105,7 +106,7 @@ void cp_grad_correct(const tea_cp_grad& args, const Place& place) {
   u.a = args;
   const bool half_step = args.first == TEA_CP_NONE || args.second == TEA_CP_NONE;
   u.step_tokens = half_step ? args.tokens / 2 : args.tokens;
-  u.rows = slabs_of(args.slabs) * u.step_tokens;
+  u.rows = args.batch ? slabs_of(args.slabs) * u.step_tokens : 0;
   u.width = args.row_elements, u.checks = args.batch;
   u.dtype = args.dtype, u.target = args.grad, u.source = args.step_grad;
   run_updates(u, place);

@@ -25,6 +25,9 @@ void cp_copy_valid(const tea_cp_valid& args, const Place& place);
 // A sequence is rows start .. start + 2 * half; in half tensors, half rows from start / 2 on.
 struct Halves {
   int64_t index = -1, start = 0, half = 0;  // index -1: none, or nonsense
+  TEA_HOST_DEVICE bool holds(int64_t row) const {
+    return index >= 0 && row >= start && row - start < 2 * half;
+  }
 };
 
 TEA_HOST_DEVICE Halves halves_of(const int32_t* cu_seqlens, int64_t i, int64_t tokens) {
@@ -39,7 +42,7 @@ TEA_HOST_DEVICE Halves halves_around(const int32_t* cu_seqlens, int64_t batch, i
   const int64_t i = find_sequence(cu_seqlens, batch, row);
   if (i < 0) return {};
   const Halves s = halves_of(cu_seqlens, i, tokens);
-  return row - s.start < 2 * s.half ? s : Halves{};
+  return s.holds(row) ? s : Halves{};
 }
 
 struct ReadHalfMoves : Moves {
@@ -139,15 +142,16 @@ struct OutUpdates : Updates {
   TEA_HOST_DEVICE void check(int64_t i) const {
     if (!shape.fits(halves_of(a.cu_seqlens, i, a.tokens))) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
-  TEA_HOST_DEVICE Update at(int64_t i) const {
+  using Cursor = Halves;
+  TEA_HOST_DEVICE Update at(int64_t i, Cursor& s) const {
     const int64_t row = quotient(i, a.heads), h = i - row * a.heads;
     const int64_t whole_row = shape.second ? 2 * row : row;
-    const Halves s = halves_around(a.cu_seqlens, a.batch, a.tokens, whole_row);
+    if (!s.holds(whole_row)) s = halves_around(a.cu_seqlens, a.batch, a.tokens, whole_row);
     if (!shape.fits(s)) return {};
     const int64_t c = row - (shape.second ? s.start / 2 : s.start);
     const int64_t line = a.packed ? h : s.index * a.heads + h;
     const int64_t row_to = s.start + (shape.second ? s.half : 0) + c;
-    return {Change::kAddProduct, row_to * a.heads + h, i,
+    return {Change::kAddProduct, row_to * a.heads + h,
             a.step_lse + line * a.step_lse_len + shape.step_first(s) + c,
             a.lse + line * a.lse_len + shape.whole_first(s) + c};
   }
@@ -165,15 +169,17 @@ struct GradUpdates : Updates {
            : action == TEA_CP_COPY ? Change::kCopy
                                    : Change::kNone;
   }
-  TEA_HOST_DEVICE Update at(int64_t i) const {
+  using Cursor = Halves;
+  TEA_HOST_DEVICE Update at(int64_t i, Cursor& s) const {
     const bool half_step = a.first == TEA_CP_NONE || a.second == TEA_CP_NONE;
     const int64_t slab = quotient(i, step_tokens), row = i - slab * step_tokens;
-    const Halves s = halves_around(a.cu_seqlens, a.batch, a.tokens, half_step ? 2 * row : row);
+    const int64_t whole_row = half_step ? 2 * row : row;
+    if (!s.holds(whole_row)) s = halves_around(a.cu_seqlens, a.batch, a.tokens, whole_row);
     if (s.index < 0) return {};
     const int64_t c = row - (half_step ? s.start / 2 : s.start);
     const bool second = half_step ? a.first == TEA_CP_NONE : c >= s.half;
     const int64_t to = slab * a.tokens + s.start + c + (half_step && second ? s.half : 0);
-    return {change(second ? a.second : a.first), to, i};
+    return {change(second ? a.second : a.first), to};
   }
 };
 

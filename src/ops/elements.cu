@@ -48,56 +48,55 @@ __global__ void __launch_bounds__(kBlock) each_element(const __grid_constant__ R
 // ---- Row by row --------------------------------------------------------------------------------
 
 constexpr int kUnderWay = 4;  // vectors that a thread has loaded at a time
-constexpr int kBlocks = 3;    // on a multiprocessor,
-constexpr int kRounds = 8;    // and how many of them one after the other: each looks up its starts
-
-// A rule that looks up sequences in shared memory, if that holds all their starts: a search is a
-// dozen reads one after the other, and nothing of a row can be on its way before.
-constexpr int kMostStarts = 1024;
-template <class Rule>
-__device__ Rule with_starts_nearby(const Rule& rule, int32_t (&starts)[kMostStarts]) {
-  Rule near = rule;
-  if (rule.a.batch >= kMostStarts) return near;
-  for (int i = threadIdx.x; i <= rule.a.batch; i += kBlock) starts[i] = rule.a.cu_seqlens[i];
-  __syncthreads();
-  near.a.cu_seqlens = starts;
-  return near;
-}
+constexpr int kBlocks = 3;    // on a multiprocessor
+// Rows of a group of threads: the second finds the sequence of the first; of more, the last blocks
+// are late.
+constexpr int kOfGroup = 2;
 
 // How a group of threads shares a row.
 struct Share {
   int64_t vectors;  // of a row
   Team team;
+  int64_t rows = 0;  // of a block
 };
 
 template <int32_t dtype, bool wide, class Rule>
 __global__ void __launch_bounds__(kBlock, kBlocks)
-    update_rows(const __grid_constant__ Rule given, const Share share) {
+    update_rows(const __grid_constant__ Rule rule, const Share share) {
   using Stored = RowVector<dtype, wide>;
   using Vector = typename Stored::Numbers;
   using Format = Element<dtype>;
   using Real = typename Format::Real;
-  __shared__ int32_t starts[kMostStarts];
-  run_checks(given);
-  const Rule rule = with_starts_nearby(given, starts);
+  run_checks(rule);
   const auto round = [](Real x) { return Format::decode(Format::encode(x)); };
   const int lane = share.team.lane(), lanes = share.team.lanes();
-  for (int64_t i = share.team.index(); i < rule.rows; i += share.team.count()) {
-    const Update update = rule.at(i);
+  const int64_t begin = blockIdx.x * share.rows;
+  const int64_t end = begin + share.rows < rule.rows ? begin + share.rows : rule.rows;
+  typename Rule::Cursor sequence{};
+  for (int64_t i = begin + (threadIdx.x >> share.team.shift); i < end;
+       i += kBlock >> share.team.shift) {
+    const auto* const from =
+        static_cast<const typename Format::Bits*>(rule.source) + i * rule.width;
+    const auto load = [&](Stored(&x)[kUnderWay], const typename Format::Bits* row, int64_t v) {
+#pragma unroll
+      for (int k = 0; k < kUnderWay; ++k) {
+        const int64_t c = (v + k * lanes) * Vector::kSize;
+        x[k].load(row + c, rule.width - c);
+      }
+    };
+    Stored step[kUnderWay], old[kUnderWay];
+    load(step, from, lane);  // on its way while the rest is looked up
+    const Update update = rule.at(i, sequence);
     if (update.change == Change::kNone) continue;
     auto* const to = static_cast<typename Format::Bits*>(rule.target) + update.to * rule.width;
-    const auto* const from =
-        static_cast<const typename Format::Bits*>(rule.source) + update.from * rule.width;
     for (int64_t v = lane; v < share.vectors; v += kUnderWay * lanes) {
       const int64_t first = v * Vector::kSize, distance = int64_t{lanes} * Vector::kSize;
-      Stored step[kUnderWay], old[kUnderWay];
       const auto each = [&](const auto& body) {
 #pragma unroll
         for (int k = 0; k < kUnderWay; ++k) body(k, first + k * distance);
       };
-      each([&](int k, int64_t c) { step[k].load(from + c, rule.width - c); });
-      if (update.change != Change::kCopy)
-        each([&](int k, int64_t c) { old[k].load(to + c, rule.width - c); });
+      if (v != lane) load(step, from, v);
+      if (update.change != Change::kCopy) load(old, to, v);
       const Real weight = update.template weight<Real>();  // read beside the rows
       const bool finite = weight > 0 && weight < INFINITY;
       const bool product = update.change == Change::kAddProduct;
@@ -146,9 +145,11 @@ void run_updates_on_gpu(const Rule& rule, const Place& place) {
                                     reinterpret_cast<uintptr_t>(rule.source) |
                                     static_cast<uint64_t>(rule.width * kBytes));
     with_bool(access == 16, [&](auto wide) {
-      const unsigned blocks = blocks_for(std::max(work.rows * share.team.lanes(), work.checks));
-      launch({"update_rows", std::min(blocks, blocks_at_once(place, kBlocks * kRounds))},
-             update_rows<dtype(), wide(), Rule>, place, work, share);
+      const int64_t groups = (work.rows + kOfGroup - 1) / kOfGroup;
+      const unsigned blocks = blocks_for(std::max(groups * share.team.lanes(), work.checks));
+      const int64_t teams = kBlock >> share.team.shift, at_once = blocks * teams;
+      share.rows = (work.rows + at_once - 1) / at_once * teams;
+      launch({"update_rows", blocks}, update_rows<dtype(), wide(), Rule>, place, work, share);
     });
   });
 }

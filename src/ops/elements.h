@@ -52,11 +52,12 @@ void run_elements(const Rule& rule, const Place& place) {
 
 enum class Change { kNone, kAdd, kCopy, kAddProduct, kAddFinite };
 
-// Row `to` changes by row `from`; a product is with exp(*step_lse - *lse). It is kAddFinite where
-// that is known to be finite and more than 0: then every term of it can be added.
+// Row `to` changes by the row of the source that it was asked for; a product is with exp(*step_lse
+// - *lse). It is kAddFinite where that is known to be finite and more than 0: then every term of it
+// can be added.
 struct Update {
   Change change = Change::kNone;
-  int64_t to = 0, from = 0;
+  int64_t to = 0;
   const float *step_lse = nullptr, *lse = nullptr;
 
   template <class Real>
@@ -89,7 +90,8 @@ TEA_HOST_DEVICE void with_change(Change change, const Body& body) {
 }
 
 // What a rule derives from. It adds
-//   Update at(int64_t i) const     for i < rows; no two change the same row
+//   struct Cursor                  what neighbouring rows have in common, at first {}
+//   Update at(int64_t i, Cursor&) const   for i < rows; no two change the same row
 //   void check(int64_t i) const    as above
 struct Updates {
   int64_t rows = 0, width = 0, checks = 0;  // width: elements of a row
@@ -112,11 +114,12 @@ void run_updates(const Rule& rule, const Place& place) {
   const int64_t n = rule.width;
   std::vector<double> old(static_cast<size_t>(n)), step(static_cast<size_t>(n));
   const auto round = [&](double x) { return rounded_to(rule.dtype, x); };
+  typename Rule::Cursor sequence{};
   for (int64_t i = 0; i < rule.rows; ++i) {
-    const Update update = rule.at(i);
+    const Update update = rule.at(i, sequence);
     if (update.change == Change::kNone) continue;
     const auto weight = update.template weight<double>();
-    load_row(rule.source, rule.dtype, update.from * n, n, step.data());
+    load_row(rule.source, rule.dtype, i * n, n, step.data());
     if (update.change != Change::kCopy)
       load_row(rule.target, rule.dtype, update.to * n, n, old.data());
     with_change(update.change, [&](auto change) {

@@ -47,8 +47,8 @@ TEST(Moves, UpdatesRoundAsTheyAreAskedTo) {
 TEST(Moves, WeightsOfUpdates) {
   const float lse = 2, step = 1, nothing = -INFINITY;
   EXPECT_EQ((Update{Change::kAdd, 0, 0}.weight<double>()), 1);
-  EXPECT_EQ((Update{Change::kAddProduct, 0, 0, &step, &lse}.weight<double>()), std::exp(-1));
-  EXPECT_EQ((Update{Change::kAddProduct, 0, 0, &nothing, &lse}.weight<double>()), 0);
+  EXPECT_EQ((Update{Change::kAddProduct, 0, &step, &lse}.weight<double>()), std::exp(-1));
+  EXPECT_EQ((Update{Change::kAddProduct, 0, &nothing, &lse}.weight<double>()), 0);
 }
 
 }  // namespace
