@@ -3,13 +3,13 @@
 // instructions before they are bound by memory: most rows are all that their teams can hold, and
 // have kernels that ask nothing.
 #include "ops/launch.cuh"
-#include "ops/softmax.h"
+#include "ops/softmax.cuh"
 #include "ops/vectors.cuh"
 
 namespace tea {
 namespace {
 
-constexpr int kMostThreads = 512, kLeastThreads = 128, kWarp = 32;
+constexpr int kMostThreads = 512, kLeastThreads = 128;
 constexpr int kHeld = 4;  // vectors of a row that a thread holds
 // Blocks of a multiprocessor one after the other, each with several rows: of short rows many, so
 // that blocks are done at different times; of long rows few, for each begins with a wait.
@@ -28,31 +28,6 @@ struct Config {
 
 template <int n>
 using Count = std::integral_constant<int, n>;
-
-// NaN wins, or a masked row could hide it.
-struct Largest {
-  __device__ float operator()(float a, float b) const {
-    asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
-    return a;
-  }
-  __device__ double operator()(double a, double b) const { return b <= a || a != a ? a : b; }
-};
-struct Plus {
-  template <class Real>
-  __device__ Real operator()(Real a, Real b) const {
-    return a + b;
-  }
-};
-
-// exp of a difference that is at most 0: its error is that of the product, relative to which what
-// vanishes below 2^-126 is nothing.
-__device__ __forceinline__ float exponential(float x) {
-  constexpr float kLog2E = 1.44269504f;
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * kLog2E));
-  return y;
-}
-__device__ __forceinline__ double exponential(double x) { return exp(x); }
 
 // Over the threads of a row. All threads of the block come here together, to one side and to the
 // other in turns: nobody writes a side again before all have read it.
@@ -81,11 +56,13 @@ __device__ __forceinline__ uint32_t other_than_one(uint32_t bytes) {
 }
 
 // The row that this thread works on, from the first column of its part on. Columns of held rows are
-// counted in 32 bits. kSkips: vectors of which it sees nothing are left out where they are not
-// counted; where they cost little, the branches cost more.
-template <class C, bool kSkips>
+// counted in 32 bits. backward: vectors of which it sees nothing are left out also where they are
+// not counted; forward the branches cost more, and registers that there are not.
+template <class C, bool backward>
 struct Row {
-  static constexpr bool kLeavesOut = C::counted || (kSkips && !C::whole);
+  static constexpr bool kLeavesOut = !C::whole && (C::counted || backward);
+  // A warp asks once of how many vectors all its threads see all columns, or any thread any.
+  static constexpr bool kSorted = backward && C::wide && C::held && !C::whole;
   using Stored = RowVector<C::dtype, C::wide>;
   using Vector = typename Stored::Numbers;
   using Bits = typename Stored::Bits;
@@ -97,21 +74,30 @@ struct Row {
   Column seen, cols;    // columns that the row sees, and has; none where there is no row
   const uint8_t* mask;  // or NULL
   Column distance;      // columns from one vector of a thread to its next
+  // Vectors of which all threads of the warp see all columns, and those of which any sees any.
+  int all, any;
 
-  __device__ Row(const tea_scaled_softmax& a, int64_t line, const Team& team) {
+  // in_matrix: the row's number in its matrix.
+  __device__ Row(const tea_scaled_softmax& a, int64_t line, int64_t in_matrix, const Team& team) {
     const int column = team.lane() * kSize;
     first = line * a.cols + column;
     seen = cols = -column, mask = nullptr, distance = team.lanes() * kSize;
     if (line < a.batch * a.heads * a.rows) {
       cols += static_cast<Column>(a.cols), seen = cols;
       if constexpr (C::masked || !C::whole)
-        if (a.kind != TEA_SCORE_MASK_NONE) look_up(a, line, column);
+        if (a.kind != TEA_SCORE_MASK_NONE) look_up(a, line, in_matrix, column);
+    }
+    if constexpr (kSorted) {
+      constexpr int kShift = std::countr_zero(unsigned{kSize});
+      const int shift = team.shift + kShift;  // of distance
+      all = __reduce_min_sync(~0u, ((seen - kSize) >> shift) + 1);
+      any = __reduce_max_sync(~0u, (seen + distance - 1) >> shift);
     }
   }
-  __device__ void look_up(const tea_scaled_softmax& a, int64_t line, int column) {
-    const int64_t matrix = quotient(line, a.rows), row = line - matrix * a.rows;
-    seen = static_cast<Column>(visible_count(a, row)) - column;
-    if constexpr (C::masked) mask = mask_row(a, matrix, row);
+  __device__ void look_up(const tea_scaled_softmax& a, int64_t line, int64_t in_matrix,
+                          int column) {
+    seen = static_cast<Column>(visible_count(a, in_matrix)) - column;
+    if constexpr (C::masked) mask = mask_row(a, quotient(line, a.rows), in_matrix);
     if (mask) mask += column;
   }
 
@@ -146,7 +132,7 @@ struct Row {
     }
   }
   // Calls body with the number of every vector and how many of its columns the row sees, which may
-  // be fewer, and of counted rows none or less.
+  // be fewer than it has, and of counted and sorted rows none or less.
   template <int n, class Body>
   __device__ __forceinline__ void each_vector(Count<n>, Column begin, const Body& body) const {
     if (C::whole && seen <= 0) return;
@@ -154,16 +140,10 @@ struct Row {
     for (int k = 0; k < n; ++k) {
       const Column left = seen - begin - k * distance;
       if constexpr (C::whole)
-        body(k, std::integral_constant<Column, kSize>());
-      else if (C::counted || !kSkips || left > 0)
+        body(k, Column{kSize});
+      else if (kSorted ? k < any : C::counted || !backward || left > 0)
         body(k, left);
     }
-  }
-  // What the row does not see of a vector becomes `value`.
-  __device__ static void end_at(Vector& x, Column left, Real value) {
-    if (left >= kSize) return;
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) x.x[i] = i < left ? x.x[i] : value;
   }
 
   // The mask where it belongs to a vector, `left` of which the row sees.
@@ -180,10 +160,12 @@ struct Row {
 
   // The vectors from `begin` on; zeros that are not seen.
   template <int n>
-  __device__ void load(Count<n> count, Stored (&x)[kHeld], const void* from, Column begin) const {
-    each_vector(count, begin, [&](int k, auto left) {
-      x[k].load(static_cast<const Bits*>(from) + first + begin + k * distance, left);
-    });
+  __device__ void load(Count<n>, Stored (&x)[kHeld], const void* from, Column begin) const {
+    if (C::whole && seen <= 0) return;
+#pragma unroll
+    for (int k = 0; k < n; ++k)
+      x[k].load(static_cast<const Bits*>(from) + first + begin + k * distance,
+                C::whole ? Column{kSize} : seen - begin - k * distance);
   }
   // Zeros to the vectors that are left out. They wait for no other: best while those are on their
   // way.
@@ -191,7 +173,7 @@ struct Row {
     if constexpr (kLeavesOut) {
 #pragma unroll
       for (int k = 0; k < kHeld; ++k)
-        if (const Column at = begin + k * distance; at >= seen && at < cols)
+        if (const Column at = begin + k * distance; (kSorted ? k >= any : at >= seen) && at < cols)
           Stored{}.store(static_cast<Bits*>(to) + first + at, cols - at);
     }
   }
@@ -203,25 +185,24 @@ struct Row {
     for (int i = 0; i < kSize; ++i) x.x[i] *= scale;
     if constexpr (C::masked)
       if ((C::held && C::wide) || mask) set_masked(x, begin + k * distance, left);
-    end_at(x, left, Real{-INFINITY});
+    if (!C::whole && left < kSize)
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) x.x[i] = i < left ? x.x[i] : Real{-INFINITY};
     return x;
   }
   // The vectors that are not left out: what numbers(k) gives, but zeros that the row does not see.
   template <int n, class Numbers>
   __device__ void store(Count<n> count, void* to, Column begin, const Numbers& numbers) const {
     Bits* const out = static_cast<Bits*>(to) + first + begin;
-    each_vector(count, begin, [&](int k, auto left) {
-      Vector x = numbers(k);
-      end_at(x, left, Real{0});
+    each_vector(count, begin, [&](int k, Column left) {
       Stored y;
-      y.set(x);
-      y.store(out + k * distance, C::counted ? left : cols - begin - k * distance);
+      y.set(numbers(k));
+      if (!C::whole && (kSorted ? k >= all : left < kSize)) y.end_at(static_cast<int>(left));
+      y.store(out + k * distance, C::whole || C::counted ? left : cols - begin - k * distance);
     });
   }
 };
 
-// Additions to so many sums need not wait for each other.
-constexpr int kSums = 4;
 template <class Real, class Combine>
 __device__ Real combined(const Real (&sums)[kSums], const Team& team, int side,
                          const Combine& combine) {
@@ -240,7 +221,8 @@ __global__ void __launch_bounds__(kMostThreads, 2)
   // Whole blocks stay together: `line` is that of the block's first team.
   const int64_t own = threadIdx.x >> team.shift;
   for (int64_t line = team.index() - own; line < rows; line += team.count()) {
-    const R row(a, line + own, team);
+    const int64_t at = line + own;
+    const R row(a, at, at - quotient(at, a.rows) * a.rows, team);
     const auto each_part = [&](const auto& body) {
       R::each_part(static_cast<Column>(a.cols), row.distance, body);
     };
@@ -250,7 +232,7 @@ __global__ void __launch_bounds__(kMostThreads, 2)
         typename R::Stored stored[kHeld];
         row.load(count, stored, a.input, begin);
         row.store_zeros(a.output, begin);
-        row.each_vector(count, begin, [&](int k, auto left) {
+        row.each_vector(count, begin, [&](int k, Column left) {
           x[k] = row.scores(stored[k], begin, k, left, scale);
 #pragma unroll
           for (int i = 0; i < R::kSize; ++i) use(x[k].x[i], i);
@@ -300,8 +282,13 @@ __global__ void __launch_bounds__(kMostThreads, 2)
   // Whole blocks stay together: `line` is that of the block's first team.
   const int64_t own = threadIdx.x >> team.shift;
   int side = 0;
+  const auto in_matrix_of = [&](int64_t line) { return line - quotient(line, a.rows) * a.rows; };
+  int64_t in_matrix = in_matrix_of(team.index());
+  const int64_t step = in_matrix_of(team.count());
   for (int64_t line = team.index() - own; line < rows; line += team.count(), side ^= 1) {
-    const R row(a, line + own, team);
+    const R row(a, line + own, in_matrix, team);
+    in_matrix += step;
+    if (in_matrix >= a.rows) in_matrix -= a.rows;
     const auto each_part = [&](const auto& body) {
       R::each_part(static_cast<Column>(a.cols), row.distance, body);
     };
@@ -311,16 +298,13 @@ __global__ void __launch_bounds__(kMostThreads, 2)
       row.load(count, y, a.input, begin);
       row.load(count, dy, a.dout, begin);
     };
-    const auto numbers = [](const typename R::Stored& stored, Column left) {
-      Vector x = stored.numbers();
-      R::end_at(x, left, Real{0});
-      return x;
-    };
     Real sums[kSums] = {};
     each_part([&](Column begin) {
       load(begin);
-      row.each_vector(count, begin, [&](int k, auto left) {
-        const Vector p = numbers(y[k], left), dp = numbers(dy[k], left);
+      row.each_vector(count, begin, [&](int k, Column left) {
+        if (C::wide && !C::whole && (R::kSorted ? k >= row.all : left < R::kSize))
+          y[k].end_at(static_cast<int>(left)), dy[k].end_at(static_cast<int>(left));
+        const Vector p = y[k].numbers(), dp = dy[k].numbers();
 #pragma unroll
         for (int i = 0; i < R::kSize; ++i) sums[i % kSums] += p.x[i] * dp.x[i];
       });
@@ -396,6 +380,7 @@ Launch launch_of(const char* name, const tea_scaled_softmax& a, const Team& team
 }  // namespace
 
 void softmax_forward_on_gpu(const tea_scaled_softmax& args, double scale, const Place& place) {
+  if (long_softmax_forward_on_gpu(args, scale, place)) return;
   with_real(args.dtype, [&](auto dtype) {
     const Way way = way_of<dtype()>(args);
     with_config<dtype()>(way, [&](auto config) {
@@ -407,6 +392,7 @@ void softmax_forward_on_gpu(const tea_scaled_softmax& args, double scale, const 
 }
 
 void softmax_backward_on_gpu(const tea_scaled_softmax& args, const Place& place) {
+  if (long_softmax_backward_on_gpu(args, place)) return;
   with_real(args.dtype, [&](auto dtype) {
     const Way way = way_of<dtype()>(args);
     with_config<dtype()>(way, [&](auto config) {

@@ -215,6 +215,16 @@ struct alignas(16) RowVector {
       __stwb(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(word));
   }
 
+  // All but the first `left` elements become 0.
+  __device__ void end_at(int left) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int bits = max(left * static_cast<int>(8 * sizeof(Bits)) - 32 * i, 0);
+      uint32_t ones;
+      asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(ones) : "r"(bits));
+      word[i] &= ones;
+    }
+  }
   // The compiler is to keep the bits, not the numbers that it got from them, which are more.
   __device__ void keep() {
 #pragma unroll

@@ -2,6 +2,8 @@
 // their own; and tensors of more than 2^31 elements, whose last ones are looked at.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "ops_cases.h"
 
 namespace tea::kit {
@@ -44,6 +46,101 @@ TEST(Ops, NamesWhatAGpuCannotDo) {
   EXPECT_EQ(tea_merge_parts(&merge, 0, gpu.stream()), TEA_INVALID);
   EXPECT_EQ(std::string(tea_error()), "parts is 121; needs at most 120 on a GPU");
   EXPECT_EQ(tea_fill(memory, TEA_FP32, 1, 0, 1 << 20, nullptr), TEA_UNSUPPORTED);
+}
+
+// Long causal rows, so many that every block has several: what a row does not see is NaN.
+class LongCausalRows {
+ public:
+  static constexpr int64_t kCols = 8192, kRows = 2600;
+  static constexpr uint16_t kNan = 0x7FC0, kOne = 0x3F80, kHalf = 0x3F00;
+
+  explicit LongCausalRows(Gpu& gpu) : gpu_(gpu), first_(gpu.scratch(3 * kBytes)) {}
+  // Row r sees columns 0 .. r; fill(row, r) writes them.
+  template <class Fill>
+  uint8_t* tensor(int place, const Fill& fill) {
+    std::vector<uint16_t> all(kRows * kCols, kNan);
+    for (int64_t r = 0; r < kRows; ++r) fill(&all[static_cast<size_t>(r * kCols)], r);
+    uint8_t* const to = first_ + place * kBytes;
+    gpu_.upload(to, reinterpret_cast<const uint8_t*>(all.data()), kBytes);
+    gpu_.wait();
+    return to;
+  }
+  std::vector<uint16_t> fetched(uint8_t* from) {
+    std::vector<uint16_t> got(kRows * kCols);
+    gpu_.download(reinterpret_cast<uint8_t*>(got.data()), from, kBytes);
+    gpu_.wait();
+    return got;
+  }
+  uint8_t* place(int i) const { return first_ + i * kBytes; }
+  tea_scaled_softmax arguments() const {
+    tea_scaled_softmax a{};
+    a.struct_size = sizeof a;
+    a.dtype = TEA_BF16, a.kind = TEA_SCORE_MASK_CAUSAL, a.scale = 1;
+    a.batch = a.heads = 1, a.rows = kRows, a.cols = kCols;
+    return a;
+  }
+  static float value(uint16_t bits) {
+    const uint32_t wide = uint32_t{bits} << 16;
+    float x;
+    std::memcpy(&x, &wide, 4);
+    return x;
+  }
+
+ private:
+  static constexpr size_t kBytes = size_t{2} * kRows * kCols;
+  Gpu& gpu_;
+  uint8_t* first_;
+};
+
+TEST(Ops, LongCausalRowsForward) {
+  Gpu& gpu = gpu_of_thread(0);
+  LongCausalRows rows(gpu);
+  tea_scaled_softmax a = rows.arguments();
+  a.input = rows.tensor(0, [](uint16_t* row, int64_t r) {
+    std::fill_n(row, r + 1, uint16_t{0});
+    row[r / 2] = 0x4100;  // 8
+  });
+  for (const int place : {1, 0}) {
+    a.output = rows.place(place);
+    ASSERT_EQ(tea_scaled_softmax_forward(&a, 0, gpu.stream()), TEA_OK) << tea_error();
+    const std::vector<uint16_t> got = rows.fetched(rows.place(place));
+    for (int64_t r = 0; r < rows.kRows; ++r) {
+      const double most = std::exp(8.0), sum = most + static_cast<double>(r);
+      for (int64_t c = 0; c < rows.kCols; ++c) {
+        const double expected = c > r ? 0 : (c == r / 2 ? most : 1) / sum;
+        ASSERT_NEAR(rows.value(got[static_cast<size_t>(r * rows.kCols + c)]), expected,
+                    expected * 0x1p-8)
+            << r << " " << c;
+      }
+    }
+  }
+}
+
+TEST(Ops, LongCausalRowsBackward) {
+  Gpu& gpu = gpu_of_thread(0);
+  LongCausalRows rows(gpu);
+  tea_scaled_softmax a = rows.arguments();
+  a.input = rows.tensor(0, [&](uint16_t* row, int64_t r) {
+    std::fill_n(row, r + 1, uint16_t{0});
+    row[r] = row[r / 2] = rows.kHalf;
+  });
+  a.dout = rows.tensor(1, [&](uint16_t* row, int64_t r) {
+    std::fill_n(row, r + 1, uint16_t{0});
+    row[r] = static_cast<uint16_t>(rows.kOne + r % 64);
+  });
+  for (const int place : {2, 1}) {
+    a.output = rows.place(place);
+    ASSERT_EQ(tea_scaled_softmax_backward(&a, 0, gpu.stream()), TEA_OK) << tea_error();
+    const std::vector<uint16_t> got = rows.fetched(rows.place(place));
+    for (int64_t r = 1; r < rows.kRows; ++r)
+      for (int64_t c = 0; c < rows.kCols; ++c) {
+        const float quarter = rows.value(static_cast<uint16_t>(rows.kOne + r % 64)) / 4;
+        ASSERT_EQ(rows.value(got[static_cast<size_t>(r * rows.kCols + c)]), c == r       ? quarter
+                                                                            : c == r / 2 ? -quarter
+                                                                                         : 0)
+            << r << " " << c;
+      }
+  }
 }
 
 // ---- More than 2^31 elements
