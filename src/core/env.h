@@ -1,5 +1,6 @@
-// The only place that reads the environment. Our own variables and TransformerEngine's aliases are
-// rows of one table.
+// The only place of the library that reads the environment. Our own variables and
+// TransformerEngine's aliases are rows of one table. (TE_ATTENTION_CHECK is of the PyTorch
+// operators, which know the public API alone.)
 #pragma once
 #include <span>
 #include <string>

@@ -1,5 +1,6 @@
 // KV caches, and ragged against padded batches.
 #include "torch/ops.h"
+#include "torch/report.h"
 #include "torch/tensor.h"
 
 namespace tea::torch_ops {
@@ -77,7 +78,7 @@ void kv_cache_append(StableIValue* stack, uint64_t inputs, uint64_t) {
       refuse("page_table", "of shape " + shape_text(table),
              "a row for each of " + std::to_string(args.batch) + " sequences");
   }
-  require(tea_kv_cache_append(&args, place.where.device, place.where.stream));
+  run_reported(tea_kv_cache_append, args, cu_new, place.where, "cu_new or cu_cached");
 }
 
 namespace {
@@ -98,7 +99,7 @@ void convert(tea_status (*verb)(const tea_thd_convert*, int, void*), const Tenso
   args.batch = bshd.size[0], args.seqlen = bshd.size[1], args.tokens = thd.size[0];
   args.heads = thd.size[1], args.dim = thd.size[2];
   args.thd_stride = strides_of("thd", thd), args.bshd_stride = strides_of("bshd", bshd);
-  require(verb(&args, place.where.device, place.where.stream));
+  run_reported(verb, args, cu_seqlens, place.where);
 }
 
 void require_rank(const char* name, const Tensor& t, int rank) {
@@ -143,7 +144,7 @@ void cu_seqlens_from_lengths(StableIValue* stack, uint64_t inputs, uint64_t) {
   args.lengths = place.int32("lengths", lengths);
   args.cu_seqlens = place.int32("cu_seqlens", out);
   args.batch = lengths.numel();
-  require(tea_cu_seqlens_fill(&args, place.where.device, place.where.stream));
+  run_reported(tea_cu_seqlens_fill, args, lengths, place.where, "lengths");
   give(stack, out);
 }
 
@@ -160,7 +161,7 @@ void cu_seqlens_from_mask(StableIValue* stack, uint64_t inputs, uint64_t) {
   args.mask = place.as<const uint8_t>("mask", mask, torch_bool());
   args.cu_seqlens = place.int32("cu_seqlens", out);
   args.batch = mask.size(0), args.seqlen = mask.size(1);
-  require(tea_cu_seqlens_fill(&args, place.where.device, place.where.stream));
+  run_reported(tea_cu_seqlens_fill, args, mask, place.where);
   give(stack, out);
 }
 

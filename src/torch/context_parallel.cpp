@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "torch/ops.h"
+#include "torch/report.h"
 #include "torch/tensor.h"
 
 namespace tea::torch_ops {
@@ -100,7 +101,7 @@ void cp_read_half(StableIValue* stack, uint64_t inputs, uint64_t) {
   args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
   args.batch = batch_of(cu_seqlens), args.slabs = s.slabs, args.tokens = s.tokens;
   args.row_bytes = s.row * static_cast<int64_t>(tensor.element_size());
-  require(tea_cp_read_half(&args, place.where.device, place.where.stream));
+  run_reported(tea_cp_read_half, args, cu_seqlens, place.where);
   give(stack, half);
 }
 
@@ -131,7 +132,7 @@ void cp_lse_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
   const bool packed = in.flag();
   const Place place("lse", lse);
   const tea_cp_lse args = describe_lse(place, lse, half, cu_seqlens, packed);
-  require(tea_cp_lse_correct(&args, place.where.device, place.where.stream));
+  run_reported(tea_cp_lse_correct, args, cu_seqlens, place.where);
 }
 
 void cp_lse_read(StableIValue* stack, uint64_t inputs, uint64_t) {
@@ -147,7 +148,7 @@ void cp_lse_read(StableIValue* stack, uint64_t inputs, uint64_t) {
   const tea_cp_lse args = describe_lse(place, lse, half, cu_seqlens, packed);
   const auto bytes = static_cast<uint64_t>(half.numel()) * sizeof(float);
   require(tea_fill_bytes(half.data_ptr(), 0, bytes, place.where.device, place.where.stream));
-  require(tea_cp_lse_read(&args, place.where.device, place.where.stream));
+  run_reported(tea_cp_lse_read, args, cu_seqlens, place.where);
   give(stack, half);
 }
 
@@ -178,7 +179,7 @@ void cp_out_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
   if (whole.heads != args.heads || part.heads != args.heads ||
       (!packed && (whole.batch != args.batch || part.batch != args.batch)))
     refuse("lse, lse_per_step", "of other batch or heads", "those of out and cu_seqlens");
-  require(tea_cp_out_correct(&args, place.where.device, place.where.stream));
+  run_reported(tea_cp_out_correct, args, cu_seqlens, place.where);
 }
 
 void cp_grad_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
@@ -208,7 +209,7 @@ void cp_grad_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
   args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
   args.batch = batch_of(cu_seqlens), args.slabs = s.slabs, args.tokens = s.tokens;
   args.row_elements = s.row;
-  require(tea_cp_grad_correct(&args, place.where.device, place.where.stream));
+  run_reported(tea_cp_grad_correct, args, cu_seqlens, place.where);
 }
 
 void cp_partition_indices(StableIValue* stack, uint64_t inputs, uint64_t) {
@@ -224,7 +225,7 @@ void cp_partition_indices(StableIValue* stack, uint64_t inputs, uint64_t) {
   args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
   args.indices = static_cast<int32_t*>(out.data_ptr());
   args.batch = batch_of(cu_seqlens), args.tokens = tokens;
-  require(tea_cp_partition_indices(&args, place.where.device, place.where.stream));
+  run_reported(tea_cp_partition_indices, args, cu_seqlens, place.where);
   give(stack, out);
 }
 
@@ -246,7 +247,7 @@ void reorder(StableIValue* stack, uint64_t inputs,
   args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
   args.batch = batch_of(cu_seqlens), args.tokens = s.tokens;
   args.row_bytes = s.row * static_cast<int64_t>(input.element_size());
-  require(verb(&args, place.where.device, place.where.stream));
+  run_reported(verb, args, cu_seqlens, place.where);
   give(stack, out);
 }
 
@@ -277,7 +278,7 @@ void cp_copy_valid(StableIValue* stack, uint64_t inputs, uint64_t) {
   args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
   args.batch = batch_of(cu_seqlens), args.tokens = s.tokens;
   args.row_bytes = s.row * static_cast<int64_t>(input.element_size());
-  require(tea_cp_copy_valid(&args, place.where.device, place.where.stream));
+  run_reported(tea_cp_copy_valid, args, cu_seqlens, place.where);
 }
 
 }  // namespace tea::torch_ops

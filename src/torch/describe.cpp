@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "torch/plans.h"
+#include "torch/report.h"
 
 namespace tea::torch_ops {
 namespace {
@@ -427,7 +428,10 @@ void Work::run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forw
   run_.tensors = pointers_.data();
   run_.tensor_count = TEA_TENSOR_COUNT;
   run_.stream = where_.stream;
+  Report report(in_.q, where_);
+  run_.status = report.word();
   require(verb(plan.plan, &run_));
+  report.refuse_nonsense("cu_seqlens_q, cu_seqlens_kv or their offsets");
 }
 
 std::string Work::explain() {

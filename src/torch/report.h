@@ -1,0 +1,33 @@
+// What an operation reports of nonsense in lengths, pages and origins, which it reads when it runs
+// and clamps. On the host it is refused; on a GPU, where to know means to wait, only with
+// TE_ATTENTION_CHECK=1.
+#pragma once
+#include <optional>
+
+#include "torch/tensor.h"
+
+namespace tea::torch_ops {
+
+class Report {
+ public:
+  Report(const Tensor& beside, const Where& where);
+  int32_t* word() { return word_; }  // the status word of the run; NULL: nobody asks
+  // Raises if the run has reported something; `lengths`: the arguments that say them.
+  void refuse_nonsense(const char* lengths);
+
+ private:
+  int32_t host_ = 0, *word_ = &host_;
+  std::optional<Tensor> device_;
+};
+
+// Runs an operation whose arguments have a status word, on lengths in `cu_seqlens`.
+template <class Args>
+void run_reported(tea_status (*verb)(const Args*, int, void*), Args args, const Tensor& cu_seqlens,
+                  const Where& where, const char* lengths = "cu_seqlens") {
+  Report report(cu_seqlens, where);
+  args.status = report.word();
+  require(verb(&args, where.device, where.stream));
+  report.refuse_nonsense(lengths);
+}
+
+}  // namespace tea::torch_ops
