@@ -189,3 +189,29 @@ def test_explain_refuses_an_engine_that_is_not_there() -> None:
     with pytest.raises(RuntimeError, match='engine is "fast"; needs one of'):
         tea.explain(Q, Q, Q, engine="fast")
     assert "reference: " in tea.explain(Q, Q, Q, engine="reference")
+
+
+SHAPES = (
+    *("rank", "dtype", "dtype of v", "heads", "v", "dim", "batch", "odd dim", "integers"),
+    "no batch",
+)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_are_refused_without_memory_too(name: str) -> None:
+    tensors, options, text = REFUSALS[name]
+    with pytest.raises(RuntimeError, match=text.removesuffix(".*pad to 16")):
+        tea.attention(*(t.to("meta") for t in tensors), **options)
+
+
+def test_shapes_are_refused_when_compiled() -> None:
+    compiled = torch.compile(tea.attention, fullgraph=True, backend="aot_eager")
+    with pytest.raises(RuntimeError, match=r"dimensions for format bhsd"):
+        compiled(Q[0], Q[0], Q[0])
+    with pytest.raises(Exception, match="window is 3; needs"):
+        compiled(Q, Q, Q, window=3)
+
+
+def test_explain_names_a_device_without_engines() -> None:
+    with pytest.raises(RuntimeError, match="q is on meta; needs the CPU or a CUDA device"):
+        tea.explain(*(Q.to("meta"),) * 3)

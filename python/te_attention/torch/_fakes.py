@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from te_attention.torch._arguments import FORMATS, Arguments, formats_of
+from te_attention.torch._arguments import FORMATS, OPTIONS, Arguments, formats_of
 from te_attention.torch._library import LIBRARY
 
 
@@ -25,14 +25,70 @@ def _per_row(q: Tensor, form: str) -> Tensor:
     return q.new_empty(shape, dtype=torch.float32)
 
 
-def _forward(*arguments):
-    a = Arguments(*arguments)
-    form, _ = formats_of(a)
-    if form not in FORMATS:
-        raise RuntimeError(f"format is {a.format!r}; needs bhsd, bshd, sbhd, thd or two of them")
-    for name, tensor in (("k", a.k), ("v", a.v)):
+def _text(value: object) -> str:
+    return str(list(value) if isinstance(value, torch.Size) else value).removeprefix("torch.")
+
+
+def _check(a: Arguments) -> None:
+    """What the operators themselves would refuse, as far as types and shapes tell it."""
+    forms = formats_of(a)
+    for form in forms:
+        if form not in FORMATS:
+            raise RuntimeError(
+                f"format is {a.format!r}; needs bhsd, bshd, sbhd, thd or two of them"
+            )
+    if not a.q.dtype.is_floating_point:
+        needed = "float16, bfloat16, float32 or float64"
+        raise RuntimeError(f"q.dtype is {_text(a.q.dtype)}; needs {needed}")
+    for name, tensor, form in zip("qkv", a[:OPTIONS], (forms[0], forms[1], forms[1]), strict=True):
         if tensor.device != a.q.device:
             raise RuntimeError(f"{name} is on {tensor.device}; needs {a.q.device} as q")
+        if tensor.dtype != a.q.dtype:
+            raise RuntimeError(
+                f"{name}.dtype is {_text(tensor.dtype)}; needs {_text(a.q.dtype)} as q"
+            )
+        rank = 3 if FORMATS[form][0] is None else 4
+        if tensor.dim() != rank:
+            shape = _text(tensor.shape)
+            raise RuntimeError(
+                f"{name} is of shape {shape}; needs {rank} dimensions for format {a.format}"
+            )
+    _check_sizes(a, *forms)
+
+
+def _check_sizes(a: Arguments, form_q: str, form_kv: str) -> None:
+    q, k, v = (t.shape for t in a[:OPTIONS])
+    batch_q, _, head_q = FORMATS[form_q]
+    batch_kv, row_kv, head_kv = FORMATS[form_kv]
+    if batch_q is not None and batch_kv is not None and a.page_table is None:
+        torch._check(
+            k[batch_kv] == q[batch_q],
+            lambda: f"k is of shape {_text(k)}; needs a batch of {q[batch_q]}",
+        )
+    torch._check(
+        k[-1] == q[-1], lambda: f"k is of shape {_text(k)}; needs the head dim of q {_text(q)}"
+    )
+    for dim in (head_kv, row_kv):
+        torch._check(
+            v[dim] == k[dim],
+            lambda: f"v is of shape {_text(v)}; needs the heads and rows of k {_text(k)}",
+        )
+    torch._check(k[head_kv] > 0, lambda: "heads_kv is 0; needs at least 1")
+    torch._check(
+        q[head_q] % k[head_kv] == 0,
+        lambda: f"heads_q is {q[head_q]}; needs a multiple of heads_kv {k[head_kv]}",
+    )
+    for name, dim in (("dim_qk", q[-1]), ("dim_v", v[-1])):
+        torch._check(
+            dim % 8 == 0,  # bound at once: the loop goes on before the text is asked for
+            lambda name=name, dim=dim: f"{name} is {dim}; needs a multiple of 8",
+        )
+
+
+def _forward(*arguments):
+    a = Arguments(*arguments)
+    _check(a)
+    form, _ = formats_of(a)
     dim = a.v.shape[-1]
     if form == "bhsd":  # the heads of a token lie side by side, whatever the order of dimensions
         b, h, s, _ = a.q.shape

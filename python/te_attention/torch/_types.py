@@ -29,7 +29,8 @@ _WANTED = {
 }
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """As an error shows it."""
     if isinstance(value, Tensor):
         return f"a tensor of {str(value.dtype).removeprefix('torch.')}"
     text = repr(value)
@@ -77,10 +78,10 @@ def refuse_bias_in_words(bias: object) -> None:
 def check_types(arguments: dict[str, object]) -> None:
     """Raises for the first of attention()'s arguments that has a wrong type."""
     if not _is_window(arguments["window"]):
-        raise TypeError(f"window is {_text(arguments['window'])}; needs {WINDOW}")
+        raise TypeError(f"window is {text_of(arguments['window'])}; needs {WINDOW}")
     for name, (types, needed) in _WANTED.items():
         value = arguments[name]
         if isinstance(value, types):
             continue
         hint = MASK_HINT if name == "mask" and isinstance(value, Tensor) else ""
-        raise TypeError(f"{name} is {_text(value)}; needs {needed}{hint}")
+        raise TypeError(f"{name} is {text_of(value)}; needs {needed}{hint}")

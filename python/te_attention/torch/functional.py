@@ -15,6 +15,7 @@ from te_attention.torch._types import (
     check_slopes,
     check_types,
     refuse_bias_in_words,
+    text_of,
 )
 
 Mask: TypeAlias = Literal["causal", "causal_bottom_right", "bottom_right"]
@@ -153,6 +154,8 @@ def attention(
     Raises:
         RuntimeError, ValueError: an argument is wrong (which, the value seen, the value needed), or
             no engine accepts the problem (what each of them says). Nothing has been computed then.
+            So are, on the CPU, lengths and pages that cannot be; a GPU clamps them, and refuses
+            them with TE_ATTENTION_CHECK=1 in the environment, where each call waits for it.
         TypeError: an argument is of a wrong type.
     """
     try:
@@ -224,7 +227,9 @@ def attention(
             raise ValueError("fp8 is given; needs attention() itself, and tensors without gradient")
         return _of_fp8(fp8, arguments, return_lse, return_max_logit)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        if not isinstance(error, RuntimeError) or DISPATCHER in str(error):
+        if not torch.compiler.is_compiling() and (  # which knows of no locals()
+            not isinstance(error, RuntimeError) or DISPATCHER in str(error)
+        ):
             check_types(locals())
         raise
 
@@ -257,7 +262,10 @@ def _named(name: str, value: object, no: object, yes: object, other: str = "") -
 
 
 def _bounds(window: Window) -> tuple[int, int]:
-    left, right = (-1 if bound is None else bound for bound in window)
+    try:
+        left, right = (-1 if bound is None else bound for bound in window)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"window is {text_of(window)}; needs {WINDOW}") from error
     if left < -1 or right < -1:
         raise ValueError(f"window is {window}; needs {WINDOW}")
     return left, right
@@ -292,6 +300,10 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **options) -> str:
     The first line is the problem, as `te-attn check` and bug reports take it. Draws no random
     numbers. Raises as attention() does, where an argument is wrong.
     """
+    if q.device.type not in ("cpu", "cuda"):
+        raise RuntimeError(
+            f"q is on {q.device}; needs the CPU or a CUDA device, to ask its engines"
+        )
     if options.pop("generator", None) is not None or options.get("rng_state") is None:
         options["rng_state"] = torch.empty(2, dtype=torch.int64, device=q.device)
     return OPS.explain.default(*trimmed(describe(q, k, v, **options)))
