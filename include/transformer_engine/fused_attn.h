@@ -117,9 +117,11 @@ NVTE_QKV_Format nvte_get_qkv_format(NVTE_QKV_Layout qkv_layout);
 NVTE_QKV_Format nvte_get_q_format(NVTE_QKV_Layout qkv_layout);
 NVTE_QKV_Format nvte_get_kv_format(NVTE_QKV_Layout qkv_layout);
 
-/* The class that nvte_fused_attn_fwd and _bwd will use, or NVTE_No_Backend if they would refuse.
-   Throws if q_dtype and kv_dtype differ or an enum value is unknown. NVTE_F16_max512_seqlen is
-   chosen only where the environment variable NVTE_FUSED_ATTN_BACKEND is 0. */
+/* The class that nvte_fused_attn_fwd and _bwd will use, or NVTE_No_Backend if they would refuse: on
+   the current GPU where this process uses one (below sm_80, or in a library without GPU code, they
+   refuse all its memory), else on the host. Throws if q_dtype and kv_dtype differ or an enum value
+   is unknown. NVTE_F16_max512_seqlen is chosen only where the environment variable
+   NVTE_FUSED_ATTN_BACKEND is 0. */
 NVTE_Fused_Attn_Backend nvte_get_fused_attn_backend(
     bool is_training, NVTEDType q_dtype, NVTEDType kv_dtype, NVTE_QKV_Layout qkv_layout,
     NVTE_Bias_Type bias_type, NVTE_Mask_Type attn_mask_type, NVTE_Softmax_Type softmax_type,
@@ -134,7 +136,8 @@ NVTE_Fused_Attn_Backend nvte_get_fused_attn_backend(
    call again with the same arguments and memory behind both.
 
    Q [..., h, d_qk], K [..., hg, d_qk], V [..., hg, d_v]: fp16, bf16 or fp8, in the order of
-   qkv_layout; of packed buffers the three point at their own first elements.
+   qkv_layout; of packed buffers the three point at their own first elements. fp8 tensors have the
+   scaling mode 0: one fp32 number each.
    Bias: [1 or b, 1 or h, sq, skv] or [1 or b, 1 or h, 1, skv], dtype of Q whatever its label says
    (of fp8 problems as labelled). Empty unless bias_type reads it.
    SoftmaxOffset: fp32 [1, h, 1, 1] for NVTE_LEARNABLE_SOFTMAX.

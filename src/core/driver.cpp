@@ -29,6 +29,7 @@ constexpr int kRelaxed = 2;  // of CUstreamCaptureMode
   ENTRY(device, "cuDeviceGet", int*, int)                                              \
   ENTRY(attribute, "cuDeviceGetAttribute", int*, int, int)                             \
   ENTRY(current_device, "cuCtxGetDevice", int*)                                        \
+  ENTRY(primary_state, "cuDevicePrimaryCtxGetState", int, unsigned*, int*)             \
   ENTRY(retain_primary, "cuDevicePrimaryCtxRetain", Context*, int)                     \
   ENTRY(push, "cuCtxPushCurrent_v2", Context)                                          \
   ENTRY(pop, "cuCtxPopCurrent_v2", Context*)                                           \
@@ -131,6 +132,21 @@ int current_device() {
   if (gpus().list.empty()) return kHost;
   int device = 0;
   return entries().current_device(&device) ? 0 : device;
+}
+
+int device_in_use() {
+  if (!loaded()) return kHost;
+  const Entries& cuda = entries();
+  int device = 0, count = 0;
+  if (cuda.current_device(&device) == 0) return device;
+  if (cuda.device_count(&count)) return kHost;  // cuInit was never called
+  for (int i = 0; i < count; ++i) {
+    unsigned flags = 0;
+    int active = 0;
+    if (!cuda.device(&device, i) && !cuda.primary_state(device, &flags, &active) && active)
+      return 0;
+  }
+  return kHost;
 }
 
 Allocation allocation_of(const void* pointer) {

@@ -22,6 +22,11 @@ const Gpus& gpus();
 // context yet; kHost without a GPU.
 int current_device();
 
+// The device that CUDA's runtime has for this thread, if this process uses GPUs: that of its
+// context, or the first one where only other threads have one. kHost where nobody has: there is no
+// memory of a GPU then. Starts nothing.
+int device_in_use();
+
 // A device's memory that was allocated at once; of other memory nothing is known: no bytes.
 struct Allocation {
   int device = kHost;

@@ -1,10 +1,12 @@
 // The selector. It accepts whatever the planner's Problem accepts, because some engine runs every
-// valid Problem.
+// valid Problem on the host and on the GPUs that engines know.
 #include "nvte/backend.h"
 
 #include <algorithm>
 
+#include "core/driver.h"
 #include "core/env.h"
+#include "core/error.h"
 #include "nvte/boundary.h"
 #include "nvte/layout.h"
 #include "nvte/problem.h"
@@ -48,7 +50,19 @@ NVTE_Fused_Attn_Backend class_of(const Work& w) {
   return max512 ? NVTE_F16_max512_seqlen : NVTE_F16_arbitrary_seqlen;
 }
 
+constexpr int kLeastSm = 80;  // of the engine `portable`
+
 }  // namespace
+
+bool runs_on_device_in_use() {
+  const int device = driver::device_in_use();
+  if (device == kHost) return true;
+  try {
+    return device_at(device).sm >= kLeastSm;
+  } catch (const Error&) {  // this build has no engine for GPUs
+    return false;
+  }
+}
 
 NVTE_Fused_Attn_Backend backend_of(const Work& work) {
   return refusal(work).empty() ? class_of(work) : NVTE_No_Backend;
@@ -73,6 +87,7 @@ NVTE_Fused_Attn_Backend accepted_backend(const Work& work, const NVTETensorPack&
 using tea::nvte::backend_of;
 using tea::nvte::check_same_type;
 using tea::nvte::Pages;
+using tea::nvte::runs_on_device_in_use;
 using tea::nvte::signed_size;
 using tea::nvte::Work;
 
@@ -105,6 +120,6 @@ NVTE_Fused_Attn_Backend nvte_get_fused_attn_backend(
                .k = pages,
                .v = pages};
     w.types = {q_dtype, q_dtype, q_dtype, q_dtype, kNVTEFloat32};
-    return backend_of(w);
+    return runs_on_device_in_use() ? backend_of(w) : NVTE_No_Backend;
   });
 }

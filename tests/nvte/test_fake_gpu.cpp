@@ -1,6 +1,9 @@
-// What the nvte functions do with memory of a GPU, on a machine without one: with a driver that
-// says that some memory is a GPU's. Each test is a process of its own, as the driver is asked once.
+// What the nvte functions do with a GPU and its memory, on a machine without one: with a driver
+// that has one. The driver describes it once in a process, so that other GPUs are those of
+// children.
 #include <gtest/gtest.h>
+
+#include <cstdlib>
 
 #include "nvte/expect_error.h"
 #include "nvte/fake_driver.h"
@@ -41,6 +44,37 @@ TEST(FakeGpu, SegmentsAndTheirScratchLieOnOneSide) {
                     "workspace on device is 0; needs the device of cu_seqlens, -1");
   EXPECT_NVTE_ERROR(nvte_get_runtime_num_segments(gpu, host, 4, nullptr),
                     "workspace on device is -1; needs the device of cu_seqlens, 0");
+}
+
+// The selector's answer in a process with that GPU.
+void expect_backend(int sm, bool current, bool used, NVTE_Fused_Attn_Backend backend) {
+  EXPECT_EXIT(
+      {
+        fake_gpu(sm, current, used);
+        const auto answer = nvte_get_fused_attn_backend(
+            false, kNVTEBFloat16, kNVTEBFloat16, NVTE_BSHD_BSHD_BSHD, NVTE_NO_BIAS, NVTE_NO_MASK,
+            NVTE_VANILLA_SOFTMAX, 0, 8, 8, 128, 128, 64, 64, -1, -1, false, false, false);
+        std::exit(answer == backend ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "")
+      << "sm " << sm << " current " << current << " used " << used;
+}
+
+TEST(FakeGpu, TheSelectorPromisesNothingOnGpusThatNothingRunsOn) {
+#if defined(TE_ATTENTION_CUDA)
+  constexpr auto kOnNewer = NVTE_F16_arbitrary_seqlen;
+#else
+  constexpr auto kOnNewer = NVTE_No_Backend;
+#endif
+  expect_backend(75, true, true, NVTE_No_Backend);
+  expect_backend(75, false, true,
+                 NVTE_No_Backend);  // of another thread: the runtime's first device
+  expect_backend(80, true, true, kOnNewer);
+  expect_backend(90, false, true, kOnNewer);
+  expect_backend(100, true, false, kOnNewer);  // a context that is not the primary one
+  // A machine with a GPU that this process does not use.
+  expect_backend(75, false, false, NVTE_F16_arbitrary_seqlen);
+  expect_backend(90, false, false, NVTE_F16_arbitrary_seqlen);
 }
 
 TEST(FakeGpu, CudnnNeedsNoHandle) {
