@@ -113,7 +113,7 @@ void fill(std::vector<uint64_t>& memory, int bytes) {
 
 void measure(const Layout& layout, const char* dtype, int bytes, int64_t keys, int runs,
              const char* engine) {
-  tea_problem problem;
+  tea_problem problem{};
   require(tea_problem_parse(problem_text(layout, dtype, keys).c_str(), &problem));
   tea_plan* plan = nullptr;
   require(tea_plan_create(&problem, -1, engine, &plan));

@@ -3,7 +3,11 @@
 
    Growth rules: a struct begins with its size as the caller knows it. A shorter struct is extended
    with zeros, a longer one is accepted if the tail that this library does not know is zero. Enum
-   values and tensor indices are never renumbered. Zero always means "the default". */
+   values and tensor indices are never renumbered. Zero always means "the default".
+
+   A struct that a function writes comes with its size, too, which stays: no more than that is
+   written, and zeros where this library knows less. 0 there is the size that version 0.1 has. A
+   struct_size above 4096 is refused everywhere. */
 #ifndef TE_ATTENTION_H_
 #define TE_ATTENTION_H_
 #include <stddef.h>
@@ -213,7 +217,8 @@ typedef struct tea_run {
   uint32_t tensor_count; /* length of `tensors`; missing entries are NULL */
   void* const* tensors;  /* indexed by tea_tensor */
   void* workspace;
-  uint64_t workspace_bytes; /* at least what tea_workspace_bound() says, 256-byte aligned */
+  uint64_t workspace_bytes; /* at least what tea_plan_workspace() or tea_workspace_bound() says,
+                               256-byte aligned */
   void* stream;             /* CUstream_st*, or NULL */
   /* batch: if a side is ragged or paged, else zero. max_q / max_kv: upper bound of the lengths of a
      ragged or paged side, else zero. tokens_*: rows of a ragged buffer. pages_*: pages of a pool.
@@ -232,6 +237,8 @@ typedef struct tea_run {
 
 /* Exact counts for one execution; a multiply and an add are two operations. */
 typedef struct tea_cost {
+  uint32_t struct_size;
+  uint32_t reserved;      /* zero */
   uint64_t visible;       /* (row, column) pairs that the masks allow, over batch and query heads */
   uint64_t forward_flops; /* 2 * visible * (dim_qk + dim_v) */
   uint64_t backward_flops; /* 2 * visible * (3 * dim_qk + 2 * dim_v), recomputing the scores */
@@ -240,6 +247,8 @@ typedef struct tea_cost {
 } tea_cost;
 
 typedef struct tea_cache_info {
+  uint32_t struct_size;
+  uint32_t reserved; /* zero */
   uint64_t hits, misses, entries, capacity;
 } tea_cache_info;
 
@@ -258,9 +267,15 @@ TEA_API const char* tea_plan_engine(const tea_plan* plan);
 TEA_API tea_status tea_forward(const tea_plan* plan, const tea_run* run);
 TEA_API tea_status tea_backward(const tea_plan* plan, const tea_run* run);
 
-/* Bytes of workspace that any engine on any device may need; a pure function of the arguments,
-   linear in the sequence lengths (of the engine `cudnn`, where the environment names it, also in a
-   bias that trains). Only the sizes of `run` are read; NULL where the problem is dense. */
+/* Bytes of workspace that one run of this plan needs in each direction (0 backward if the problem
+   does not train; either result may be NULL). Only the sizes of `run` are read; NULL where the
+   problem is dense. */
+TEA_API tea_status tea_plan_workspace(const tea_plan* plan, const tea_run* run, uint64_t* forward,
+                                      uint64_t* backward);
+/* The most that any plan of the problem needs, on any device, whose engine is not named in
+   tea_plan_create(): `cudnn` by name may need more. A pure function of the arguments and of the
+   engine that TE_ATTENTION_ENGINE names, linear in the sequence lengths (if that is `cudnn`, also
+   in a bias that trains). `run` as above. */
 TEA_API tea_status tea_workspace_bound(const tea_problem* problem, const tea_run* run,
                                        uint64_t* forward, uint64_t* backward);
 
@@ -270,9 +285,11 @@ TEA_API tea_status tea_explain(const tea_problem* problem, int device, char* buf
                                size_t capacity, size_t* needed);
 TEA_API tea_status tea_problem_print(const tea_problem* problem, char* buffer, size_t capacity,
                                      size_t* needed);
+/* Sets all of `problem` but its struct_size, which the caller has set. Refused if a field beyond
+   that would be lost. */
 TEA_API tea_status tea_problem_parse(const char* text, tea_problem* problem);
-/* Valid or not, and why; without planning. On success `normalised` (may be NULL) gets the canonical
-   form: synonyms removed, defaults as zeros. */
+/* Valid or not, and why; without planning. On success `normalised` (may be NULL; may be `problem`)
+   gets the canonical form: synonyms removed, defaults as zeros. Its struct_size is set before. */
 TEA_API tea_status tea_problem_check(const tea_problem* problem, tea_problem* normalised);
 
 /* Reads cu_seqlens from run->tensors, which must be host pointers here. */

@@ -3,6 +3,7 @@
 
 #include "core/boundary.h"
 #include "core/cost.h"
+#include "core/growth.h"
 #include "core/plan.h"
 
 struct tea_plan {
@@ -17,6 +18,18 @@ using tea::Problem;
 void require(const void* pointer, const char* name) {
   TEA_REQUIRE(pointer, name, pointer, "memory for the result");
 }
+
+// The sizes of version 0.1, which a struct_size of 0 stands for in what is written.
+constexpr size_t kFirstProblem = 464, kFirstCost = 48, kFirstCacheInfo = 40;
+static_assert(sizeof(tea_problem) >= kFirstProblem && sizeof(tea_cost) >= kFirstCost &&
+              sizeof(tea_cache_info) >= kFirstCacheInfo);
+
+void give_problem(tea_problem* caller, const Problem& problem, const char* argument) {
+  tea::give(caller, static_cast<const tea_problem&>(problem),
+            {argument, "tea_problem", "a tea_problem"}, kFirstProblem, true);
+}
+
+tea_run sizes_of(const tea_run* run) { return run ? tea::as_known(run) : tea_run{}; }
 
 }  // namespace
 
@@ -50,12 +63,25 @@ tea_status tea_backward(const tea_plan* plan, const tea_run* run) {
   });
 }
 
+tea_status tea_plan_workspace(const tea_plan* plan, const tea_run* run, uint64_t* forward,
+                              uint64_t* backward) {
+  return guarded([&] {
+    TEA_REQUIRE(plan, "plan", plan, "a plan");
+    const tea_run sizes = sizes_of(run);
+    const tea::Plan& p = *plan->ref;
+    const uint64_t needs[] = {p.workspace_need(run ? &sizes : nullptr, tea::Direction::kForward),
+                              p.workspace_need(run ? &sizes : nullptr, tea::Direction::kBackward)};
+    if (forward) *forward = needs[0];
+    if (backward) *backward = needs[1];
+  });
+}
+
 tea_status tea_workspace_bound(const tea_problem* problem, const tea_run* run, uint64_t* forward,
                                uint64_t* backward) {
   return guarded([&] {
     const Problem p = Problem::import(problem);
     p.check();
-    const tea_run sizes = run ? tea::as_known(run) : tea_run{};
+    const tea_run sizes = sizes_of(run);
     const tea::Geometry size = tea::geometry(p, run ? &sizes : nullptr);
     const auto bound = [&](tea::Direction d) { return tea::planner().workspace_bound(p, size, d); };
     if (forward) *forward = bound(tea::Direction::kForward);
@@ -81,7 +107,7 @@ tea_status tea_problem_parse(const char* text, tea_problem* problem) {
   return guarded([&] {
     TEA_REQUIRE(text, "text", text, "a line of field=value words");
     require(problem, "problem");
-    *problem = Problem::parse(text);
+    give_problem(problem, Problem::parse(text), "problem");
   });
 }
 
@@ -89,7 +115,7 @@ tea_status tea_problem_check(const tea_problem* problem, tea_problem* normalised
   return guarded([&] {
     const Problem p = Problem::import(problem);
     p.check();
-    if (normalised) *normalised = p.normalised();
+    if (normalised) give_problem(normalised, p.normalised(), "normalised");
   });
 }
 
@@ -98,15 +124,17 @@ tea_status tea_problem_cost(const tea_problem* problem, const tea_run* run, tea_
     require(result, "cost");
     const Problem p = Problem::import(problem);
     p.check();
-    const tea_run sizes = run ? tea::as_known(run) : tea_run{};
-    *result = tea::cost(p.normalised(), run ? &sizes : nullptr);
+    const tea_run sizes = sizes_of(run);
+    tea::give(result, tea::cost(p.normalised(), run ? &sizes : nullptr),
+              {"cost", "tea_cost", "a tea_cost"}, kFirstCost);
   });
 }
 
 tea_status tea_cache_stats(tea_cache_info* info) {
   return guarded([&] {
     require(info, "info");
-    *info = tea::planner().info();
+    tea::give(info, tea::planner().info(), {"info", "tea_cache_info", "a tea_cache_info"},
+              kFirstCacheInfo);
   });
 }
 

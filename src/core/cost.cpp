@@ -91,6 +91,7 @@ tea_cost cost(const Problem& p, const tea_run* run) {
   const Totals t = count(p, g, run);
   const auto qk = static_cast<uint64_t>(p.dim_qk), v = static_cast<uint64_t>(p.v_dim());
   tea_cost out{};
+  out.struct_size = sizeof out;
   out.visible = t.visible * static_cast<uint64_t>(p.heads_q);
   out.forward_flops = 2 * out.visible * (qk + v);
   out.forward_bytes = bytes(p, g, t, Direction::kForward);

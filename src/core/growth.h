@@ -39,4 +39,28 @@ Struct as_known(const Struct* caller, const Growing& names) {
   return known;
 }
 
+// What the caller's struct has room for of a result, under the same rule. `first`: its size in the
+// first version, which 0 stands for. Throws if `keep_all` and something would be lost.
+template <class Struct>
+size_t room_for(const Struct& caller, const Struct& result, const Growing& names, size_t first,
+                bool keep_all) {
+  const size_t size = caller.struct_size ? caller.struct_size : first;
+  TEA_REQUIRE(size >= names.least && size <= kLargestStruct, names.size_field, size,
+              "sizeof(" + std::string(names.type) + "), or 0: " + shown(first));
+  for (size_t i = size; keep_all && i < sizeof result; ++i)
+    TEA_REQUIRE(!reinterpret_cast<const char*>(&result)[i], names.size_field, size,
+                "at least " + shown(sizeof result) + ": a newer field is set");
+  return size;
+}
+
+template <class Struct>
+void give(Struct* caller, Struct result, const Growing& names, size_t first,
+          bool keep_all = false) {
+  const size_t size = room_for(*caller, result, names, first, keep_all);
+  result.struct_size = static_cast<uint32_t>(size);
+  if (size > sizeof result)
+    std::memset(reinterpret_cast<char*>(caller) + sizeof result, 0, size - sizeof result);
+  std::memcpy(static_cast<void*>(caller), &result, std::min(size, sizeof result));
+}
+
 }  // namespace tea

@@ -204,8 +204,7 @@ std::string Planner::explain(const Problem& problem, int device) const {
 uint64_t Planner::workspace_bound(const Problem& problem, const Geometry& size, Direction d) const {
   const Problem p = canonical(problem);  // a synonym runs on the engine of its canonical form
   // What runs only where it is named counts only where the environment names it: nobody else should
-  // pay for it. Who names it in a call learns the need from that engine's page, or from its
-  // refusal.
+  // pay for it. Who names it in a call asks the plan.
   uint64_t bytes = 0;
   for (const Engine& engine : engines_)
     if (engine.workspace && (!engine.only_by_name || engine.name == setting(Setting::kEngine)))
@@ -213,11 +212,18 @@ uint64_t Planner::workspace_bound(const Problem& problem, const Geometry& size, 
   return bytes;
 }
 
+uint64_t Plan::workspace_need(const tea_run* run, Direction d) const {
+  const Geometry size = geometry(problem, run);
+  if (!workspace || (d == Direction::kBackward && !problem.training)) return 0;
+  return workspace(problem, size, d);
+}
+
 void Planner::limit(size_t capacity) { cache_->limit(capacity); }
 
 tea_cache_info Planner::info() const {
   const std::lock_guard lock(cache_->mutex);
-  return {cache_->hits, cache_->misses, cache_->recent.size(), cache_->capacity};
+  return {sizeof(tea_cache_info), 0, cache_->hits, cache_->misses, cache_->recent.size(),
+          cache_->capacity};
 }
 
 Planner& planner() {

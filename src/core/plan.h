@@ -16,6 +16,10 @@ struct Plan {
   // The engine's own need; a run may bring more.
   uint64_t (*workspace)(const Problem&, const Geometry&, Direction);
   Checks checks{problem};
+
+  // Of one run, whose sizes may be NULL where the problem gives all; 0 in a direction that it does
+  // not have.
+  uint64_t workspace_need(const tea_run* run, Direction d) const;
 };
 using PlanRef = std::shared_ptr<const Plan>;
 

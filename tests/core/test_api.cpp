@@ -11,7 +11,8 @@
 namespace {
 
 tea_problem parsed(const char* text) {
-  tea_problem p;
+  tea_problem p{};
+  p.struct_size = sizeof p;
   EXPECT_EQ(tea_problem_parse(text, &p), TEA_OK) << tea_error();
   return p;
 }
@@ -58,7 +59,7 @@ TEST(Api, TextResultsReportTheSizeTheyNeed) {
 
 TEST(Api, NullArgumentsAreNamed) {
   const tea_problem p = parsed(kSmall);
-  tea_problem out;
+  tea_problem out{};
   tea_plan* plan;
   const struct {
     tea_status status;
@@ -96,7 +97,7 @@ TEST(Api, ErrorsBelongToTheirThread) {
   const std::string mine = tea_error();
   std::thread([] {
     EXPECT_STREQ(tea_error(), "");
-    tea_problem p;
+    tea_problem p{};
     tea_problem_parse("nonsense", &p);
   }).join();
   EXPECT_EQ(tea_error(), mine);
@@ -106,7 +107,7 @@ TEST(Api, CheckGivesTheCanonicalForm) {
   const tea_problem a = parsed(
       "dtype=bf16 batch=1 seqlen_q=4 seqlen_kv=4 heads_q=1 heads_kv=1 "
       "dim_qk=64 window_right=1 dim_v=64");
-  tea_problem normal;
+  tea_problem normal{};
   ASSERT_EQ(tea_problem_check(&a, &normal), TEA_OK) << tea_error();
   EXPECT_EQ(normal.causal, 1);
   EXPECT_EQ(normal.window_right, 0);
@@ -116,7 +117,7 @@ TEST(Api, CheckGivesTheCanonicalForm) {
 
 TEST(Api, CostAndWorkspaceAreFunctionsOfTheProblem) {
   const tea_problem p = parsed(kSmall);
-  tea_cost cost;
+  tea_cost cost{};
   ASSERT_EQ(tea_problem_cost(&p, nullptr, &cost), TEA_OK) << tea_error();
   EXPECT_EQ(cost.visible, 2u * 10u);
   uint64_t forward = 1, backward = 1;
@@ -124,8 +125,41 @@ TEST(Api, CostAndWorkspaceAreFunctionsOfTheProblem) {
   EXPECT_EQ(backward, 0u);  // not a training problem
 }
 
+TEST(Api, APlanSaysWhatWorkspaceItNeeds) {
+  const tea_problem dense = parsed(
+      "dtype=bf16 heads_q=4 heads_kv=2 dim_qk=64 batch=2 seqlen_q=128 seqlen_kv=128 causal=1 "
+      "training=1");
+  uint64_t bound[2], needed[2];
+  ASSERT_EQ(tea_workspace_bound(&dense, nullptr, &bound[0], &bound[1]), TEA_OK) << tea_error();
+  for (const char* engine : {"", "cpu", "reference"}) {
+    tea_plan* plan = nullptr;
+    ASSERT_EQ(tea_plan_create(&dense, -1, engine, &plan), TEA_OK) << tea_error();
+    needed[0] = needed[1] = ~uint64_t{0};
+    EXPECT_EQ(tea_plan_workspace(plan, nullptr, &needed[0], &needed[1]), TEA_OK) << tea_error();
+    EXPECT_LE(needed[0], bound[0]) << engine;
+    EXPECT_LE(needed[1], bound[1]) << engine;
+    EXPECT_EQ(tea_plan_workspace(plan, nullptr, nullptr, nullptr), TEA_OK);
+    tea_plan_release(plan);
+  }
+  EXPECT_EQ(tea_plan_workspace(nullptr, nullptr, nullptr, nullptr), TEA_INVALID);
+  EXPECT_STREQ(tea_error(), "plan is NULL; needs a plan");
+
+  const tea_problem ragged =
+      parsed("dtype=fp32 heads_q=1 heads_kv=1 dim_qk=8 q_form=ragged kv_form=ragged");
+  tea_plan* plan = nullptr;
+  ASSERT_EQ(tea_plan_create(&ragged, -1, nullptr, &plan), TEA_OK) << tea_error();
+  EXPECT_EQ(tea_plan_workspace(plan, nullptr, &needed[0], nullptr), TEA_INVALID);
+  EXPECT_NE(std::string(tea_error()).find("run is NULL"), std::string::npos) << tea_error();
+  tea_run sizes{};
+  sizes.struct_size = sizeof sizes;
+  sizes.batch = 2, sizes.max_q = sizes.max_kv = 3, sizes.tokens_q = sizes.tokens_kv = 6;
+  EXPECT_EQ(tea_plan_workspace(plan, &sizes, &needed[0], &needed[1]), TEA_OK) << tea_error();
+  EXPECT_EQ(needed[1], 0u);  // not a training problem
+  tea_plan_release(plan);
+}
+
 TEST(Api, TheCacheCanBeWatchedAndBounded) {
-  tea_cache_info before, after;
+  tea_cache_info before{}, after{};
   ASSERT_EQ(tea_cache_limit(16), TEA_OK);
   ASSERT_EQ(tea_cache_stats(&before), TEA_OK);
   tea_problem p = parsed(kSmall);

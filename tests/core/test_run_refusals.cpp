@@ -281,7 +281,8 @@ TEST(RunRefusal, AMissingSinkWhereItsGradientIsWanted) {
 
 TEST(ApiRefusal, OriginsOfACount) {
   Prepared p(kDense);
-  tea_cost cost = {17, 17, 17, 17, 17};
+  tea_cost cost{};
+  cost.visible = 17;
   p.call.run.origin[2] = INT64_MAX;
   EXPECT_EQ(tea_problem_cost(&p.inputs.problem(), &p.call.run, &cost), TEA_INVALID);
   EXPECT_TRUE(says("run.origin[2] is")) << tea_error();
@@ -294,7 +295,8 @@ TEST(ApiRefusal, SizesThatTheProblemLeavesOpen) {
   EXPECT_EQ(tea_workspace_bound(&ragged, nullptr, &forward, &backward), TEA_INVALID);
   EXPECT_TRUE(says("run is NULL")) << tea_error();
   EXPECT_EQ(forward + backward, 34u) << "written although refused";
-  tea_cost cost = {17, 17, 17, 17, 17};
+  tea_cost cost{};
+  cost.visible = 17;
   EXPECT_EQ(tea_problem_cost(&ragged, nullptr, &cost), TEA_INVALID);
   EXPECT_EQ(cost.visible, 17u) << "written although refused";
   Prepared p(kRagged);

@@ -65,7 +65,7 @@ constexpr tea_tensor kGradients[] = {TEA_DQ, TEA_DK, TEA_DV, TEA_DBIAS};
 class Plan {
  public:
   Plan(const std::string& words, const std::string& engine) {
-    tea_problem problem;
+    tea_problem problem{};
     const std::string text =
         "dtype=fp32 heads_q=2 heads_kv=1 dim_qk=16 dim_v=8 alignment=4 bias=post_scale " + words;
     EXPECT_EQ(tea_problem_parse(text.c_str(), &problem), TEA_OK) << tea_error();
