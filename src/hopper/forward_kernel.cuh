@@ -37,7 +37,7 @@ struct Row {
   bool rescale_early;  // O shrinks while the next scores are computed, else once O is there
   bool skips = false;  // a consumer hands back blocks that none of its own rows sees
   int kv_stages = 2;
-  bool late = false;  // without a mask, the first exponentials go before the wait for the values
+  bool late = false;  // but in general, the first exponentials go before the wait for the values
 };
 
 // What a kernel does beside the plain product: nothing, a band, that and a soft cap, everything but
@@ -301,7 +301,7 @@ struct Kernel {
     // the values that follows it, behind the first exponentials: see `late`.
     template <int kStages>
     TEA_DEVICE void let_go(Ring<kStages>& ring, Position<kStages>& at) {
-      if constexpr (!C.row.late || C.masked()) return release(ring, at);
+      if constexpr (!C.row.late || C.general()) return release(ring, at);
       if (lane() < p.cluster) arrive_remote_reader(ring.empty[at.stage], lane());
       at.advance();
     }

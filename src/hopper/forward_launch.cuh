@@ -15,8 +15,8 @@ namespace tea::hopper {
 
 constexpr Row kTable[] = {
     // dim  v  consumers cols q_stages turns early skips kv_stages late
-    {64, 64, 3, 128, 2, true, false, true},
-    {96, 96, 2, 128, 2, true, false},
+    {64, 64, 3, 128, 2, true, false, true, 2, true},
+    {96, 96, 2, 128, 2, true, false, false, 2, true},
     {128, 128, 2, 128, 2, true, false, false, 2, true},
     {192, 128, 2, 128, 1, false, true, false, 2, true},
     {192, 192, 2, 112, 1, false, true},
