@@ -94,6 +94,14 @@ def _refuse_unknown(others: dict, mask: Tensor | None) -> None:
             raise TypeError(f"{name} is given; needs None: te_attention does not use it")
 
 
+MULTIPLE = 8  # of head dims
+
+
+def _filled_up(tensor: Tensor) -> Tensor:
+    missing = -tensor.shape[-1] % MULTIPLE
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+
+
 def attention_forward(
     module: torch.nn.Module,
     query: Tensor,
@@ -106,11 +114,14 @@ def attention_forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **others,
 ) -> tuple[Tensor, None]:
     """The attention of a layer: q, k, v [b, heads, s, d]; O comes back as [b, s, heads, d].
 
-    Key and value keep their own heads (no expansion). `s_aux`: the learnable sinks of GPT-OSS.
+    Key and value keep their own heads (no expansion). `s_aux`: the learnable sinks of GPT-OSS;
+    `position_bias`: what T5 adds to the scores. Head dims that are no multiple of 8 are filled up
+    with zeros, by a copy.
     Raises TypeError where a model passes what is not known here and would change the result.
     """
     _refuse_unknown(others, attention_mask)
@@ -119,10 +130,15 @@ def attention_forward(
     bias = attention_mask
     if bias is not None and bias.dtype == torch.bool:
         bias = _bias(bias, query.dtype)
+    if position_bias is not None:
+        bias = position_bias if bias is None else position_bias + bias
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    dim = value.shape[-1]
     o = attention(
-        query,
-        key,
-        value,
+        _filled_up(query),
+        _filled_up(key),
+        _filled_up(value),
         mask="causal_bottom_right" if structured and causal else None,
         window=(sliding_window - 1, None) if structured and causal and sliding_window else None,
         bias=bias,
@@ -131,7 +147,8 @@ def attention_forward(
         dropout=dropout,
         scale=scaling,
     )
-    return o.transpose(1, 2), None
+    o = o.transpose(1, 2)
+    return (o if dim % MULTIPLE == 0 else o[..., :dim].contiguous()), None
 
 
 AttentionInterface.register(NAME, attention_forward)

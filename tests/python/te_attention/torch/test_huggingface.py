@@ -21,10 +21,20 @@ SMALL = {
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**SMALL),
     "mistral": lambda: transformers.MistralConfig(**SMALL, sliding_window=5),
+    "odd head dim": lambda: transformers.LlamaConfig(**SMALL, head_dim=10),
     "gemma2": lambda: transformers.Gemma2Config(
         **SMALL, head_dim=16, sliding_window=5, attn_logit_softcapping=5.0
     ),
 }
+
+
+CAUSAL = tuple(CONFIGS)
+MODELS = {"t5": transformers.AutoModelForSeq2SeqLM}
+SMALL_T5 = {
+    **{"vocab_size": 97, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4},
+    "decoder_start_token_id": 0,
+}
+CONFIGS["t5"] = lambda: transformers.T5Config(**SMALL_T5, dropout_rate=0.0)
 
 
 def pair(name: str) -> list[torch.nn.Module]:
@@ -34,15 +44,29 @@ def pair(name: str) -> list[torch.nn.Module]:
         torch.manual_seed(0)
         config = CONFIGS[name]()
         config._attn_implementation = implementation
-        models.append(transformers.AutoModelForCausalLM.from_config(config))
+        models.append(MODELS.get(name, transformers.AutoModelForCausalLM).from_config(config))
     return models
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_position_bias_of_t5(padded: bool) -> None:
+    eager, ours = pair("t5")
+    ids = tokens()
+    keep = torch.ones_like(ids)
+    keep[0, 9:] = 0 if padded else 1
+    losses = [m(input_ids=ids, attention_mask=keep, labels=ids).loss for m in (eager, ours)]
+    torch.testing.assert_close(losses[1], losses[0])
+    for loss in losses:
+        loss.backward()
+    for (label, a), b in zip(ours.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-5, rtol=1e-3, msg=label)
 
 
 def tokens() -> torch.Tensor:
     return torch.randint(3, 97, (2, 13), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CAUSAL)
 def test_logits_and_gradients(name: str) -> None:
     eager, ours = pair(name)
     ids = tokens()
@@ -54,7 +78,7 @@ def test_logits_and_gradients(name: str) -> None:
         torch.testing.assert_close(a.grad, b.grad, atol=1e-5, rtol=1e-3, msg=label)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding(name: str, side: str) -> None:
     eager, ours = (m.eval() for m in pair(name))
@@ -87,7 +111,7 @@ def test_the_mask_stays_a_word_where_it_can() -> None:
 def test_what_is_not_used_is_refused_by_name() -> None:
     module, (q, k, v) = torch.nn.Module(), torch.randn(3, 1, 2, 5, 16)
     huggingface.attention_forward(module, q, k, v, None, position_ids=torch.arange(5), odd=None)
-    for name, value in (("position_bias", q), ("output_attentions", True), ("cu_seq_lens_q", q)):
+    for name, value in (("head_mask", q), ("output_attentions", True), ("cu_seq_lens_q", q)):
         with pytest.raises(TypeError, match=f"{name} is given; needs None"):
             huggingface.attention_forward(module, q, k, v, None, **{name: value})
     everything = torch.ones(1, 1, 5, 5, dtype=torch.bool)
