@@ -27,6 +27,8 @@ Order order_of(const std::string& format, const std::string& whole) {
          "bhsd, bshd, sbhd or thd, or one for q and one for k and v as in thd_bshd");
 }
 
+constexpr int64_t kFarthest = int64_t{1} << 62;  // of a window: the problem says one more
+
 struct Mask {
   const char* name;
   int32_t causal, bottom_right;
@@ -163,6 +165,7 @@ void Work::describe_keys() {
   problem.heads_kv = static_cast<int32_t>(k_.size[order_kv_.head]);
   problem.dim_v = static_cast<int32_t>(v_.size[order_kv_.dim]);
   rows_kv_ = k_.size[order_kv_.seq];
+  if (!problem.dim_v) refuse("v", "of shape " + shape_text(v_), "a head dim from 8 to 512");
   const bool alike = v_.size[order_kv_.head] == problem.heads_kv &&
                      v_.size[order_kv_.seq] == rows_kv_ &&
                      (in_.table_k || size(v_, order_kv_.batch) == size(k_, order_kv_.batch));
@@ -236,6 +239,11 @@ void Work::settle_sizes() {
   (open_q ? run_.max_q : problem.seqlen_q) = rows_q_;
   (open_kv ? run_.max_kv : problem.seqlen_kv) = rows_kv_;
   problem.gaps = in_.offsets_q || in_.offsets_kv;
+  const bool both = problem.q_form == TEA_RAGGED && problem.kv_form == TEA_RAGGED;
+  if (both && in_.offsets_q.has_value() != in_.offsets_kv.has_value())
+    refuse(in_.offsets_q ? "offsets_kv" : "offsets_q", "None",
+           std::string("a tensor, as ") + (in_.offsets_q ? "offsets_q" : "offsets_kv") +
+               ": with gaps both sides say where they are");
 }
 
 void Work::describe_mask() {
@@ -247,7 +255,8 @@ void Work::describe_mask() {
   problem.causal = found->causal;
   problem.bottom_right = found->bottom_right;
   for (const int64_t bound : {in_.window_left, in_.window_right})
-    if (bound < -1) refuse("window", std::to_string(bound), "0 or more, or -1 for no bound");
+    if (bound < -1 || bound > kFarthest)
+      refuse("window", std::to_string(bound), "from 0 to 2^62, or -1 for no bound");
   problem.window_left = in_.window_left + 1;
   problem.window_right = in_.window_right + 1;
 }
@@ -275,7 +284,9 @@ void Work::describe_bias() {
     refuse_expanded("bias");
   problem.bias = in_.pre_scale_bias ? TEA_BIAS_PRE_SCALE : TEA_BIAS_POST_SCALE;
   problem.bias_dtype = dtype_of(*in_.bias);
-  if (!problem.bias_dtype)
+  const bool is_fp8 = problem.dtype == TEA_E4M3 || problem.dtype == TEA_E5M2;
+  if (!problem.bias_dtype ||
+      (!is_fp8 && problem.bias_dtype != problem.dtype && problem.bias_dtype != TEA_FP32))
     refuse("bias.dtype", dtype_text(*in_.bias),
            "that of q, or float32 (a boolean mask is torch.where(mask, 0.0, -torch.inf))");
   problem.bias_stride = {stride[0], stride[1], stride[2], stride[3]};

@@ -60,6 +60,18 @@ REFUSALS = {
     "origin": ((Q, Q, Q), {"origin": torch.zeros(2).long()}, r"origin is of shape \[2\]"),
     "engine": ((Q, Q, Q), {"engine": "fast"}, 'engine is "fast"; needs one of'),
     "gaps": ((Q, Q, Q), {"offsets_q": torch.zeros(3).int()}, "offsets_q is a tensor; needs None"),
+    "gaps of q alone": (
+        (T, T, T),
+        {**RAGGED, "offsets_q": CU},
+        "offsets_kv is None; needs a tensor, as offsets_q: with gaps both",
+    ),
+    "gaps of k alone": ((T, T, T), {**RAGGED, "offsets_kv": CU}, "offsets_q is None; needs"),
+    "no head dim of v": ((Q, Q, Q[..., :0]), {}, r"v is of shape .*0\]; needs a head dim from 8"),
+    "half bias": (
+        (Q, Q, Q),
+        {"bias": torch.zeros(6, 6).half()},
+        "bias.dtype is float16; needs that of q, or float32",
+    ),
     "gaps of k": ((Q, Q, Q), {"offsets_kv": torch.zeros(3).int()}, "offsets_kv is a tensor; needs"),
 }
 
@@ -152,7 +164,7 @@ def test_paged_refusals() -> None:
     paged = {**RAGGED, "page_table": table}
     with pytest.raises(RuntimeError, match="max_seqlen_kv is 9; needs at most the 8 slots"):
         tea.attention(T, pool, pool, max_seqlen_kv=9, **paged)
-    with pytest.raises(RuntimeError, match="training is 1; needs 0: paged keys"):
+    with pytest.raises(ValueError, match="page_table is given and an input requires a gradient"):
         tea.attention(T.clone().requires_grad_(), pool, pool, **paged)
     with pytest.raises(RuntimeError, match=r"page_table is of shape \[1, 2\]; needs \[2, pages"):
         tea.attention(T, pool, pool, **{**paged, "page_table": table[:1]})
@@ -215,3 +227,33 @@ def test_shapes_are_refused_when_compiled() -> None:
 def test_explain_names_a_device_without_engines() -> None:
     with pytest.raises(RuntimeError, match="q is on meta; needs the CPU or a CUDA device"):
         tea.explain(*(Q.to("meta"),) * 3)
+
+
+F8 = Q.to(torch.float8_e4m3fn)
+FP8 = {
+    "a number as a scale": (F8, tea.Fp8(0.5), r"fp8\.q_scale_inv is 0.5; needs a tensor or None"),
+    "a number": (F8, 0.5, "fp8 is 0.5; needs an Fp8 or None"),
+    "a name as a type": (F8, tea.Fp8(o_dtype="bf16"), r"fp8\.o_dtype is 'bf16'; needs a torch\.dt"),
+    "no FP8": (Q, tea.Fp8(), "q.dtype is float32; needs float8_e4m3fn or float8_e5m2 beside fp8"),
+}
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_fp8_is_refused_by_name(name: str) -> None:
+    q, fp8, text = FP8[name]
+    with pytest.raises((TypeError, ValueError), match=text):
+        tea.attention(q, q, q, fp8=fp8)
+
+
+def test_numbers_too_large_for_the_operators() -> None:
+    for window in ((2**63, None), (None, 2**62 + 1)):
+        with pytest.raises(ValueError, match=r"window is .*; needs .* and at most 2\*\*62"):
+            tea.attention(Q, Q, Q, window=window)
+    with pytest.raises(ValueError, match="max_seqlen_q is 9223372036854775808; needs an integer"):
+        tea.attention(T, T, T, **RAGGED, max_seqlen_q=2**63)
+    with pytest.raises(RuntimeError, match=r"window is 9223372036854775807; needs from 0 to 2\^62"):
+        torch.ops.te_attention.forward(Q, Q, Q, window_left=2**63 - 1)
+
+
+def test_no_alibi_may_be_none() -> None:
+    assert torch.equal(tea.attention(Q, Q, Q, alibi=None), tea.attention(Q, Q, Q))

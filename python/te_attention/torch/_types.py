@@ -11,7 +11,8 @@ _INTEGER = (numbers.Integral, Tensor, torch.SymInt)
 _BOUND = (*_INTEGER, type(None))
 _MASK = "None, 'causal', 'causal_bottom_right' or 'bottom_right'"
 MASK_HINT = "; give a tensor as bias, a boolean one as torch.where(mask, 0.0, -torch.inf)"
-WINDOW = "(left, right), each None or an integer, at least 0"
+WINDOW = "(left, right), each None or an integer, at least 0 and at most 2**62"
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _TENSORS = (
     *("bias", "rng_state", "cu_seqlens_q", "cu_seqlens_kv", "offsets_q", "offsets_kv"),
     *("page_table", "page_table_v", "origin"),
@@ -75,6 +76,22 @@ def refuse_bias_in_words(bias: object) -> None:
         raise TypeError(f"bias is a CausalBias; needs numbers: mask={word!r} says the same")
 
 
+def check_fp8(q: Tensor, fp8: object) -> None:
+    """Raises where `fp8` does not hold what an Fp8 does, or has nothing to scale."""
+    fields = getattr(fp8, "_fields", ())
+    if "o_dtype" not in fields:
+        raise TypeError(f"fp8 is {text_of(fp8)}; needs an Fp8 or None")
+    for name, value in zip(fields, fp8, strict=True):
+        if name == "o_dtype":
+            if not isinstance(value, torch.dtype):
+                raise TypeError(f"fp8.o_dtype is {text_of(value)}; needs a torch.dtype")
+        elif not isinstance(value, (Tensor, type(None))):
+            raise TypeError(f"fp8.{name} is {text_of(value)}; needs a tensor or None")
+    if q.dtype not in FP8:
+        dtype = str(q.dtype).removeprefix("torch.")
+        raise ValueError(f"q.dtype is {dtype}; needs float8_e4m3fn or float8_e5m2 beside fp8")
+
+
 def check_types(arguments: dict[str, object]) -> None:
     """Raises for the first of attention()'s arguments that has a wrong type."""
     if not _is_window(arguments["window"]):
@@ -82,6 +99,8 @@ def check_types(arguments: dict[str, object]) -> None:
     for name, (types, needed) in _WANTED.items():
         value = arguments[name]
         if isinstance(value, types):
+            if type(value) is int and not -(2**63) <= value < 2**63:
+                raise ValueError(f"{name} is {value}; needs an integer of 64 bits")
             continue
         hint = MASK_HINT if name == "mask" and isinstance(value, Tensor) else ""
         raise TypeError(f"{name} is {text_of(value)}; needs {needed}{hint}")

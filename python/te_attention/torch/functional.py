@@ -11,6 +11,7 @@ from te_attention.torch._autograd import is_watched, run, run_few
 from te_attention.torch._library import OPS
 from te_attention.torch._types import (
     WINDOW,
+    check_fp8,
     check_number,
     check_slopes,
     check_types,
@@ -22,10 +23,15 @@ Mask: TypeAlias = Literal["causal", "causal_bottom_right", "bottom_right"]
 Window: TypeAlias = tuple[int | None, int | None]
 BiasType: TypeAlias = Literal["post_scale", "pre_scale"]
 Sink: TypeAlias = Tensor | Literal["off_by_one"]
+MOST = 2**62  # of a window: farther than any row
 NO_WINDOW = (-1, -1)
 BIAS_DIMENSIONS = 4
 # What autocast casts: the rest is right as it is, as float64 for SDPA, or refused by its name.
 AUTOCAST = frozenset((torch.float16, torch.bfloat16, torch.float32))
+PAGES = (
+    "page_table is given and an input requires a gradient; needs torch.no_grad(), or ragged or "
+    "padded keys: pages have none"
+)
 CAST_SINKS = frozenset((torch.float16, torch.bfloat16, torch.float64))
 DISPATCHER = "Expected a value of type"  # what PyTorch says of a wrong type
 # By names of this module: to look one up in another takes as long as the answer.
@@ -70,7 +76,7 @@ def attention(
     window: Window | None = None,
     bias: Tensor | None = None,
     bias_type: BiasType = "post_scale",
-    alibi: bool | Tensor = False,
+    alibi: bool | Tensor | None = False,
     softcap: float = NONE,
     sink: Sink | None = None,
     dropout: float = NONE,
@@ -113,7 +119,7 @@ def attention(
             ones may be left out (ragged: of max_seqlen); dtype of q or float32.
         bias_type: "post_scale": after scale and softcap; "pre_scale": before scale.
         alibi: True: the published slopes; or float32 ``[heads_q]`` or ``[b, heads_q]`` of slopes,
-            which have no gradient.
+            which have no gradient. False or None: none.
         softcap: c > 0: a score x becomes c * tanh(x / c). 0: none. A number, as scale and dropout:
             no gradient is computed for it, and one on the GPU would have to be waited for.
         sink: one more logit in the softmax's denominator: float32 ``[heads_q]``, learnable; or
@@ -175,11 +181,11 @@ def attention(
             and _finish is _run
         ):
             return run_few(q, k, v, format, mask, scale)
-        check_number("softcap", softcap)
-        check_number("dropout", dropout)
+        if type(softcap) is not float or type(dropout) is not float:
+            check_number("softcap", softcap)
+            check_number("dropout", dropout)
         check_slopes(alibi)
-        if bias is not None:
-            bias = _full(bias)
+        bias = None if bias is None else _full(bias)
         learnable = _in_float32(sink) if isinstance(sink, Tensor) else None
         differentiable = torch.is_grad_enabled() and (
             q.requires_grad
@@ -210,7 +216,7 @@ def attention(
             page_table,
             NONE if softcap == 0 else softcap,
             alibi if isinstance(alibi, Tensor) else None,
-            alibi is not False and _named("alibi", alibi, False, True, ", or slopes"),
+            alibi is not False and _named("alibi", alibi, False, True, ", None or slopes"),
             offsets_q,
             offsets_kv,
             page_table_v,
@@ -221,10 +227,13 @@ def attention(
             _are_all_deterministic() if deterministic is None else deterministic,
             engine,
         )
+        if page_table is not None and differentiable:
+            raise ValueError(PAGES)
         if fp8 is None:
             return _finish(arguments, return_lse, return_max_logit)
         if differentiable or _finish is not _run:
             raise ValueError("fp8 is given; needs attention() itself, and tensors without gradient")
+        check_fp8(q, fp8)
         return _of_fp8(fp8, arguments, return_lse, return_max_logit)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         if not torch.compiler.is_compiling() and (  # which knows of no locals()
@@ -254,7 +263,7 @@ def _of_fp8(fp8: Fp8, arguments: tuple, return_lse: bool, return_max_logit: bool
 
 def _named(name: str, value: object, no: object, yes: object, other: str = "") -> bool:
     """Is it the second of two values? A tensor is neither."""
-    if isinstance(value, Tensor) or value == no:
+    if value is None or isinstance(value, Tensor) or value == no:
         return False
     if value == yes:
         return True
@@ -266,7 +275,7 @@ def _bounds(window: Window) -> tuple[int, int]:
         left, right = (-1 if bound is None else bound for bound in window)
     except (TypeError, ValueError) as error:
         raise TypeError(f"window is {text_of(window)}; needs {WINDOW}") from error
-    if left < -1 or right < -1:
+    if not (-1 <= left <= MOST and -1 <= right <= MOST):
         raise ValueError(f"window is {window}; needs {WINDOW}")
     return left, right
 
