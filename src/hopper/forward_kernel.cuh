@@ -26,47 +26,9 @@
 
 #include "hopper/device/tma.cuh"
 #include "hopper/device/wgmma.cuh"
-#include "hopper/forward_general.cuh"
+#include "hopper/forward_config.cuh"
 
 namespace tea::hopper {
-
-// One row of the table: a shape of tile that fits the registers and the shared memory.
-struct Row {
-  int dim, dim_v, consumers, cols, q_stages;
-  bool turns;          // consumers take turns at the matrix units
-  bool rescale_early;  // O shrinks while the next scores are computed, else once O is there
-  bool skips = false;  // a consumer hands back blocks that none of its own rows sees
-  int kv_stages = 2;
-  bool late = false;  // but in general, the first exponentials go before the wait for the values
-};
-
-// What a kernel does beside the plain product: nothing, a band, that and a soft cap, everything but
-// a bias, or everything.
-enum class Kind { kFull, kMasked, kCapped, kGeneral, kBiased };
-
-// What names a kernel.
-struct Config {
-  Row row;
-  Type type;
-  Kind kind;
-  constexpr bool masked() const { return kind != Kind::kFull; }
-  constexpr bool capped() const { return kind == Kind::kCapped; }
-  constexpr bool general() const { return kind == Kind::kGeneral || biased(); }
-  constexpr bool biased() const { return kind == Kind::kBiased; }
-};
-
-struct Parameters {
-  TensorMap q, k, v;
-  Forward f;
-  TileOrder order;   // of dense queries
-  Unit unit;         // of scores when nothing bends them any more
-  float scale_log2;  // its factor for powers of two
-  float cap_scale;   // of products, where a soft cap has kernels of its own: cap_unit() times scale
-  uint64_t launch;   // whose tiles are claimed from the counter
-  int cluster;       // blocks that are told when K or V is let go of: 1
-  int bias_rows;     // of a bias in shared memory: see BiasTile
-  TensorMap bias;
-};
 
 constexpr int kFirstTurn = 1;  // named barriers, one per consumer
 
