@@ -1,58 +1,85 @@
-// Words over PTX for plain runs of bytes that the copy engine moves between global and shared
-// memory: loads complete on a barrier, stores in groups. From sm_90 on.
+// Words over PTX for what the copy engine brings and takes: barriers on which loads complete, plain
+// runs of bytes between global and shared memory, and the fence before it reads. From sm_90 on.
 #pragma once
 #include "gpu/ptx.cuh"
 
 namespace tea {
 
-// Addresses and sizes are multiples of 16 bytes.
-struct alignas(8) RunBarrier {
-  uint64_t state;
+// In a build for tests (TEA_PERTURB), now and then sleeps up to a microsecond: called wherever
+// another role may overtake, so that a missing wait shows as a wrong result.
+TEA_DEVICE void perturb() {
+#if TEA_PERTURB
+  uint32_t now;
+  asm volatile("mov.u32 %0, %%clock;\n" : "=r"(now));
+  const uint32_t random = (now ^ threadIdx.x / 32 * 0x9E3779B9u ^ blockIdx.x << 20) * 0x85EBCA6Bu;
+  if (random >> 30 == 0) asm volatile("nanosleep.u32 %0;\n" ::"r"(random >> 20 & 1023));
+#endif
+}
 
-  // By one thread, before the others come to a barrier of the block.
-  TEA_DEVICE void start() {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n" ::"r"(shared_address(this)) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
-  }
-  // The phase ends when so many bytes have come.
-  TEA_DEVICE void expect(uint32_t bytes) {
-    asm volatile(
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(this)),
-        "r"(bytes)
-        : "memory");
-  }
-  TEA_DEVICE void load(void* to, const void* from, uint32_t bytes) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-        "[%3];\n" ::"r"(shared_address(to)),
-        "l"(from), "r"(bytes), "r"(shared_address(this))
-        : "memory");
-  }
-  // For the end of the phase of this parity; the first is 0.
-  TEA_DEVICE void wait(uint32_t parity) {
-    uint32_t done = 0;
-    while (!done)
-      asm volatile(
-          "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-          " selp.u32 %0, 1, 0, p;\n}\n"
-          : "=r"(done)
-          : "r"(shared_address(this)), "r"(parity)
-          : "memory");
-  }
+// An mbarrier. A wait names the parity of the phase it waits for: a fresh barrier is in phase 0,
+// and the phase before it counts as done.
+struct alignas(8) Barrier {
+  uint64_t state;
 };
 
-TEA_DEVICE void store_run(void* to, const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to),
-               "r"(shared_address(from)), "r"(bytes)
+TEA_DEVICE void init(Barrier& b, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(&b)), "r"(arrivals)
                : "memory");
 }
-TEA_DEVICE void commit_runs() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
+// After init, before another block or the copy engine uses the barriers.
+TEA_DEVICE void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+}
+TEA_DEVICE void arrive(Barrier& b) {
+  perturb();
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(&b)) : "memory");
+}
+// Arrives, and holds the phase open until the copy engine has brought this many bytes.
+TEA_DEVICE void arrive_expecting(Barrier& b, uint32_t transaction_bytes) {
+  perturb();
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(&b)),
+               "r"(transaction_bytes)
+               : "memory");
+}
+TEA_DEVICE bool try_wait(Barrier& b, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      " selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(done)
+      : "r"(shared_address(&b)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+TEA_DEVICE void wait(Barrier& b, uint32_t parity) {
+  perturb();
+  while (!try_wait(b, parity)) {
+  }
+}
+
+// Ordinary writes to shared memory become visible to the copy engine and the matrix units.
+TEA_DEVICE void fence_shared_to_async() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+// Plain runs; addresses and sizes are multiples of 16 bytes.
+TEA_DEVICE void load_run(void* to, const void* from, uint32_t size, Barrier& b) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];\n" ::"r"(shared_address(to)),
+      "l"(from), "r"(size), "r"(shared_address(&b))
+      : "memory");
+}
+TEA_DEVICE void store_run(void* to, const void* from, uint32_t size) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to),
+               "r"(shared_address(from)), "r"(size)
+               : "memory");
+}
+TEA_DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
 // At most kPending groups still read shared memory.
 template <int kPending>
-TEA_DEVICE void wait_runs_read() {
+TEA_DEVICE void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
 }
-// Ordinary writes to shared memory become visible to the copy engine.
-TEA_DEVICE void fence_runs() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 }  // namespace tea

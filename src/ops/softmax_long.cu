@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) softmax_long(const __grid_constant__
   constexpr int kSize = Vector::kSize, kBytes = 16 / kSize, kTensors = backward ? 2 : 1;
   const tea_scaled_softmax& a = p.a;
   extern __shared__ __align__(kLine) uint8_t memory[];  // zeros, then the stages
-  __shared__ RunBarrier full[kStages];
+  __shared__ Barrier full[kStages];
   __shared__ Real sides[2][kThreads / kWarp];
   const auto stage_of = [&](int stage) { return memory + kZeros + stage * kTensors * p.stage; };
   const int row_bytes = static_cast<int>(a.cols) * kBytes;
@@ -63,12 +63,12 @@ __global__ void __launch_bounds__(kThreads) softmax_long(const __grid_constant__
     if (line < 0) return;
     const int bytes = covered(seen_by(line)), stage = static_cast<int>(step % kStages);
     const int64_t first = line * row_bytes;
-    full[stage].expect(kTensors * bytes);
+    arrive_expecting(full[stage], kTensors * bytes);
     if (bytes) {
-      full[stage].load(stage_of(stage), static_cast<const char*>(a.input) + first, bytes);
+      load_run(stage_of(stage), static_cast<const char*>(a.input) + first, bytes, full[stage]);
       if (backward)
-        full[stage].load(stage_of(stage) + p.stage, static_cast<const char*>(a.dout) + first,
-                         bytes);
+        load_run(stage_of(stage) + p.stage, static_cast<const char*>(a.dout) + first, bytes,
+                 full[stage]);
     }
     for (int at = bytes; at < row_bytes; at += kZeros)
       store_run(static_cast<char*>(a.output) + first + at, memory, min(kZeros, row_bytes - at));
@@ -76,9 +76,11 @@ __global__ void __launch_bounds__(kThreads) softmax_long(const __grid_constant__
 
   for (int i = threadIdx.x; i < kZeros / 16; i += kThreads)
     reinterpret_cast<uint4*>(memory)[i] = uint4{};
-  fence_runs();
-  if (threadIdx.x == 0)
-    for (RunBarrier& barrier : full) barrier.start();
+  fence_shared_to_async();
+  if (threadIdx.x == 0) {
+    for (Barrier& barrier : full) init(barrier, 1);
+    publish_barriers();
+  }
   __syncthreads();
   if (threadIdx.x == 0)
     for (int step = 0; step < kStages - 1; ++step) request(step);
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) softmax_long(const __grid_constant__
 #pragma unroll 2
       for (int v = threadIdx.x; v < bytes / 16; v += kThreads) body(v, seen - v * kSize);
     };
-    full[stage].wait(parity);
+    wait(full[stage], parity);
     Real sums[kSums] = {};
     if constexpr (backward) {
       const auto load = [&](const Stored& from, int left) {
@@ -151,19 +153,19 @@ __global__ void __launch_bounds__(kThreads) softmax_long(const __grid_constant__
         x[v] = out;
       });
     }
-    fence_runs();
+    fence_shared_to_async();
     __syncthreads();
     if (threadIdx.x == 0) {
       if (bytes) store_run(static_cast<char*>(a.output) + line * row_bytes, dy, bytes);
-      commit_runs();
-      wait_runs_read<1>();  // the row before has left its stage
+      commit_stores();
+      wait_stores_read<1>();  // the row before has left its stage
       request(step + kStages - 1);
     }
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
   if (threadIdx.x == 0) {
-    commit_runs();
-    wait_runs_read<0>();
+    commit_stores();
+    wait_stores_read<0>();
   }
 #endif
 }

@@ -3,7 +3,7 @@
 // clusters, the matrix moves and tanh_fast() are for the backward pass, fp8 for kernels of that
 // type.
 #pragma once
-#include "gpu/ptx.cuh"
+#include "gpu/bulk.cuh"
 
 namespace tea::hopper {
 
@@ -12,17 +12,6 @@ enum class Type { kBf16, kFp16, kE4M3, kE5M2, kFp32 };
 
 __host__ __device__ constexpr int bytes(Type t) {
   return t == Type::kFp32 ? 4 : t == Type::kBf16 || t == Type::kFp16 ? 2 : 1;
-}
-
-// In a build for tests (TEA_PERTURB), now and then sleeps up to a microsecond: called wherever
-// another role may overtake, so that a missing wait shows as a wrong result.
-TEA_DEVICE void perturb() {
-#if TEA_PERTURB
-  uint32_t now;
-  asm volatile("mov.u32 %0, %%clock;\n" : "=r"(now));
-  const uint32_t random = (now ^ threadIdx.x / 32 * 0x9E3779B9u ^ blockIdx.x << 20) * 0x85EBCA6Bu;
-  if (random >> 30 == 0) asm volatile("nanosleep.u32 %0;\n" ::"r"(random >> 20 & 1023));
-#endif
 }
 
 // True in one thread of the warp, which must be converged.
@@ -41,11 +30,6 @@ TEA_DEVICE void grow_registers() {
 template <int kRegisters>
 TEA_DEVICE void shrink_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
-}
-
-// Ordinary writes to shared memory become visible to the copy engine and the matrix units.
-TEA_DEVICE void fence_shared_to_async() {
-  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
 // Whoever reads what was written sees what the writer wrote before, anywhere on the device.

@@ -1,6 +1,6 @@
-// The copy engine: tiles of a tensor map, and plain runs of bytes, between global and shared
-// memory. One thread issues; loads complete on a Barrier, stores in groups. Maps: tensor_map.h.
-// Multicast, stores and plain runs are for the backward pass.
+// The copy engine: tiles of a tensor map between global and shared memory; plain runs of bytes are
+// in gpu/bulk.cuh. One thread issues; loads complete on a Barrier, stores in groups. Maps:
+// tensor_map.h. Multicast, stores and sums are for the backward pass.
 #pragma once
 #include "hopper/device/barrier.cuh"
 
@@ -93,19 +93,7 @@ TEA_DEVICE void store_add(const TensorMap& map, const void* from, const int (&at
       : "memory");
 }
 
-// Plain runs; addresses and sizes are multiples of 16 bytes.
-TEA_DEVICE void load_run(void* to, const void* from, uint32_t size, Barrier& b) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-      "[%3];\n" ::"r"(shared_address(to)),
-      "l"(from), "r"(size), "r"(shared_address(&b))
-      : "memory");
-}
-TEA_DEVICE void store_run(void* to, const void* from, uint32_t size) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to),
-               "r"(shared_address(from)), "r"(size)
-               : "memory");
-}
+// Of a plain run.
 TEA_DEVICE void store_run_add(float* to, const float* from, uint32_t size) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(to),
@@ -113,12 +101,6 @@ TEA_DEVICE void store_run_add(float* to, const float* from, uint32_t size) {
       : "memory");
 }
 
-TEA_DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
-// At most kPending groups still read shared memory.
-template <int kPending>
-TEA_DEVICE void wait_stores_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
-}
 // At most kPending groups are still to be written.
 template <int kPending>
 TEA_DEVICE void wait_stores() {
