@@ -41,19 +41,25 @@ __device__ __forceinline__ void copy(const Move& move, const Group& g, int lane)
   }
 }
 
-__device__ __forceinline__ void copy(const Move& move, const Group& g, int lane) {
-  switch (g.access) {
+// Calls body(Unit()) for the unit of so many bytes.
+template <class Body>
+__device__ __forceinline__ void with_unit(int access, const Body& body) {
+  switch (access) {
     case 16:
-      return copy<uint4>(move, g, lane);
+      return body(uint4{});
     case 8:
-      return copy<uint2>(move, g, lane);
+      return body(uint2{});
     case 4:
-      return copy<uint32_t>(move, g, lane);
+      return body(uint32_t{});
     case 2:
-      return copy<uint16_t>(move, g, lane);
+      return body(uint16_t{});
     default:
-      return copy<uint8_t>(move, g, lane);
+      return body(uint8_t{});
   }
+}
+
+__device__ __forceinline__ void copy(const Move& move, const Group& g, int lane) {
+  with_unit(g.access, [&](auto unit) { copy<decltype(unit)>(move, g, lane); });
 }
 
 template <class Rule>
@@ -139,22 +145,8 @@ __global__ void __launch_bounds__(kBlock, 4) reindex_cache(const __grid_constant
     const int64_t end = first + kListed < live ? first + kListed : live;
     if (first + threadIdx.x < end) sources[threadIdx.x] = r.source(first + threadIdx.x);
     __syncthreads();
-    switch (both.access[blockIdx.y]) {
-      case 16:
-        reindex<uint4>(r, sources, first, end);
-        break;
-      case 8:
-        reindex<uint2>(r, sources, first, end);
-        break;
-      case 4:
-        reindex<uint32_t>(r, sources, first, end);
-        break;
-      case 2:
-        reindex<uint16_t>(r, sources, first, end);
-        break;
-      default:
-        reindex<uint8_t>(r, sources, first, end);
-    }
+    with_unit(both.access[blockIdx.y],
+              [&](auto unit) { reindex<decltype(unit)>(r, sources, first, end); });
     __syncthreads();
   }
 }
