@@ -6,4 +6,6 @@
 
 namespace tea {
 std::span<const Engine> engines();
+
+inline constexpr int kLeastSm = 80;  // of GPUs: what `portable` needs, and no engine needs less
 }  // namespace tea

@@ -7,6 +7,7 @@
 #include "core/driver.h"
 #include "core/env.h"
 #include "core/error.h"
+#include "core/registry.h"
 #include "nvte/boundary.h"
 #include "nvte/layout.h"
 #include "nvte/problem.h"
@@ -49,8 +50,6 @@ NVTE_Fused_Attn_Backend class_of(const Work& w) {
   const bool max512 = is_16_bit && fits_max512(w) && setting_now(Setting::kFusedAttnBackend) == "0";
   return max512 ? NVTE_F16_max512_seqlen : NVTE_F16_arbitrary_seqlen;
 }
-
-constexpr int kLeastSm = 80;  // of the engine `portable`
 
 }  // namespace
 

@@ -4,14 +4,13 @@
 
 #include "core/driver.h"
 #include "core/error.h"
+#include "core/registry.h"
 #include "portable/backward.h"
 #include "portable/forward.h"
 #include "portable/limits.h"
 
 namespace tea::portable {
 namespace {
-
-constexpr int kLeastSm = 80;
 
 struct Portable final : Executable {
   Problem problem;
