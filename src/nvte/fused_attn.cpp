@@ -28,7 +28,6 @@ using tea::nvte::BackwardCall;
 using tea::nvte::ForwardCall;
 using tea::nvte::needed_pack;
 using tea::nvte::signed_size;
-using tea::nvte::tensor;
 
 // NOLINTBEGIN(readability-function-size): the signatures are TransformerEngine's.
 void nvte_fused_attn_fwd(const NVTETensor Q, const NVTETensor K, const NVTETensor V,
@@ -50,18 +49,15 @@ void nvte_fused_attn_fwd(const NVTETensor Q, const NVTETensor K, const NVTETenso
                     window_size_left, window_size_right, bottom_right_diagonal, attn_scale,
                     dropout,          is_training,       return_max_logit};
     call.max_q = signed_size(max_seqlen_q), call.max_kv = signed_size(max_seqlen_kv);
-    call.q = &tensor("Q", Q), call.k = &tensor("K", K), call.v = &tensor("V", V),
-    call.s = &tensor("S", S);
-    call.bias = &tensor("Bias", Bias),
-    call.softmax_offset = &tensor("SoftmaxOffset", SoftmaxOffset), call.o = &tensor("O", O);
-    call.cu_seqlens_q = &tensor("cu_seqlens_q", cu_seqlens_q),
-    call.cu_seqlens_kv = &tensor("cu_seqlens_kv", cu_seqlens_kv);
-    call.cu_seqlens_q_padded = &tensor("cu_seqlens_q_padded", cu_seqlens_q_padded);
-    call.cu_seqlens_kv_padded = &tensor("cu_seqlens_kv_padded", cu_seqlens_kv_padded);
-    call.table_k = &tensor("page_table_k", page_table_k),
-    call.table_v = &tensor("page_table_v", page_table_v);
-    call.rng_state = &tensor("rng_state", rng_state),
-    call.workspace = &tensor("workspace", workspace);
+    call.q = &TEA_TENSOR(Q), call.k = &TEA_TENSOR(K), call.v = &TEA_TENSOR(V),
+    call.s = &TEA_TENSOR(S);
+    call.bias = &TEA_TENSOR(Bias), call.softmax_offset = &TEA_TENSOR(SoftmaxOffset),
+    call.o = &TEA_TENSOR(O);
+    call.cu_seqlens_q = &TEA_TENSOR(cu_seqlens_q), call.cu_seqlens_kv = &TEA_TENSOR(cu_seqlens_kv);
+    call.cu_seqlens_q_padded = &TEA_TENSOR(cu_seqlens_q_padded);
+    call.cu_seqlens_kv_padded = &TEA_TENSOR(cu_seqlens_kv_padded);
+    call.table_k = &TEA_TENSOR(page_table_k), call.table_v = &TEA_TENSOR(page_table_v);
+    call.rng_state = &TEA_TENSOR(rng_state), call.workspace = &TEA_TENSOR(workspace);
     call.aux = &needed_pack(Aux_CTX_Tensors), call.stream = stream;
     enter(call);
   });
@@ -95,17 +91,15 @@ void nvte_fused_attn_bwd(const NVTETensor Q, const NVTETensor K, const NVTETenso
                     false,
                     deterministic};
     call.max_q = signed_size(max_seqlen_q), call.max_kv = signed_size(max_seqlen_kv);
-    call.q = &tensor("Q", Q), call.k = &tensor("K", K), call.v = &tensor("V", V),
-    call.s = &tensor("S", S);
-    call.o = &tensor("O", O), call.dout = &tensor("dO", dO), call.dp = &tensor("dP", dP);
-    call.dq = &tensor("dQ", dQ), call.dk = &tensor("dK", dK), call.dv = &tensor("dV", dV);
-    call.dbias = &tensor("dBias", dBias),
-    call.dsoftmax_offset = &tensor("dSoftmaxOffset", dSoftmaxOffset);
-    call.cu_seqlens_q = &tensor("cu_seqlens_q", cu_seqlens_q),
-    call.cu_seqlens_kv = &tensor("cu_seqlens_kv", cu_seqlens_kv);
-    call.cu_seqlens_q_padded = &tensor("cu_seqlens_q_padded", cu_seqlens_q_padded);
-    call.cu_seqlens_kv_padded = &tensor("cu_seqlens_kv_padded", cu_seqlens_kv_padded);
-    call.workspace = &tensor("workspace", workspace), call.stream = stream;
+    call.q = &TEA_TENSOR(Q), call.k = &TEA_TENSOR(K), call.v = &TEA_TENSOR(V),
+    call.s = &TEA_TENSOR(S);
+    call.o = &TEA_TENSOR(O), call.dout = &TEA_TENSOR(dO), call.dp = &TEA_TENSOR(dP);
+    call.dq = &TEA_TENSOR(dQ), call.dk = &TEA_TENSOR(dK), call.dv = &TEA_TENSOR(dV);
+    call.dbias = &TEA_TENSOR(dBias), call.dsoftmax_offset = &TEA_TENSOR(dSoftmaxOffset);
+    call.cu_seqlens_q = &TEA_TENSOR(cu_seqlens_q), call.cu_seqlens_kv = &TEA_TENSOR(cu_seqlens_kv);
+    call.cu_seqlens_q_padded = &TEA_TENSOR(cu_seqlens_q_padded);
+    call.cu_seqlens_kv_padded = &TEA_TENSOR(cu_seqlens_kv_padded);
+    call.workspace = &TEA_TENSOR(workspace), call.stream = stream;
     enter(call, needed_pack(Aux_CTX_Tensors));
   });
 }

@@ -92,15 +92,12 @@ void nvte_fused_attn_fwd_qkvpacked(
                     dropout,          is_training,       return_max_logit};
     call.max_q = call.max_kv = signed_size(max_seqlen);
     set_inputs(call, views);
-    call.bias = &tensor("Bias", Bias),
-    call.softmax_offset = &tensor("SoftmaxOffset", SoftmaxOffset);
-    call.s = &tensor("S", S), call.o = &tensor("O", O);
-    call.cu_seqlens_q = call.cu_seqlens_kv = &tensor("cu_seqlens", cu_seqlens);
-    call.cu_seqlens_q_padded = call.cu_seqlens_kv_padded =
-        &tensor("cu_seqlens_padded", cu_seqlens_padded);
+    call.bias = &TEA_TENSOR(Bias), call.softmax_offset = &TEA_TENSOR(SoftmaxOffset);
+    call.s = &TEA_TENSOR(S), call.o = &TEA_TENSOR(O);
+    call.cu_seqlens_q = call.cu_seqlens_kv = &TEA_TENSOR(cu_seqlens);
+    call.cu_seqlens_q_padded = call.cu_seqlens_kv_padded = &TEA_TENSOR(cu_seqlens_padded);
     call.table_k = call.table_v = &no_table;
-    call.rng_state = &tensor("rng_state", rng_state),
-    call.workspace = &tensor("workspace", workspace);
+    call.rng_state = &TEA_TENSOR(rng_state), call.workspace = &TEA_TENSOR(workspace);
     call.aux = &needed_pack(Aux_CTX_Tensors), call.stream = stream;
     enter(call);
   });
@@ -133,14 +130,12 @@ void nvte_fused_attn_bwd_qkvpacked(
     call.max_q = call.max_kv = signed_size(max_seqlen);
     set_inputs(call, views);
     set_gradients(call, gradients);
-    call.s = &tensor("S", S), call.o = &tensor("O", O), call.dout = &tensor("dO", dO),
-    call.dp = &tensor("dP", dP);
-    call.dbias = &tensor("dBias", dBias),
-    call.dsoftmax_offset = &tensor("dSoftmaxOffset", dSoftmaxOffset);
-    call.cu_seqlens_q = call.cu_seqlens_kv = &tensor("cu_seqlens", cu_seqlens);
-    call.cu_seqlens_q_padded = call.cu_seqlens_kv_padded =
-        &tensor("cu_seqlens_padded", cu_seqlens_padded);
-    call.workspace = &tensor("workspace", workspace), call.stream = stream;
+    call.s = &TEA_TENSOR(S), call.o = &TEA_TENSOR(O), call.dout = &TEA_TENSOR(dO),
+    call.dp = &TEA_TENSOR(dP);
+    call.dbias = &TEA_TENSOR(dBias), call.dsoftmax_offset = &TEA_TENSOR(dSoftmaxOffset);
+    call.cu_seqlens_q = call.cu_seqlens_kv = &TEA_TENSOR(cu_seqlens);
+    call.cu_seqlens_q_padded = call.cu_seqlens_kv_padded = &TEA_TENSOR(cu_seqlens_padded);
+    call.workspace = &TEA_TENSOR(workspace), call.stream = stream;
     enter(call, needed_pack(Aux_CTX_Tensors));
   });
 }
@@ -164,17 +159,13 @@ void nvte_fused_attn_fwd_kvpacked(
                     dropout,          is_training,       return_max_logit};
     call.max_q = signed_size(max_seqlen_q), call.max_kv = signed_size(max_seqlen_kv);
     set_inputs(call, views);
-    call.bias = &tensor("Bias", Bias),
-    call.softmax_offset = &tensor("SoftmaxOffset", SoftmaxOffset);
-    call.s = &tensor("S", S), call.o = &tensor("O", O);
-    call.cu_seqlens_q = &tensor("cu_seqlens_q", cu_seqlens_q),
-    call.cu_seqlens_kv = &tensor("cu_seqlens_kv", cu_seqlens_kv);
-    call.cu_seqlens_q_padded = &tensor("cu_seqlens_q_padded", cu_seqlens_q_padded);
-    call.cu_seqlens_kv_padded = &tensor("cu_seqlens_kv_padded", cu_seqlens_kv_padded);
-    call.table_k = &tensor("page_table_k", page_table_k),
-    call.table_v = &tensor("page_table_v", page_table_v);
-    call.rng_state = &tensor("rng_state", rng_state),
-    call.workspace = &tensor("workspace", workspace);
+    call.bias = &TEA_TENSOR(Bias), call.softmax_offset = &TEA_TENSOR(SoftmaxOffset);
+    call.s = &TEA_TENSOR(S), call.o = &TEA_TENSOR(O);
+    call.cu_seqlens_q = &TEA_TENSOR(cu_seqlens_q), call.cu_seqlens_kv = &TEA_TENSOR(cu_seqlens_kv);
+    call.cu_seqlens_q_padded = &TEA_TENSOR(cu_seqlens_q_padded);
+    call.cu_seqlens_kv_padded = &TEA_TENSOR(cu_seqlens_kv_padded);
+    call.table_k = &TEA_TENSOR(page_table_k), call.table_v = &TEA_TENSOR(page_table_v);
+    call.rng_state = &TEA_TENSOR(rng_state), call.workspace = &TEA_TENSOR(workspace);
     call.aux = &needed_pack(Aux_CTX_Tensors), call.stream = stream;
     enter(call);
   });
@@ -209,15 +200,13 @@ void nvte_fused_attn_bwd_kvpacked(
     call.max_q = signed_size(max_seqlen_q), call.max_kv = signed_size(max_seqlen_kv);
     set_inputs(call, views);
     set_gradients(call, gradients);
-    call.s = &tensor("S", S), call.o = &tensor("O", O), call.dout = &tensor("dO", dO),
-    call.dp = &tensor("dP", dP);
-    call.dbias = &tensor("dBias", dBias),
-    call.dsoftmax_offset = &tensor("dSoftmaxOffset", dSoftmaxOffset);
-    call.cu_seqlens_q = &tensor("cu_seqlens_q", cu_seqlens_q),
-    call.cu_seqlens_kv = &tensor("cu_seqlens_kv", cu_seqlens_kv);
-    call.cu_seqlens_q_padded = &tensor("cu_seqlens_q_padded", cu_seqlens_q_padded);
-    call.cu_seqlens_kv_padded = &tensor("cu_seqlens_kv_padded", cu_seqlens_kv_padded);
-    call.workspace = &tensor("workspace", workspace), call.stream = stream;
+    call.s = &TEA_TENSOR(S), call.o = &TEA_TENSOR(O), call.dout = &TEA_TENSOR(dO),
+    call.dp = &TEA_TENSOR(dP);
+    call.dbias = &TEA_TENSOR(dBias), call.dsoftmax_offset = &TEA_TENSOR(dSoftmaxOffset);
+    call.cu_seqlens_q = &TEA_TENSOR(cu_seqlens_q), call.cu_seqlens_kv = &TEA_TENSOR(cu_seqlens_kv);
+    call.cu_seqlens_q_padded = &TEA_TENSOR(cu_seqlens_q_padded);
+    call.cu_seqlens_kv_padded = &TEA_TENSOR(cu_seqlens_kv_padded);
+    call.workspace = &TEA_TENSOR(workspace), call.stream = stream;
     enter(call, needed_pack(Aux_CTX_Tensors));
   });
 }

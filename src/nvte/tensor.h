@@ -71,6 +71,7 @@ Tensor& tensor(NVTETensor handle);
 // The same for a parameter of that name, which the message has; for within TEA_NVTE_EXPORTED, which
 // adds the function.
 Tensor& tensor(const char* name, NVTETensor handle);
+#define TEA_TENSOR(parameter) ::tea::nvte::tensor(#parameter, parameter)
 
 // All or none. `destroy` skips NULL.
 void create(NVTEScalingMode mode, std::span<NVTETensor> handles);
