@@ -10,6 +10,8 @@
 
 namespace tea::cudnn {
 
+inline bool is_dense(const Problem& p) { return p.q_form == TEA_DENSE && p.kv_form == TEA_DENSE; }
+
 struct Capacity {
   int64_t batch, max_q, max_kv;
   int64_t tokens_q, tokens_kv;            // of ragged sides, else 0
@@ -27,6 +29,7 @@ constexpr int64_t rounded_up(int64_t n, int64_t step) {
 }
 
 inline constexpr int64_t kRowStep = 64;
+inline constexpr int64_t kMostSequences = 65535;  // blocks of a grid in its third dimension
 
 // Sizes that the problem itself gives stay as they are.
 inline Capacity capacity_of(const Problem& p, const Geometry& size) {
@@ -35,8 +38,8 @@ inline Capacity capacity_of(const Problem& p, const Geometry& size) {
   };
   Capacity c{};
   // Of a side that is not ragged cuDNN may write the rows of every sequence, empty or not.
-  const bool may_grow = p.varies_q() && p.varies_kv();
-  c.batch = may_grow ? rounded_up(size.batch, 1) : size.batch;
+  const bool may_grow = p.varies_q() && p.varies_kv() && size.batch <= kMostSequences;
+  c.batch = may_grow ? std::min(rounded_up(size.batch, 1), kMostSequences) : size.batch;
   c.max_q = open(p.varies_q(), size.max_q, kRowStep);
   c.max_kv = open(p.varies_kv(), size.max_kv, kRowStep);
   if (p.varies_q()) c.tokens_q = rounded_up(size.tokens_q, kRowStep);

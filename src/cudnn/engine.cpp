@@ -2,14 +2,13 @@
 #include "cudnn/engine.h"
 
 #include <algorithm>
-#include <list>
-#include <mutex>
 #include <vector>
 
 #include "core/driver.h"
 #include "core/error.h"
 #include "cudnn/errata.h"
 #include "cudnn/faster.h"
+#include "cudnn/graphs.h"
 #include "cudnn/library.h"
 #include "cudnn/work.h"
 
@@ -18,7 +17,6 @@ namespace {
 
 constexpr size_t kLeastVersion = 90800;
 constexpr int kLeastSm = 80, kLeastFp8Sm = 90;
-constexpr int64_t kMostSequences = 65535;        // blocks of a grid in its third dimension
 constexpr int64_t kMostRows = int64_t{1} << 30;  // cuDNN's bounds are ints
 
 void check_origin(const Problem& p, const Run& run) {
@@ -31,32 +29,6 @@ void check_origin(const Problem& p, const Run& run) {
                                    shown(run.origin[3]) + "; cudnn needs " +
                                    (p.drops() ? "zeros" : "row and column equal") + with);
 }
-
-// Graphs by their sizes, most recently used first.
-class Graphs {
- public:
-  static constexpr size_t kMost = 64;
-  std::shared_ptr<const Graph> find(const GraphKey& key) {
-    const std::lock_guard lock(mutex_);
-    for (auto it = recent_.begin(); it != recent_.end(); ++it)
-      if (it->first == key) {
-        recent_.splice(recent_.begin(), recent_, it);
-        return it->second;
-      }
-    return nullptr;
-  }
-  // The graph that leaves is destroyed, which waits for the device, when others may look again.
-  void insert(const GraphKey& key, std::shared_ptr<const Graph> graph) {
-    std::list<std::pair<GraphKey, std::shared_ptr<const Graph>>> evicted;
-    const std::lock_guard lock(mutex_);
-    recent_.emplace_front(key, std::move(graph));
-    if (recent_.size() > kMost) evicted.splice(evicted.end(), recent_, std::prev(recent_.end()));
-  }
-
- private:
-  std::mutex mutex_;
-  std::list<std::pair<GraphKey, std::shared_ptr<const Graph>>> recent_;
-};
 
 struct Cudnn final : Executable {
   Problem problem;
@@ -83,8 +55,7 @@ struct Cudnn final : Executable {
     TEA_REFUSE_IF((*graph)->workspace() > bound,
                   "cuDNN wants a workspace of " + shown((*graph)->workspace()) +
                       " bytes; needs at most " + shown(bound) + ", linear in the lengths");
-    graphs.insert(key, *graph);
-    return made;
+    return graphs.insert(key, *graph);
   }
 
  private:
@@ -197,7 +168,7 @@ std::string bias_limit(const Problem& p) {
     return "bias_broadcast has a row or column; needs batch and head only";
   if (p.training && p.bias_broadcast)
     return "bias_broadcast is not 0; training needs 0: cuDNN rounds each term of the sum";
-  if (p.training && (p.q_form || p.kv_form))
+  if (p.training && !is_dense(p))
     return "a form is not dense; a gradient of the bias needs both dense";
   return "";
 }

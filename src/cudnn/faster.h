@@ -5,6 +5,7 @@
 #include <span>
 
 #include "core/problem.h"
+#include "cudnn/bucket.h"
 
 namespace tea::cudnn {
 
@@ -31,9 +32,9 @@ inline constexpr Faster kFaster[] = {
 inline bool is_plain(const Problem& p) {
   const bool square = p.batch && p.seqlen_q && p.seqlen_q == p.seqlen_kv;
   const bool fits = p.dtype == TEA_BF16 || (p.dtype == TEA_FP16 && p.heads_q == p.heads_kv);
-  return p.training && square && fits && !p.deterministic && !p.q_form && !p.kv_form &&
-         !p.window_left && !p.window_right && !p.bias && !p.alibi && !p.softmax && p.softcap == 0 &&
-         !p.drops() && !p.lse_gradient;
+  return p.training && square && fits && !p.deterministic && is_dense(p) && !p.window_left &&
+         !p.window_right && !p.bias && !p.alibi && !p.softmax && p.softcap == 0 && !p.drops() &&
+         !p.lse_gradient;
 }
 
 // Whether a row may apply to a plain problem, whatever the GPU and the library are.

@@ -309,7 +309,7 @@ class Builder {
 
   template <class Attributes>
   void add_lengths(Attributes& a) {
-    if (p_.q_form == TEA_DENSE && p_.kv_form == TEA_DENSE) return;
+    if (is_dense(p_)) return;
     a.set_padding_mask(true)
         .set_seq_len_q(flat(kLengthsQ, "lengths_q", n_.batch, fe::DataType_t::INT32))
         .set_seq_len_kv(flat(kLengthsKv, "lengths_kv", n_.batch, fe::DataType_t::INT32));

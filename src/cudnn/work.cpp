@@ -10,8 +10,6 @@ namespace {
 constexpr uint64_t kPiece = 256;  // alignment of what lies in the workspace
 constexpr float kNothing = -__builtin_huge_valf();
 
-bool is_dense(const Problem& p) { return p.q_form == TEA_DENSE && p.kv_form == TEA_DENSE; }
-
 Side queries(const Problem& p, const Run& run) {
   const bool gaps = p.gaps && p.q_form == TEA_RAGGED;
   return {run.as<const int32_t>(TEA_CU_SEQLENS_Q),

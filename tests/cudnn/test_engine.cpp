@@ -243,6 +243,21 @@ TEST(CudnnCapacity, GrowsTheBatchOnlyWhereNoRowOfAnEmptySequenceIsWritten) {
   EXPECT_EQ(batch("q_form=padded kv_form=ragged seqlen_q=100"), 17);
 }
 
+// 61,441 sequences were rounded up to 65,536, which are too many, and refused by that number.
+TEST(CudnnCapacity, GrowsTheBatchToTheMostThatRuns) {
+  const Problem p =
+      Problem::parse("dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 q_form=ragged kv_form=ragged");
+  const auto batch = [&p](int64_t n) {
+    Geometry size{};
+    size.batch = n, size.max_q = size.max_kv = 1, size.tokens_q = size.tokens_kv = n;
+    return capacity_of(p, size).batch;
+  };
+  EXPECT_EQ(batch(61440), 61440);
+  EXPECT_EQ(batch(61441), kMostSequences);
+  EXPECT_EQ(batch(65535), kMostSequences);
+  EXPECT_EQ(batch(65537), 65537);
+}
+
 TEST(CudnnErrata, ApplyToTheirVersionsAndGpusOnly) {
   constexpr Erratum rows[] = {
       {90100, 90200, 90, 90, [](const Problem& p) { return p.bias != 0; }, "", ""}};
