@@ -5,6 +5,7 @@
 #include <span>
 
 #include "core/problem.h"
+#include "cudnn/bucket.h"
 
 namespace tea::cudnn {
 
@@ -23,6 +24,14 @@ inline constexpr const char* kFrontend =
 // Seen with 9.19 on sm_90; refused everywhere until a run elsewhere clears them.
 inline constexpr const char* kMeasured = "docs/measurements/h200-cudnn.jsonl";
 
+inline bool is_ragged(const Problem& p) {
+  return p.q_form == TEA_RAGGED || p.kv_form == TEA_RAGGED;
+}
+// One query of a group of heads, by a kernel of its own.
+inline bool decodes_groups(const Problem& p) {
+  return !p.varies_q() && p.seqlen_q == 1 && p.heads_q > p.heads_kv;
+}
+
 inline constexpr Erratum kErrata[] = {
     {91000, 91001, 0, 999, [](const Problem&) { return true; },
      "attention is wrong in 9.10.0 and 9.10.1", kFrontend},
@@ -31,6 +40,25 @@ inline constexpr Erratum kErrata[] = {
        return p.window_left && !p.causal && (p.varies_kv() || p.seqlen_kv > 1024);
      },
      "windows that are not causal are wrong beyond 1024 keys in 9.14.0", kFrontend},
+    {0, 91500, 0, 999,
+     [](const Problem& p) { return p.training && is_dense(p) && p.seqlen_kv % 128; },
+     "gradients of a part of a tile of keys read memory that is not theirs in a captured graph",
+     "https://github.com/NVIDIA/cudnn-frontend/releases/tag/v1.16.0"},
+    {0, 91799, 90, 90, [](const Problem& p) { return p.training && is_ragged(p); },
+     "NaN in ragged gradients, from workspace that was not written",
+     "https://github.com/NVIDIA/TransformerEngine/issues/2186"},
+    {0, 91899, 0, 999, [](const Problem& p) { return decodes_groups(p) && p.causal; },
+     "one query with a causal mask is wrong where heads share keys",
+     "https://docs.nvidia.com/deeplearning/cudnn/backend/v9.18.1/release-notes.html"},
+    {0, kAnyVersion, 100, 109, [](const Problem& p) { return decodes_groups(p) && p.heads_kv < 8; },
+     "one query is wrong where heads share less than 8 heads of keys",
+     "https://github.com/pytorch/pytorch/issues/193893"},
+    {0, kAnyVersion, 120, 129, [](const Problem& p) { return p.training && is_ragged(p); },
+     "wrong ragged gradients", "https://github.com/NVIDIA/TransformerEngine/issues/3333"},
+    {0, kAnyVersion, 100, 109,
+     [](const Problem& p) { return p.is_fp8() && std::max(p.dim_qk, p.v_dim()) > 192; },
+     "wrong results of fp8 with a head dimension of 256",
+     "https://github.com/NVIDIA/cudnn-frontend/issues/981"},
     {0, kAnyVersion, 90, 90,
      [](const Problem& p) {
        return p.training && p.bias && (p.seqlen_q % 128 == 64 || p.seqlen_kv % 128 == 64);
@@ -47,8 +75,7 @@ inline constexpr Erratum kErrata[] = {
      "https://github.com/NVIDIA-NeMo/Automodel/issues/3232"},
     {0, kAnyVersion, 0, 999,
      [](const Problem& p) {
-       const bool ragged = p.q_form == TEA_RAGGED || p.kv_form == TEA_RAGGED;
-       return p.training && ragged && std::max(p.dim_qk, p.v_dim()) > 128;
+       return p.training && is_ragged(p) && std::max(p.dim_qk, p.v_dim()) > 128;
      },
      "ragged gradients without the columns from 128 on", kMeasured},
     {0, kAnyVersion, 0, 999,
@@ -69,8 +96,7 @@ inline constexpr Erratum kErrata[] = {
      "fp8 probabilities that leave out the sink", kMeasured},
     {0, kAnyVersion, 0, 999,
      [](const Problem& p) {
-       const bool whole =
-           !p.q_form && !p.kv_form && p.seqlen_q % 128 == 0 && p.seqlen_kv % 128 == 0;
+       const bool whole = is_dense(p) && p.seqlen_q % 128 == 0 && p.seqlen_kv % 128 == 0;
        return p.is_fp8() && p.training && !whole;
      },
      "fp8 gradients of a part of a tile: columns that stay zero, amaxes of rows that are not there",

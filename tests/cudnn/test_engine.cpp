@@ -268,10 +268,13 @@ TEST(CudnnErrata, ApplyToTheirVersionsAndGpusOnly) {
   EXPECT_FALSE(erratum(p, 90100, 90, rows));
 }
 
+bool has_erratum(const std::string& what, size_t version, int sm) {
+  return erratum(Problem::parse(what), version, sm) != nullptr;
+}
+
 TEST(CudnnErrata, HoldThePublicReports) {
   const auto applies = [](const std::string& more, size_t version, int sm = 90) {
-    return erratum(Problem::parse("dtype=bf16 heads_q=2 heads_kv=2 batch=1 " + more), version,
-                   sm) != nullptr;
+    return has_erratum("dtype=bf16 heads_q=2 heads_kv=2 batch=1 " + more, version, sm);
   };
   // what cudnn-frontend itself refuses
   EXPECT_TRUE(applies("dim_qk=64 seqlen_q=64 seqlen_kv=64", 91000));
@@ -292,6 +295,64 @@ TEST(CudnnErrata, HoldThePublicReports) {
   EXPECT_TRUE(
       applies("dim_qk=256 training=1 causal=1 window_left=9 seqlen_q=64 seqlen_kv=64", 91900));
   EXPECT_FALSE(applies("dim_qk=256 causal=1 window_left=9 seqlen_q=64 seqlen_kv=64", 91900));
+}
+
+TEST(CudnnErrata, HoldTheReportsOfTilesThatAreNotWhole) {
+  const auto applies = [](const std::string& more, size_t version) {
+    return has_erratum("dtype=bf16 heads_q=2 heads_kv=2 batch=1 dim_qk=64 " + more, version, 90);
+  };
+  // cudnn-frontend 1.16
+  EXPECT_TRUE(applies("training=1 seqlen_q=128 seqlen_kv=200", 91500));
+  EXPECT_FALSE(applies("training=1 seqlen_q=128 seqlen_kv=200", 91501));
+  EXPECT_FALSE(applies("training=1 seqlen_q=200 seqlen_kv=128", 91500));
+  EXPECT_FALSE(applies("seqlen_q=128 seqlen_kv=200", 91500));
+  EXPECT_FALSE(
+      applies("training=1 q_form=padded kv_form=padded seqlen_q=128 seqlen_kv=200", 91500));
+}
+
+TEST(CudnnErrata, HoldTheReportsOfRaggedGradients) {
+  const auto applies = [](const std::string& more, size_t version, int sm) {
+    return has_erratum("dtype=bf16 heads_q=2 heads_kv=2 dim_qk=64 " + more, version, sm);
+  };
+  const std::string ragged = "q_form=ragged kv_form=ragged ", trains = ragged + "training=1";
+  // TransformerEngine#2186
+  EXPECT_TRUE(applies(trains, 91701, 90));
+  EXPECT_FALSE(applies(trains, 91800, 90));
+  EXPECT_FALSE(applies(trains, 91701, 100));
+  EXPECT_FALSE(applies(ragged, 91701, 90));
+  // TransformerEngine#3333
+  EXPECT_TRUE(applies(trains, 91900, 120));
+  EXPECT_FALSE(applies(ragged, 91900, 120));
+  EXPECT_FALSE(applies("training=1 batch=1 seqlen_q=128 seqlen_kv=128", 91900, 120));
+}
+
+TEST(CudnnErrata, HoldTheReportsOfOneQuery) {
+  const auto applies = [](const std::string& more, size_t version, int sm) {
+    return has_erratum("dtype=bf16 dim_qk=64 batch=1 seqlen_kv=128 " + more, version, sm);
+  };
+  // the notes of cuDNN 9.18.1
+  EXPECT_TRUE(applies("heads_q=64 heads_kv=8 seqlen_q=1 causal=1", 91801, 90));
+  EXPECT_FALSE(applies("heads_q=64 heads_kv=8 seqlen_q=1 causal=1", 91900, 90));
+  EXPECT_FALSE(applies("heads_q=64 heads_kv=8 seqlen_q=1", 91801, 90));
+  EXPECT_FALSE(applies("heads_q=64 heads_kv=8 seqlen_q=2 causal=1", 91801, 90));
+  EXPECT_FALSE(applies("heads_q=8 heads_kv=8 seqlen_q=1 causal=1", 91801, 90));
+  // pytorch#193893
+  EXPECT_TRUE(applies("heads_q=28 heads_kv=4 seqlen_q=1", 91900, 100));
+  EXPECT_FALSE(applies("heads_q=28 heads_kv=4 seqlen_q=1", 91900, 90));
+  EXPECT_FALSE(applies("heads_q=32 heads_kv=8 seqlen_q=1", 91900, 100));
+  EXPECT_FALSE(applies("heads_q=4 heads_kv=4 seqlen_q=1", 91900, 100));
+}
+
+// cudnn-frontend#981
+TEST(CudnnErrata, HoldTheReportOfLargeHeadsInFp8) {
+  const auto applies = [](const std::string& more, int sm) {
+    return has_erratum("heads_q=2 heads_kv=2 batch=1 seqlen_q=128 seqlen_kv=128 dim_qk=256 " + more,
+                       92700, sm);
+  };
+  EXPECT_TRUE(applies("dtype=e4m3", 100));
+  EXPECT_TRUE(applies("dtype=e5m2", 103));
+  EXPECT_FALSE(applies("dtype=e4m3", 90));
+  EXPECT_FALSE(applies("dtype=bf16", 100));
 }
 
 TEST(CudnnErrata, HoldWhatDrawsFound) {
