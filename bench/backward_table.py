@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times the backward passes of two GPU engines by shape: the data of src/cudnn/faster.h.
 
-usage: TE_ATTENTION_ENGINE=cudnn backward_table.py --library LIBRARY.so [--output FILE.jsonl]
+usage: backward_table.py --library LIBRARY.so [--output FILE.jsonl]
 Dense self-attention, causal and full: 16384 tokens over a width of 2048, then little work, groups
 and odd rows. The engines take turns in blocks of launches; a figure is the median over blocks of
 the medians of blocks. `times` says how often the second engine's pass fits into the first one's.

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Times the GPU engines on FP8 attention: delayed scaling, and current scaling with bf16 results.
 
-usage: TE_ATTENTION_ENGINE=cudnn gpu_fp8.py --library build/libte_attention.so [--output FILE.jsonl]
-PyTorch's cuDNN back end knows no FP8: the peer is cuDNN through our engine `cudnn`, which the
-variable makes the library count in the workspace that it asks for. Contenders take turns on the
-same tensors in one process; results that differ from those of the same numbers in bf16 by more than
-FP8 explains are not timed.
+usage: gpu_fp8.py --library build/libte_attention.so [--output FILE.jsonl]
+PyTorch's cuDNN back end knows no FP8: the peer is cuDNN through our engine `cudnn`. Contenders take
+turns on the same tensors in one process; results that differ from those of the same numbers in bf16
+by more than FP8 explains are not timed.
 """
 
 import math

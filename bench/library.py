@@ -107,15 +107,15 @@ class Attention:
             "tea_plan_create", problem, device, engine.encode(), ctypes.byref(self._plan)
         )
         self.engine = library.engine_of(self._plan)
-        self._run = self._make_run(problem)
+        self._run = self._make_run()
 
-    def _make_run(self, problem: ctypes.Array) -> Run:
+    def _make_run(self) -> Run:
         need = (ctypes.c_uint64(), ctypes.c_uint64())
         run = Run(struct_size=ctypes.sizeof(Run))
         if self._sizes:
             run.sizes = (ctypes.c_int64 * 7)(*self._sizes)
         sizes = ctypes.byref(run) if self._sizes else None
-        self._library.require("tea_workspace_bound", problem, sizes, *map(ctypes.byref, need))
+        self._library.require("tea_plan_workspace", self._plan, sizes, *map(ctypes.byref, need))
         size = max(n.value for n in need)
         self._memory = torch.empty(size + 256, dtype=torch.uint8, device=self._kept["Q"].device)
         pointers = (ctypes.c_void_p * INDEX["TENSOR_COUNT"])()

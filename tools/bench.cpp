@@ -18,9 +18,11 @@ namespace fs = std::filesystem;
 struct Suite {
   std::string_view name, program;
   bool chooses_engines;  // takes --engines
+  std::vector<std::string> more = {};
 };
-constexpr Suite kSuites[] = {
+const Suite kSuites[] = {
     {"mha-16k", "gpu_vs_torch.py", true},
+    {"cudnn", "gpu_vs_torch.py", false, {"--engines", "cudnn", "--peers", "cudnn"}},
     {"models", "gpu_models.py", true},
     {"fp8", "gpu_fp8.py", true},
     {"cpu", "cpu_vs_torch.py", false},
@@ -57,6 +59,7 @@ int bench(const Options& options) {
               "none: suite " + options.argument + " has its own");
   const char* const chosen = std::getenv("PYTHON");
   std::vector<std::string> words = {chosen ? chosen : "python3", program, "--library", library()};
+  words.insert(words.end(), suite.more.begin(), suite.more.end());
   if (!options.engine.empty()) words.insert(words.end(), {"--engines", options.engine});
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());

@@ -136,12 +136,15 @@ TEST(TeAttn, ReplayIsTheCaseOfOneSeed) {
 // What it would start, printed by a program that stands for Python.
 TEST(TeAttn, BenchStartsASuiteOnItsOwnLibrary) {
   ASSERT_EQ(setenv("PYTHON", "echo", 1), 0);
-  const Outcome models = te_attn("bench models --engine hopper,cudnn"), cpu = te_attn("bench cpu");
+  const Outcome models = te_attn("bench models --engine hopper,cudnn"), cpu = te_attn("bench cpu"),
+                cudnn = te_attn("bench cudnn");
   unsetenv("PYTHON");
   EXPECT_EQ(models.code, 0);
   EXPECT_TRUE(holds(models.out, "/bench/gpu_models.py --library /")) << models.out;
   EXPECT_TRUE(holds(models.out, "/libte_attention.so --engines hopper,cudnn\n")) << models.out;
   EXPECT_TRUE(holds(cpu.out, "/bench/cpu_vs_torch.py --library /")) << cpu.out;
+  EXPECT_TRUE(holds(cudnn.out, "/bench/gpu_vs_torch.py --library /")) << cudnn.out;
+  EXPECT_TRUE(holds(cudnn.out, ".so --engines cudnn --peers cudnn\n")) << cudnn.out;
 }
 
 TEST(TeAttn, AProblemThatNoEngineRunsIsOne) {
@@ -182,7 +185,9 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"fuzz many", "COUNT is \"many\""}, Mistake{"fuzz 3 --seed -1", "--seed is \"-1\""},
         Mistake{"fuzz", "COUNT is missing"}, Mistake{"fuzz 3 --count 4", "COUNT is given twice"},
         Mistake{"bench", "SUITE is missing"},
-        Mistake{"bench all", "SUITE is \"all\"; needs one of mha-16k, models, fp8, cpu, front-end"},
+        Mistake{"bench all",
+                "SUITE is \"all\"; needs one of mha-16k, cudnn, models, fp8, cpu, "
+                "front-end"},
         Mistake{"bench cpu --engine reference", "--engine is reference; needs none"},
         Mistake{"check", "CASE is missing"}, Mistake{"check x --replay 4", "CASE is given twice"}));
 
