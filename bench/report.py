@@ -4,7 +4,7 @@
 usage: report.py
 
 A table for each file: a row for each problem and pass, a column for each contender. Figures are
-TFLOP/s, as the programs printed them.
+TFLOP/s, as the programs printed them. tests/docs/test_pages.py sees whether the page is current.
 """
 
 import json
@@ -19,7 +19,8 @@ Written by `bench/report.py` from the records in `bench/results`, which are as t
 them. TFLOP/s, more is better; what was not timed is left out. Contenders of a row ran in turns, in
 one process on the same tensors. `cudnn` and `fa2` are PyTorch's back ends, `our-cudnn` is our
 engine that calls the same cuDNN, the others are our kernels. PyTorch's back ends know no FP8: the
-peer there is cuDNN by `our-cudnn`. How figures are taken, and how to take them again:
+peer there is cuDNN by `our-cudnn`. Each table is of the commit that it names: what changed since is
+told by the pages of the engines. How figures are taken, and how to take them again:
 [bench](../bench/README.md).
 """
 
@@ -34,7 +35,8 @@ def section(path: Path) -> str:
     for record in timed:
         rows.setdefault(record["what"], {})[record["contender"]] = record["tflops"]
     versions = f"torch {machine['torch']}, cuDNN {machine.get('cudnn', 'unknown')}"
-    lines = [f"\n## {path.stem}\n", f"{machine['gpu']}, {versions}, {machine['date']}."]
+    lines = [f"\n## {path.stem}\n", f"{machine['gpu']}, {versions}, {machine['date']},"]
+    lines.append(f"commit {machine['commit']}: `{machine.get('command', machine['program'])}`.")
     chart = path.with_suffix(".png")
     if chart.exists():
         lines.append(f"\n![{path.stem}](../{chart.relative_to(ROOT)})")
@@ -46,9 +48,24 @@ def section(path: Path) -> str:
     if host:
         said = [f"{r['contender']} {r['what'].removeprefix('host ')} {r['host_us']}" for r in host]
         lines.append(f"\nMicroseconds of the host for a call: {', '.join(said)}.")
+    first = [r for r in records if r["case"] == "first"]
+    if first:
+        said = [
+            f"{r['contender']} {r['what'].removeprefix('first ')} "
+            f"{r['first_ms']:.2f} / {r['later_ms']:.2f}"
+            for r in first
+        ]
+        lines.append(
+            f"\nMilliseconds of the first call of a planned shape, other shapes having run before, "
+            f"and of later ones, with the host's waiting: {', '.join(said)}."
+        )
     return "\n".join(lines) + "\n"
 
 
+def page() -> str:
+    """The whole page, of what is in the folder of results."""
+    return HEAD + "".join(map(section, sorted(RESULTS.glob("*/*.jsonl"))))
+
+
 if __name__ == "__main__":
-    files = sorted(RESULTS.glob("*/*.jsonl"))
-    PAGE.write_text(HEAD + "".join(map(section, files)))
+    PAGE.write_text(page())

@@ -1,10 +1,16 @@
 """The pages are true where a machine can tell: code, links, folders and length."""
 
 import re
+import sys
 import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tools")]
+import report  # noqa: E402
+
+import support  # noqa: E402
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -45,3 +51,18 @@ class Pages(unittest.TestCase):
     def test_the_oracle_can_be_checked_at_a_glance(self):
         files = [ROOT / "tests" / "kit" / name for name in ("oracle.h", "oracle.cpp")]
         self.assertLessEqual(sum(len(f.read_text().splitlines()) for f in files), 250)
+
+
+class GeneratedPages(unittest.TestCase):
+    def test_performance_is_what_the_records_say(self):
+        self.assertEqual(report.PAGE.read_text(), report.page(), "run bench/report.py")
+
+    def test_support_has_every_problem_of_the_list(self):
+        rows = re.findall(r"^\| (.+?) \|", support.PAGE.read_text(), re.MULTILINE)
+        self.assertEqual(rows[1:], [name for name, _ in support.problems()])
+
+    def test_support_numbers_every_reason(self):
+        page = support.PAGE.read_text()
+        used = {int(n) for n in re.findall(r"no \((\d+)\)", page)}
+        listed = [int(n) for n in re.findall(r"^(\d+)\. ", page, re.MULTILINE)]
+        self.assertEqual(listed, sorted(used))
