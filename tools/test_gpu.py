@@ -28,6 +28,7 @@ MATRIX = "--gtest_filter=Sanitized.*"
 MATRIX_OF = {"racecheck": "--gtest_filter=Races.*"}  # the other tools: MATRIX
 ENGINE_KERNEL = re.compile(r"8portable|6hopper|5cudnn")
 PERTURBED = 8  # runs, each of which sleeps elsewhere
+PRINTED = 10_000  # findings of a tool at most: what is allowed alone can be more than its 100
 PYTESTS = 4  # rows that share the Python tests, each a process: most of it is PyTorch on one core
 
 
@@ -140,6 +141,7 @@ class Suite:
         report = self.log / f"{tool}.report"
         report.unlink(missing_ok=True)
         command = [tool_path("compute-sanitizer"), "--tool", tool, "--log-file", report]
+        command += ["--print-limit", PRINTED]
         failure, count = None, 0
         try:
             count = passed_tests(self.run([*command, *tests], 240))
