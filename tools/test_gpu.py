@@ -140,8 +140,8 @@ class Suite:
         tests = [self.program("tests/gpu/gpu_tests"), MATRIX_OF.get(tool, MATRIX)]
         report = self.log / f"{tool}.report"
         report.unlink(missing_ok=True)
-        command = [tool_path("compute-sanitizer"), "--tool", tool, "--log-file", report]
-        command += ["--print-limit", PRINTED]
+        command = [tool_path("compute-sanitizer"), "--tool", tool, "--print-limit", PRINTED]
+        command += ["--log-file", report]
         failure, count = None, 0
         try:
             count = passed_tests(self.run([*command, *tests], 240))
