@@ -226,8 +226,10 @@ tea_cache_info Planner::info() const {
           cache_->capacity};
 }
 
+// Never destroyed: when the process ends, what its plans hold belongs to a driver that may have
+// ended before, and other threads may still ask.
 Planner& planner() {
-  static Planner instance(engines());
+  static Planner& instance = *new Planner(engines());
   return instance;
 }
 

@@ -1,8 +1,10 @@
 // The planner: preference, refusal of what an engine does not know, the cache, its cost per call.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -234,6 +236,25 @@ TEST(Planner, KnowsAPlanByTheWordsOfItsCallers) {
   EXPECT_EQ(planner.info().hits, 24u);
   planner.limit(0);
   EXPECT_NE(planner.plan(p, kHost), plan);
+}
+
+// Destroyed when the process ends, behind what was made later.
+struct AsksAtTheEnd {
+  ~AsksAtTheEnd() { std::_Exit(planner().plan(small(), kHost) ? 0 : 1); }
+};
+
+// Its plans would free what belongs to a driver, or to cuDNN, that has ended before; and threads
+// that still run would ask nobody.
+TEST(Planner, LivesUntilTheProcessHasEnded) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";  // a process of its own
+  EXPECT_EXIT(
+      {
+        alarm(20);  // seconds; asked after its end, it could search for ever
+        static AsksAtTheEnd asks;
+        planner().plan(small(), kHost);
+        std::exit(1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 TEST(Plan, OnAGpuRefusesThreadsOfTheHost) {
