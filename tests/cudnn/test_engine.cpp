@@ -285,12 +285,11 @@ TEST(CudnnErrata, HoldThePublicReports) {
   EXPECT_FALSE(applies("dim_qk=64 window_left=9 seqlen_q=64 seqlen_kv=2048", 91401));
   // pytorch#196678
   EXPECT_TRUE(applies("dim_qk=64 training=1 bias=post_scale seqlen_q=192 seqlen_kv=192", 91900));
-  EXPECT_FALSE(applies("dim_qk=64 training=1 seqlen_q=192 seqlen_kv=192", 91900));
   EXPECT_FALSE(
       applies("dim_qk=64 training=1 bias=post_scale seqlen_q=192 seqlen_kv=192", 91900, 100));
   // cudnn-frontend#1072
   EXPECT_TRUE(applies("dim_qk=64 training=1 seqlen_q=1 seqlen_kv=64", 92501));
-  EXPECT_FALSE(applies("dim_qk=64 training=1 seqlen_q=1 seqlen_kv=64", 91900));
+  EXPECT_FALSE(applies("dim_qk=64 training=1 seqlen_q=1 seqlen_kv=128", 91900));
   // Automodel#3232
   EXPECT_TRUE(
       applies("dim_qk=256 training=1 causal=1 window_left=9 seqlen_q=64 seqlen_kv=64", 91900));
@@ -301,6 +300,18 @@ TEST(CudnnErrata, HoldTheReportsOfTilesThatAreNotWhole) {
   const auto applies = [](const std::string& more, size_t version) {
     return has_erratum("dtype=bf16 heads_q=2 heads_kv=2 batch=1 dim_qk=64 " + more, version, 90);
   };
+  // cudnn-frontend#628, seen with 9.19
+  EXPECT_TRUE(applies("training=1 seqlen_q=832 seqlen_kv=832", 91900));
+  EXPECT_TRUE(applies("training=1 seqlen_q=100 seqlen_kv=192", 91900));
+  EXPECT_TRUE(applies("training=1 seqlen_q=193 seqlen_kv=192 causal=1", 91900));
+  EXPECT_TRUE(applies("training=1 seqlen_q=192 seqlen_kv=192 window_right=2", 91900));
+  EXPECT_FALSE(applies("training=1 seqlen_q=192 seqlen_kv=192 causal=1", 91900));
+  EXPECT_FALSE(applies("training=1 seqlen_q=193 seqlen_kv=192 causal=1 bottom_right=1", 91900));
+  EXPECT_FALSE(applies("training=1 seqlen_q=100 seqlen_kv=192 window_right=90", 91900));
+  EXPECT_FALSE(applies("training=1 seqlen_q=256 seqlen_kv=256", 91900));
+  EXPECT_FALSE(applies("training=1 seqlen_q=192 seqlen_kv=200", 91900));
+  EXPECT_FALSE(applies("seqlen_q=832 seqlen_kv=832", 91900));
+  EXPECT_FALSE(applies("training=1 kv_form=padded seqlen_q=192 seqlen_kv=192", 91900));
   // cudnn-frontend 1.16
   EXPECT_TRUE(applies("training=1 seqlen_q=128 seqlen_kv=200", 91500));
   EXPECT_FALSE(applies("training=1 seqlen_q=128 seqlen_kv=200", 91501));
@@ -363,7 +374,7 @@ TEST(CudnnErrata, HoldWhatDrawsFound) {
   EXPECT_TRUE(applies(ragged + "dim_qk=192 dim_v=16 training=1"));
   EXPECT_FALSE(applies(ragged + "dim_qk=192 dim_v=16"));
   EXPECT_FALSE(applies(ragged + "dim_qk=128 training=1"));
-  const std::string dense = "batch=1 seqlen_q=64 seqlen_kv=64 ";
+  const std::string dense = "batch=1 seqlen_q=128 seqlen_kv=128 ";
   EXPECT_TRUE(applies(dense + "dim_qk=64 training=1 deterministic=1 softmax=learnable"));
   EXPECT_FALSE(applies(dense + "dim_qk=64 training=1 softmax=learnable"));
   EXPECT_FALSE(applies(dense + "dim_qk=512 outputs=max"));
