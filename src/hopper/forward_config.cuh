@@ -37,7 +37,7 @@ struct Parameters {
   TileOrder order;   // of dense queries
   Unit unit;         // of scores when nothing bends them any more
   float scale_log2;  // its factor for powers of two
-  float cap_scale;   // of products, where a soft cap has kernels of its own: cap_unit() times scale
+  Cap cap;           // where a soft cap has kernels of its own
   uint64_t launch;   // whose tiles are claimed from the counter
   int cluster;       // blocks that are told when K or V is let go of: 1
   int bias_rows;     // of a bias in shared memory: see BiasTile

@@ -1,6 +1,7 @@
 // What the general kernels do to scores and probabilities: bias, scale, soft cap, ALiBi, dropout,
 // in the order of docs/semantics.md. A thread works on its elements of a block of 64 rows.
 #pragma once
+#include "hopper/forward_cap.cuh"
 #include "hopper/forward_work.cuh"
 #include "math/bias.h"
 #include "math/dropout.h"
@@ -49,54 +50,6 @@ TEA_DEVICE void add_general(Work& w, const Forward& f) {
 struct Corner {
   int row, key;
 };
-
-// c * tanh(x / c) = c - 2c / (1 + e^(2x/c)), to a few units of c. Of this, a score keeps
-// -1 / (1 + 2^s), of s in units of cap_unit().
-TEA_DEVICE float cap_unit(float cap) { return 2 * kLog2E * reciprocal_fast(cap); }
-TEA_DEVICE float capped(float s) { return -reciprocal_fast(1 + exp2_fast(s)); }
-
-// The same of |s| < 1, scores up to a third of the cap: an odd polynomial, to 3e-8 of its value.
-TEA_DEVICE float capped_near(float s) {
-  const float square = s * s;
-  float p = fmaf(square, -1.47290052e-5f, 3.32435264e-4f);
-  p = fmaf(square, p, -6.93783452e-3f);
-  return fmaf(s, fmaf(square, p, 0.17328679f), -0.5f);
-}
-
-// Where all scores of a thread are near zero, as they are under a cap that seldom bites, no
-// exponential is needed. Else four elements of a row share a division, since exponentials are what
-// there is too few of; up to 2^30 each, where tanh is 1, their product is in range. highest: the
-// largest of each row, likewise capped; where divisions are shared they are known for less before
-// the cap than after it.
-template <int kCount>
-TEA_DEVICE void cap_scores(float (&s)[kCount], float (&highest)[2]) {
-  uint32_t any[2] = {};  // chains of waits
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) any[i % 2] |= __float_as_uint(fmaf(s[i], s[i], 1));
-  if ((any[0] | any[1]) < 0x40000000) {  // none is 2 or more, nor infinite, nor no number
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) s[i] = capped_near(s[i]);
-    return thread_row_max(s, highest);
-  }
-  thread_row_max(s, highest);
-  if (fmaxf(highest[0], highest[1]) > 30)
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) s[i] = min_or_nan(s[i], 30);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) highest[r] = capped(highest[r]);
-#pragma unroll
-  for (int i = 0; i < kCount; i += 4) {
-    const int first = i / 8 * 8 + i / 4 % 2 * 2;
-    float x[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) x[k] = 1 + exp2_fast(s[first + k / 2 * 4 + k % 2]);
-    const float low = x[0] * x[1], high = x[2] * x[3], all = -reciprocal_fast(low * high);
-    const float over_low = all * high, over_high = all * low;
-    const float over[4] = {over_low * x[1], over_low * x[0], over_high * x[3], over_high * x[2]};
-#pragma unroll
-    for (int k = 0; k < 4; ++k) s[first + k / 2 * 4 + k % 2] = over[k];
-  }
-}
 
 // The bias of a block of 64 rows, as the copy engine leaves it in shared memory: slabs of 32
 // columns. Where all rows share a bias there is only one row; where the copy engine cannot address

@@ -332,38 +332,42 @@ struct Kernel {
             bend<C.type, C.biased()>(scores, p.f, w, {row, column}, seen, bias, highest);
           });
         }
-      const auto hide = [&] {
-        if (!all)
-#pragma unroll
-          for (int i = 0; i < kCols / 2; ++i)
-            if (!(seen[half_of(i)] >> number_in_row(i) & 1)) scores[i] = kMinusInfinity;
-      };
-      if constexpr (C.capped()) {
-        hide();  // what is not seen may be no number
-        cap(scores, highest);
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-          if (!seen[r]) highest[r] = kMinusInfinity;
-      }
-      hide();
-      if (!C.capped() && (!C.general() || !caps_last(p.f))) thread_row_max(scores, highest);
+      if (!all) hide(scores, seen);
+      if (!C.general() || !caps_last(p.f)) thread_row_max(scores, highest);
     }
-    TEA_DEVICE void cap(Scores& scores, float (&highest)[2]) {
+    static TEA_DEVICE void hide(Scores& scores, const uint32_t (&seen)[2]) {
 #pragma unroll
-      for (int i = 0; i < kCols / 2; ++i) scores[i] *= p.cap_scale;
-      cap_scores(scores, highest);
+      for (int i = 0; i < kCols / 2; ++i)
+        if (!(seen[half_of(i)] >> number_in_row(i) & 1)) scores[i] = kMinusInfinity;
     }
     // From products to weights, before they are rounded. kShapes: some row may not see all.
-    template <bool kShapes>
-    TEA_DEVICE void soften(State& x, const Work& w, int block, Blocks all_seen) {
+    // collect: waits for the values of the block before.
+    template <bool kShapes, class Collect>
+    TEA_DEVICE void soften(State& x, const Work& w, int block, Blocks all_seen, Collect&& collect) {
+      if constexpr (C.capped()) return soften_capped<kShapes>(x, w, block, all_seen, collect);
       float highest[2];
       if constexpr (kShapes)
         shape(x.scores, w, block, all_seen, highest);
-      else if constexpr (C.capped())
-        cap(x.scores, highest);
       else
         thread_row_max(x.scores, highest);
       x.softmax.update(x.scores, highest, p.scale_log2, x.shrink);
+      collect();
+    }
+    // The same under a cap alone. Scaling O hides behind the exponentials, which lie in branches:
+    // the assembler cannot put it there itself.
+    template <bool kShapes, class Collect>
+    TEA_DEVICE void soften_capped(State& x, const Work& w, int block, Blocks all_seen,
+                                  Collect&& collect) {
+      uint32_t seen[2] = {~0u, ~0u};
+      if (kShapes && !(block >= all_seen.begin && block < all_seen.end)) {
+        see(seen, w, block);
+        hide(x.scores, seen);
+      }
+      CappedBlock b;
+      b.raise(p.cap, x.softmax, x.scores, seen, p.scale_log2, x.shrink);
+      collect();
+      b.exponentials(p.cap, x.scores, seen);
+      thread_row_sum(x.scores, x.softmax.sum);
     }
     // To probabilities in 16 bits, of which dropout takes some after they were summed.
     TEA_DEVICE void weigh(State& x, const Work& w, int block) {
@@ -473,7 +477,7 @@ struct Kernel {
       pin(x.scores);
       let_go(s.ring_k, at_k);
       x.softmax.start();
-      soften<true>(x, w, block, all_seen);
+      soften<true>(x, w, block, all_seen, [] {});
       clear(x.o);
       weigh(x, w, block);
       return all_seen;
@@ -490,11 +494,12 @@ struct Kernel {
       matrix_wait<1>();
       pin(x.scores);
       let_go(s.ring_k, at_k);
-      soften<kShapes>(x, w, block, all_seen);
-      matrix_wait<0>();
-      pin(x.o);
-      let_go(s.ring_v, at_v);
-      if constexpr (!C.row.rescale_early) scale_rows(x.o, x.shrink);
+      soften<kShapes>(x, w, block, all_seen, [&] {
+        matrix_wait<0>();
+        pin(x.o);
+        let_go(s.ring_v, at_v);
+        if constexpr (!C.row.rescale_early) scale_rows(x.o, x.shrink);
+      });
       weigh(x, w, block);
     }
 

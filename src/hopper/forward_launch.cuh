@@ -143,7 +143,7 @@ Outcome fill(Parameters* p, const Forward& f) {
   p->cluster = 1;
   p->unit = unit_of(f);
   p->scale_log2 = p->unit.factor * kLog2E;
-  if (C.capped()) p->cap_scale = f.scale * 2 * kLog2E / f.general.softcap;
+  if (C.capped()) p->cap = cap_of(f.scale, f.general.softcap);
   const struct {
     const char* what;
     TensorMap* to;

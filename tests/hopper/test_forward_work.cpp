@@ -321,6 +321,79 @@ TEST(HopperWork, TheSoftCapIsTheSameOnBothSidesOfItsPolynomial) {
   EXPECT_TRUE(std::isnan(s[2]));
 }
 
+// The largest difference of logarithms of weights from the definition, in units of what is allowed.
+// Every fourth product is the largest that there is, `most` of the cap; of the others some are not
+// seen, if any may be so.
+double worst_under_cap(float scale, float cap, double most, bool some_unseen) {
+  constexpr int kCount = 64;
+  Draw d;
+  float s[kCount], shrink[2];
+  double scores[kCount], top[2] = {-INFINITY, -INFINITY};
+  uint32_t seen[2] = {~0u, ~0u};
+  for (int i = 0; i < kCount; ++i) {
+    const double of_cap = most * (i % 8 == 1 ? 1 : i % 8 == 2 ? -1 : std::sin(d.normal()));
+    s[i] = static_cast<float>(of_cap * double{cap} / double{scale});
+    scores[i] = double{cap} * std::tanh(double{s[i]} * double{scale} / double{cap});
+    if (some_unseen && i % 5 == 0) {
+      seen[half_of(i)] &= ~(1u << number_in_row(i));
+      s[i] = kMinusInfinity;
+      scores[i] = -INFINITY;
+    }
+    top[half_of(i)] = std::max(top[half_of(i)], scores[i]);
+  }
+  OnlineSoftmax softmax;
+  softmax.start();
+  const Cap c = cap_of(scale, cap);
+  CappedBlock b;
+  b.raise(c, softmax, s, seen, 2 * cap * kLog2E, shrink);
+  b.exponentials(c, s, seen);
+  double worst = 0;
+  for (int i = 0; i < kCount; ++i) {
+    const double want = scores[i] - top[half_of(i)];
+    const double unsure = 2e-6 + 5e-7 * double{cap} + 1e-6 * std::fabs(want);
+    if (want < -80)
+      worst = std::max(worst, s[i] < 1e-34f ? 0 : 1e9);
+    else
+      worst = std::max(worst, std::fabs(std::log(double{s[i]}) - want) / unsure);
+    const double is = double{std::fma(2 * cap, softmax.top[half_of(i)], cap)};
+    worst = std::max(worst, std::fabs(is - top[half_of(i)]) / (5e-7 * double{cap}));
+  }
+  return worst;
+}
+
+// Up to a quarter of the cap the exponents have a polynomial, for all scores of a warp or for none.
+// Where the coefficients of caps leave the range of floats, it serves no score.
+TEST(HopperWork, TheSoftmaxUnderACapIsTheSameOnBothSidesOfItsPolynomial) {
+  for (const float cap : {0.3f, 20.0f, 50.0f, 400.0f})
+    for (const float scale : {0.125f, 1.0f, 3.0f})
+      for (const double most : {0.0, 0.01, 0.249, 0.2501, 0.4, 2.0, 30.0, 1000.0})
+        for (const bool some_unseen : {false, true})
+          EXPECT_LT(worst_under_cap(scale, cap, most, some_unseen), 1)
+              << cap << ' ' << scale << ' ' << most << ' ' << some_unseen;
+  EXPECT_GT(cap_of(0.125f, 50).limit, 0);
+  for (const float cap : {1e-30f, 1e-9f, 1e9f, 1e30f}) EXPECT_LT(cap_of(0.125f, cap).limit, 0);
+  for (const float cap : {1e-9f, 1e-4f}) EXPECT_LT(worst_under_cap(0.125f, cap, 0.1, true), 1);
+}
+
+// What is no number stays none, and rows that see nothing weigh nothing, near zero and far from it.
+TEST(HopperWork, UnderACapWhatIsNoNumberStaysNone) {
+  for (const float other : {1.0f, 1000.0f}) {
+    float s[8] = {NAN, 1, kMinusInfinity, kMinusInfinity, other, 2, kMinusInfinity, kMinusInfinity};
+    float shrink[2];
+    const uint32_t seen[2] = {~0u, 0};
+    OnlineSoftmax softmax;
+    softmax.start();
+    const Cap c = cap_of(1, 50);
+    CappedBlock b;
+    b.raise(c, softmax, s, seen, 100 * kLog2E, shrink);
+    EXPECT_EQ(b.near, other < 2);
+    b.exponentials(c, s, seen);
+    EXPECT_TRUE(std::isnan(s[0]));
+    for (const int i : {2, 3, 6, 7}) EXPECT_EQ(s[i], 0) << i;
+    EXPECT_EQ(softmax.top[1], kMinusInfinity);
+  }
+}
+
 // Of 132 blocks that claim causal tiles as they become free: the mean share of work over the
 // largest. A tile costs its blocks of keys and two more.
 double balance(const TileOrder& order) {

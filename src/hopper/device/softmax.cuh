@@ -34,6 +34,15 @@ struct OnlineSoftmax {
   TEA_DEVICE void update(float (&s)[kCount], const float (&highest)[2], float scale_log2,
                          float (&shrink)[2]) {
     float factor[2], base[2];
+    raise(highest, scale_log2, shrink, factor, base);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      s[i] = exp2_fast(fmaf(s[i], factor[half_of(i)], -base[half_of(i)]));
+    thread_row_sum(s, sum);
+  }
+  // What of it precedes the weights, which are 2^(factor * score - base), and their sum.
+  TEA_DEVICE void raise(const float (&highest)[2], float scale_log2, float (&shrink)[2],
+                        float (&factor)[2], float (&base)[2]) {
     const float power = __uint_as_float(__float_as_uint(scale_log2) & 0x7F800000);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -45,10 +54,6 @@ struct OnlineSoftmax {
       top[r] = now;
       sum[r] *= shrink[r];
     }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      s[i] = exp2_fast(fmaf(s[i], factor[half_of(i)], -base[half_of(i)]));
-    thread_row_sum(s, sum);
   }
 
   // What becomes of row r, once, at the end: what to multiply the output by, and what is reported.
