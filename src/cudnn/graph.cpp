@@ -504,15 +504,31 @@ fe::error_t compile(fe::graph::Graph& graph) {
   return status;
 }
 
+// Where the frontend looks cuDNN's functions up. The text says why there is none; empty: it is
+// there.
+std::string find_cudnn() {
+  const Library cudnn = library();
+  if (!cudnn.symbols) return "cuDNN was not found: " + cudnn.why_none;
+  static const bool known = (fe::cudnn_dlhandle = cudnn.symbols, true);
+  static_cast<void>(known);
+  return "";
+}
+
 }  // namespace
+
+std::string objection(const Problem& problem, const Geometry& size, const GraphKey& key, int sm) {
+  if (const std::string why = find_cudnn(); !why.empty()) return why;
+  Builder builder(problem, size, key);
+  builder.graph()->set_sm_version(sm);
+  builder.describe();
+  const fe::error_t status = builder.graph()->validate();
+  return status.is_bad() ? said(status) : "";
+}
 
 std::variant<Refusal, std::shared_ptr<const Graph>> build(const Problem& problem,
                                                           const Geometry& size, const GraphKey& key,
                                                           const Device& device) {
-  const Library cudnn = library();
-  if (!cudnn.symbols) return Refusal{"cuDNN was not found: " + cudnn.why_none};
-  static const bool known = (fe::cudnn_dlhandle = cudnn.symbols, true);
-  static_cast<void>(known);
+  if (const std::string why = find_cudnn(); !why.empty()) return Refusal{why};
   try {
     const auto properties = std::make_shared<fe::DeviceProperties>();
     fe::error_t status = properties->set_device_id(device.index).build();

@@ -84,6 +84,10 @@ inline std::vector<GraphKey> graphs_of(const Problem& p, const Capacity& n, Pass
   return keys;
 }
 
+// What the frontend by itself says against the graph on a GPU of this sm; empty: nothing. Nothing
+// is built, so no GPU is needed: the library gives its version only.
+std::string objection(const Problem& problem, const Geometry& size, const GraphKey& key, int sm);
+
 // The graph, or what cuDNN said. Strides are those of `size`, whose other values are not read.
 std::variant<Refusal, std::shared_ptr<const Graph>> build(const Problem& problem,
                                                           const Geometry& size, const GraphKey& key,
