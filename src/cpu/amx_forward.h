@@ -126,6 +126,17 @@ class Walk {
   bool is_ordinary() const { return ordinary_; }
   const UnitScores<T>& unit_scores() const { return scores_; }
 
+  // Afterwards: whether the largest logit of a row is so far from 0, as where a bias of -1e30 hides
+  // all keys, that the rounding of the base is felt, or the base infinite. Then exponentials that
+  // are relative to it may be anything.
+  bool is_beyond() const {
+    constexpr float kFarthest = 0x1p24f;
+    for (int lane = 0; lane < kRows; ++lane)
+      if (std::isfinite(out_.max[lane]) && std::fabs(out_.max[lane] * kLog2e) >= kFarthest)
+        return true;
+    return false;
+  }
+
   void operator()() {
     switch (groups()) {
       case 1:

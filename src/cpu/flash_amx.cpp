@@ -38,9 +38,9 @@ double attend_amx(const View& view, const RowBlock& block, Columns columns, Part
   const Configured unit;
   const Subnormals none(false);
   Walk<T> walk(view, block, columns, out, scratch);
-  if (walk.is_ordinary())
-    walk();
-  else if (walk.unit_scores().ordinary)
+  if (walk.is_ordinary()) walk();
+  if (walk.is_ordinary() && !walk.is_beyond()) return 0;
+  if (walk.unit_scores().ordinary)
     attend(view, block, columns, out, scratch, walk.unit_scores());
   else
     kAvx512.single->attend(view, block, columns, out, scratch);

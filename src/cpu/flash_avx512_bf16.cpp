@@ -27,7 +27,9 @@ constexpr int kBytes = 64, kTall = 6, kStrip = 4;
 double attend_pairs(const View& view, const RowBlock& block, Columns columns, Partial<float> out,
                     float* scratch) {
   const Subnormals none(false);
-  Walk<1>(view, block, columns, out, scratch)();
+  Walk<1> walk(view, block, columns, out, scratch);
+  walk();
+  if (walk.is_beyond()) kAvx512.single->attend(view, block, columns, out, scratch);
   return 0;
 }
 

@@ -484,8 +484,10 @@ void probabilities(const Problem& p, Tile<Real>& t) {
   for (int64_t j = 0; j < t.cols; ++j)
     for (int lane = 0; lane < t.lanes(); lane += kLanes<Real>) {
       const int64_t at = j * kRows + lane;
-      const V<Real> prob = exponential(load(t.s + at) - load(t.lse + lane));
-      const Pair<Real> both = gradient_of_logit(p, t, prob, lane, j);
+      V<Real> x = load(t.s + at) - load(t.lse + lane);
+      // LSE is fp32: beside doubles its rounding may be more than all that it is the sum of.
+      if constexpr (sizeof(Real) == 8) x = x > V<Real>{} ? V<Real>{} : x;
+      const Pair<Real> both = gradient_of_logit(p, t, exponential(x), lane, j);
       store(t.s + at, both.p), store(t.dp + at, both.dx);
     }
 }

@@ -179,7 +179,9 @@ class Forward {
     const double lse = log_add(nothing ? -kInfinity : max + std::log(sum), head.sink());
 
     std::ranges::fill(o_, 0.0);
-    if (!nothing) values(item, head, i, c, std::exp(max - lse));
+    // Beside a bias of -1e30 the logarithm of the sum is lost in LSE.
+    const double norm = head.sink() == -kInfinity ? 1 / sum : std::exp(max - lse);
+    if (!nothing) values(item, head, i, c, norm);
     o_amax_ = std::fmax(o_amax_, largest(o_));
     view_.store(view_.rows(TEA_O), at, view_.scalar(TEA_O_SCALE), o_);
     if (p_.writes_lse()) view_.per_row(TEA_LSE, at) = static_cast<float>(lse);
@@ -279,7 +281,8 @@ class Backward {
   // One probability: its part in dV, dBias, dQ and dK.
   void pair(const Item& item, const Head& head, int64_t i, int64_t j, RowSums sums) {
     const auto [x, bend] = head.score(q_, i, j);
-    const double prob = std::exp(x - sums.lse), keep = head.keep(i, j);
+    // Never above 1, whatever the rounding of LSE to fp32 has made of a large one.
+    const double prob = std::exp(std::min(x - sums.lse, 0.0)), keep = head.keep(i, j);
     const double s8 = cast(prob * keep * view_.scalar(TEA_S_SCALE), p_.dtype);
     add(row_of(dv_, j, p_.v_dim()), s8 * view_.scalar(TEA_S_SCALE_INV), dout_);
 

@@ -354,3 +354,31 @@ def test_a_sink_of_another_type_is_cast(dtype: torch.dtype) -> None:
     (gradient,) = torch.autograd.grad(o.square().sum(), sink)
     assert gradient.dtype == dtype
     assert gradient.any()
+
+
+CPU_ENGINES = ("", "cpu-generic", "cpu-avx2", "cpu-avx512", "cpu-avx512-bf16", "cpu-amx")
+
+
+@pytest.mark.parametrize("engine", [*CPU_ENGINES, "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("least", [-1e9, -1e12, -1e30, -3e38, torch.finfo(torch.float32).min])
+def test_a_row_that_a_finite_bias_hides_is_the_mean_of_the_values(
+    least: float, dtype: torch.dtype, engine: str
+) -> None:
+    """As padding that other code wrote with the least number of its type."""
+    q, k, v = inputs(1, 2, 70, 16, dtype=dtype)
+    bias = torch.zeros(1, 1, 70, 70)
+    bias[..., 9:], bias[..., :3, :] = least, least
+    bias = bias.to(dtype) if dtype == torch.float64 else bias
+    try:
+        o = tea.attention(q, k, v + 9, bias=bias, engine=engine)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    x = (q.float() @ k.float().mT / 4 + bias).double()
+    wrong = (o - x.softmax(-1) @ (v.double() + 9)).abs().amax(-1)
+    assert wrong[..., 3:].amax() < 0.1
+    # What is left of the scores beside the bias is a matter of rounding.
+    assert wrong[..., :3].amax() < (0.1 if least < -1e12 else 2)
+    o[..., 3:, :].sum().backward()
+    for tensor in (q, k, v):
+        assert tensor.grad.isfinite().all()
