@@ -5,17 +5,22 @@
 
 A plain causal, sliding-window or bidirectional mask stays a word, and padding costs one number per
 key. Only other masks (packed, chunked, of one's own) become the four-dimensional mask that
-Transformers builds for PyTorch's SDPA.
+Transformers builds for PyTorch's SDPA; and where a model does not declare that it takes other
+implementations of attention, every mask becomes the one that its own code understands.
 """
 
+import functools
+import sys
+import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
+    eager_mask,
     sdpa_mask,
 )
 
@@ -25,7 +30,12 @@ NAME = "te_attention"
 
 
 def _is_sliding(mask_function: Callable) -> bool:
-    """Is it Transformers' own causal sliding window, whose size the layer passes too?"""
+    """Is it Transformers' own causal sliding window, whose size the layer passes too?
+
+    A compiler cannot look into a function that it follows: there it is one more mask as a tensor.
+    """
+    if torch.compiler.is_compiling():
+        return False
     cells = getattr(mask_function, "__closure__", None) or ()
     parts = next((c.cell_contents for c in cells if isinstance(c.cell_contents, tuple)), ())
     return (
@@ -33,6 +43,39 @@ def _is_sliding(mask_function: Callable) -> bool:
         and "sliding_window_overlay" in getattr(parts[0], "__qualname__", "")
         and parts[1] is causal_mask_function
     )
+
+
+@functools.cache
+def _declared(config: type) -> bool:
+    """Whether the models of a configuration declare that they take other implementations.
+
+    Those that do not may compute attention by code of their own, to which None and a mask of keys
+    would mean something else, or nothing: BLOOM would see the future. A model lives in the package
+    of its configuration, and is loaded before it asks for a mask.
+    """
+    own, modeling = config.__module__, config.__module__.rpartition(".")[0] + ".modeling_"
+    models = [
+        x
+        for name, module in [*sys.modules.items()]
+        if name == own or name.startswith(modeling)
+        for x in vars(module).values()
+        if isinstance(x, type) and issubclass(x, PreTrainedModel) and x is not PreTrainedModel
+    ]
+    if any(x._supports_sdpa or x._supports_attention_backend for x in models):
+        return True
+    warnings.warn(
+        f"attn_implementation is {NAME!r}, and the models of {config.__name__} declare no support "
+        "for other implementations than their own (_supports_sdpa, _supports_attention_backend); "
+        "layers that do not ask AttentionInterface compute attention without te_attention",
+        stacklevel=3,
+    )
+    return False
+
+
+@torch.compiler.assume_constant_result
+def _declares_others(config: type) -> bool:
+    """The same, of which a compiler needs only the answer."""
+    return _declared(config)
 
 
 def attention_mask(
@@ -43,24 +86,35 @@ def attention_mask(
     kv_offset: int = 0,
     mask_function: Callable = causal_mask_function,
     attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = True,
+    config: object = None,
     **kwargs,
 ) -> Tensor | None:
     """The mask that attention_forward() takes.
 
     Returns None (the layer's own structure says it all), a boolean [b, kv_length] of keys that are
-    no padding, or a boolean [b, 1, q_length, kv_length] that says everything.
+    no padding, the same as [b, 1, 1, kv_length] where there is no other structure, or
+    [b, 1, q_length, kv_length] that says everything: boolean, or for models that know of no
+    implementation but their own 0 and the least number there is.
     """
-    named = mask_function in (causal_mask_function, bidirectional_mask_function)
+    bidirectional = mask_function is bidirectional_mask_function
+    # A model that allows no skip reads the mask itself.
+    words = allow_is_bidirectional_skip if bidirectional else allow_is_causal_skip
+    named = bidirectional or mask_function is causal_mask_function or _is_sliding(mask_function)
     # The last query must sit on the last key; with a static cache it does not.
     aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
-    if aligned and (named or _is_sliding(mask_function)):
+    own = config is not None and not _declares_others(type(config))
+    if words and named and (aligned or bidirectional) and not own:
         if attention_mask is None:
             return None
         keys = attention_mask[:, -kv_length:]
         if keys.shape[1] == kv_length:
-            return keys.bool()
-    kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-    return sdpa_mask(
+            return keys.bool()[:, None, None] if bidirectional else keys.bool()
+    kwargs.update(allow_is_bidirectional_skip=False)
+    if not own:
+        kwargs.update(allow_is_causal_skip=False)
+    return (eager_mask if own else sdpa_mask)(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
@@ -81,14 +135,15 @@ def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 # What models pass along and the mask or the position embedding has already used.
 USED_ELSEWHERE = {
     *("position_ids", "cache_position", "use_cache", "seq_idx", "num_items_in_batch"),
-    *("output_hidden_states", "output_router_logits", "position_embeddings"),
+    *("output_hidden_states", "output_router_logits", "position_embeddings", "return_dict"),
 }
 PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 
 
-def _refuse_unknown(others: dict, mask: Tensor | None) -> None:
-    """Packed lengths are fine where a mask of four dimensions says the same."""
-    known = USED_ELSEWHERE | PACKED if mask is not None and mask.dim() == 4 else USED_ELSEWHERE
+def _refuse_unknown(others: dict, mask: Tensor | None, rows: int) -> None:
+    """Packed lengths are fine where a mask that has a row for each query says the same."""
+    whole = mask is not None and mask.dim() == 4 and mask.shape[2] == rows
+    known = USED_ELSEWHERE | PACKED if whole else USED_ELSEWHERE
     for name, value in others.items():
         if value is not None and value is not False and name not in known:
             raise TypeError(f"{name} is given; needs None: te_attention does not use it")
@@ -124,7 +179,7 @@ def attention_forward(
     with zeros, by a copy.
     Raises TypeError where a model passes what is not known here and would change the result.
     """
-    _refuse_unknown(others, attention_mask)
+    _refuse_unknown(others, attention_mask, query.shape[2])
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     structured = attention_mask is None or attention_mask.dim() == 2
     bias = attention_mask

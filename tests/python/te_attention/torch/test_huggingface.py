@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from transformers.masking_utils import bidirectional_mask_function
 
 from te_attention.torch import huggingface
 
@@ -25,16 +26,21 @@ CONFIGS = {
     "gemma2": lambda: transformers.Gemma2Config(
         **SMALL, head_dim=16, sliding_window=5, attn_logit_softcapping=5.0
     ),
+    # Its own code computes attention, and adds the mask.
+    "bloom": lambda: transformers.BloomConfig(**SMALL, n_head=4, n_layer=2),
+    # Reads the mask itself before attention does.
+    "doge": lambda: transformers.DogeConfig(**SMALL),
 }
 
 
 CAUSAL = tuple(CONFIGS)
-MODELS = {"t5": transformers.AutoModelForSeq2SeqLM}
+MODELS = {"t5": transformers.AutoModelForSeq2SeqLM, "splinter": transformers.AutoModel}
 SMALL_T5 = {
     **{"vocab_size": 97, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4},
     "decoder_start_token_id": 0,
 }
 CONFIGS["t5"] = lambda: transformers.T5Config(**SMALL_T5, dropout_rate=0.0)
+CONFIGS["splinter"] = lambda: transformers.SplinterConfig(**SMALL)
 
 
 def pair(name: str) -> list[torch.nn.Module]:
@@ -91,6 +97,40 @@ def test_padding(name: str, side: str) -> None:
     torch.testing.assert_close(got[keep.bool()], want[keep.bool()], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_compile_without_a_graph_break(name: str, padded: bool) -> None:
+    torch._dynamo.reset()
+    _, model = pair(name)
+    keep = torch.ones(2, 13, dtype=torch.long)
+    keep[0, :4] = 0
+    options = {"attention_mask": keep} if padded else {}
+    compiled = torch.compile(model.eval(), fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        got = compiled(input_ids=tokens(), use_cache=False, **options).logits
+        want = model(input_ids=tokens(), use_cache=False, **options).logits
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_an_encoder_that_does_not_say_that_it_is_one(padded: bool) -> None:
+    eager, ours = (m.eval() for m in pair("splinter"))
+    keep = torch.ones(2, 13, dtype=torch.long)
+    keep[0, 9:] = 0 if padded else 1
+    with torch.no_grad():
+        want, got = (
+            m(input_ids=tokens(), attention_mask=keep).last_hidden_state for m in (eager, ours)
+        )
+    torch.testing.assert_close(got[keep.bool()], want[keep.bool()])
+
+
+def test_a_model_that_declares_no_other_implementation_is_named() -> None:
+    huggingface._declared.cache_clear()
+    _, ours = pair("bloom")
+    with pytest.warns(UserWarning, match="models of BloomConfig declare no support"):
+        ours(input_ids=tokens())
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation(cache: str) -> None:
     eager, ours = (m.eval() for m in pair("llama"))
@@ -106,13 +146,21 @@ def test_the_mask_stays_a_word_where_it_can() -> None:
     assert huggingface.attention_mask(2, 13, 13, attention_mask=padded).shape == (2, 13)
     custom = huggingface.attention_mask(2, 5, 5, mask_function=lambda _b, _h, q, k: q == k)
     assert custom.shape == (2, 1, 5, 5)
+    encoder = {"mask_function": bidirectional_mask_function, "attention_mask": padded}
+    assert huggingface.attention_mask(2, 5, 13, **encoder).shape == (2, 1, 1, 13)
+    read = huggingface.attention_mask(2, 13, 13, allow_is_causal_skip=False)
+    assert read.shape == (2, 1, 13, 13)
 
 
 def test_what_is_not_used_is_refused_by_name() -> None:
     module, (q, k, v) = torch.nn.Module(), torch.randn(3, 1, 2, 5, 16)
-    huggingface.attention_forward(module, q, k, v, None, position_ids=torch.arange(5), odd=None)
+    huggingface.attention_forward(module, q, k, v, None, return_dict=True, odd=None)
+    huggingface.attention_forward(module, q, k, v, None, position_ids=torch.arange(5))
     for name, value in (("head_mask", q), ("output_attentions", True), ("cu_seq_lens_q", q)):
         with pytest.raises(TypeError, match=f"{name} is given; needs None"):
             huggingface.attention_forward(module, q, k, v, None, **{name: value})
+    keys = torch.ones(1, 1, 1, 5, dtype=torch.bool)
+    with pytest.raises(TypeError, match="cu_seq_lens_q is given; needs None"):
+        huggingface.attention_forward(module, q, k, v, keys, cu_seq_lens_q=q)
     everything = torch.ones(1, 1, 5, 5, dtype=torch.bool)
     huggingface.attention_forward(module, q, k, v, everything, cu_seq_lens_q=q)
