@@ -218,7 +218,12 @@ def forward(call: ForwardCall) -> ForwardResult:
 
 
 def largest_of_heads(max_logit: Tensor, dtype: torch.dtype) -> Tensor:
-    """[heads] of the largest scores of all rows, [batch, heads, rows] or [tokens, heads]."""
+    """[heads] of the largest scores of all rows, [batch, heads, rows] or [tokens, heads].
+
+    -inf where there are no rows.
+    """
+    if not max_logit.numel():
+        return max_logit.new_full((max_logit.shape[1],), -torch.inf, dtype=dtype)
     return max_logit.amax([i for i in range(max_logit.dim()) if i != 1]).to(dtype)
 
 

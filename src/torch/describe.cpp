@@ -311,7 +311,7 @@ void Work::describe_scores() {
              "float32 [heads] or [batch, heads], here [" + std::to_string(problem.heads_q) +
                  "] or [" + std::to_string(batch_) + ", " + std::to_string(problem.heads_q) + "]");
     pointers_[TEA_SLOPES] = place.fp32("alibi", *in_.slopes);
-    problem.slopes_stride = each && batch_ > 1 ? problem.heads_q : 0;
+    problem.slopes_stride = each && batch_ != 1 ? problem.heads_q : 0;  // none: no memory either
   }
   problem.alibi = in_.slopes ? TEA_ALIBI_SLOPES : in_.alibi ? TEA_ALIBI_STANDARD : TEA_ALIBI_NONE;
   problem.softcap = static_cast<float>(in_.softcap);

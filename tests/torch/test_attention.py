@@ -191,6 +191,13 @@ def test_empty_tensors(shape: tuple[int, ...]) -> None:
     assert o.shape == q.grad.shape == shape
 
 
+@pytest.mark.parametrize("shape", [(4,), (0, 4)])
+def test_slopes_of_no_batch(shape: tuple[int, ...]) -> None:
+    q, k, v = (torch.randn(0, 4, 5, 16, requires_grad=True) for _ in range(3))
+    tea.attention(q, k, v, alibi=torch.ones(shape)).sum().backward()
+    assert q.grad.shape == q.shape
+
+
 def test_explain_says_what_every_engine_says() -> None:
     text = tea.explain(*plain()[:3], mask="causal", engine="reference")
     assert text.startswith("dtype=fp32 ")

@@ -9,6 +9,7 @@ from torch import Tensor
 from te_attention.torch import dropout_mask, new_rng_state
 from transformer_engine.pytorch._refusal import refuse_later
 from transformer_engine.pytorch.utils import attention_mask_func
+from transformer_engine_torch.fused_attn import largest_of_heads
 
 from ._engine import Backend, check_small
 from ._layouts import formats_of
@@ -53,7 +54,7 @@ def _heads_last(
 def _largest(scores: Tensor, mask: Tensor | None) -> Tensor:
     """The largest visible score of each head."""
     seen = scores if mask is None else scores.masked_fill(mask, -torch.inf)
-    return seen.detach().amax((0, 2, 3))
+    return largest_of_heads(seen.detach().flatten(2), scores.dtype)
 
 
 class UnfusedDotProductAttention(Backend):
@@ -162,20 +163,23 @@ class UnfusedDotProductAttention(Backend):
 
         Query heads of one group lie side by side, so they are rows of one product; K is not copied.
         """
-        batch, heads, rows, _ = q.shape
+        batch, heads, rows, dim = q.shape
         groups, cols = k.shape[1:3]
         scaled = self.apply_qk_layer_scaling and q.dtype == torch.float16
         factor = float(self.layer_number) if scaled else 1.0
         alpha = self.softmax_scale / factor
-        left = q.reshape(batch * groups, heads // groups * rows, -1)
-        right = k.reshape(batch * groups, cols, -1).transpose(1, 2)
+        left = q.reshape(batch * groups, heads // groups * rows, dim)
+        right = k.reshape(batch * groups, cols, dim).transpose(1, 2)
         before = bias_type == "pre_scale_bias"
         out = left.new_empty((batch * groups, left.shape[1], cols))
-        scores = torch.baddbmm(out, left, right, beta=0.0, alpha=1.0 if before else alpha)
+        apart = before or alpha == 0  # with alpha=0 PyTorch may leave memory as it finds it
+        scores = torch.baddbmm(out, left, right, beta=0.0, alpha=1.0 if apart else alpha)
         scores = scores.view(batch, heads, rows, cols)
         if before:
-            scores = (scores + bias) * alpha
-        elif bias_type != "no_bias":
+            scores = scores + bias
+        if apart:
+            scores = scores * alpha
+        if not before and bias_type != "no_bias":
             scores = scores + bias / factor
         return scores if bias_type == "alibi" else scores.to(q.dtype), factor
 
@@ -202,7 +206,7 @@ class UnfusedDotProductAttention(Backend):
                 state = new_rng_state(scores.device)
             keep = dropout_mask(state, self.attention_dropout, (batch, heads, rows, cols))
             probabilities = probabilities * keep / (1.0 - self.attention_dropout)
-        groups = v.shape[1]
+        groups, dim = v.shape[1], v.shape[-1]
         left = probabilities.to(v.dtype).reshape(batch * groups, heads // groups * rows, cols)
-        right = v.reshape(batch * groups, cols, -1)
-        return torch.bmm(left, right).view(batch, heads, rows, -1)
+        right = v.reshape(batch * groups, cols, dim)
+        return torch.bmm(left, right).view(batch, heads, rows, dim)

@@ -211,8 +211,10 @@ class DotProductAttention(TransformerEngineBaseModule):
             self.softmax_offset = torch.nn.Parameter(torch.zeros(self.heads))
 
     def _make_backends(self, softmax_scale: float | None, layer_number: int | None) -> None:
+        if softmax_scale is None:  # 0 is a scale
+            softmax_scale = self.hidden_size_per_attention_head_k**-0.5
         options = {
-            "softmax_scale": softmax_scale or self.hidden_size_per_attention_head_k**-0.5,
+            "softmax_scale": softmax_scale,
             "attention_dropout": self.attention_dropout,
             "attention_type": self.attention_type,
             "layer_number": layer_number,

@@ -76,6 +76,36 @@ def test_max_logit(form: str) -> None:
     close(*found.values())
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(0, 5, 4, 32), (2, 0, 4, 32)])
+def test_nothing_to_attend(backend: str, shape: tuple[int, ...]) -> None:
+    q, k, v = inputs(*shape)
+    with only(backend):
+        o = module()(q, k, v)
+        o.sum().backward()
+    assert o.shape == (*shape[:2], 128)
+    assert all(t.grad.shape == shape for t in (q, k, v))
+
+
+@pytest.mark.parametrize("backend", ["FUSED", "UNFUSED"])
+def test_no_token_has_no_largest_logit(backend: str) -> None:
+    q, k, v = inputs(0, 4, 32)
+    cu = torch.zeros(3, dtype=torch.int32)
+    options = {"qkv_format": "thd", "attn_mask_type": "padding_causal", "return_max_logit": True}
+    with only(backend):
+        o, largest = module(**options)(q, k, v, cu_seqlens_q=cu, cu_seqlens_kv=cu)
+    assert o.shape == (0, 128)
+    assert torch.equal(largest, torch.full((4,), -torch.inf, dtype=q.dtype))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_scale_of_zero_is_a_scale(backend: str) -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    with only(backend):
+        o = module(softmax_scale=0.0, attn_mask_type="no_mask")(q, k, v)
+    close(o, v.mean(1, keepdim=True).flatten(-2).expand_as(o))
+
+
 def dropped(backend: str, tracker: CudaRNGStatesTracker | None, **options) -> list[torch.Tensor]:
     q, k, v = inputs(2, 16, 4, 32)
     get = None if tracker is None else lambda: tracker
