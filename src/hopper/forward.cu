@@ -17,6 +17,11 @@ bool is_only_capped(const Forward& f) {
   return caps_last(f) && !g.bias && g.dropout == 0 && f.scale > 0;
 }
 
+bool is_only_dropped(const Forward& f) {
+  const General& g = f.general;
+  return g.dropout > 0 && drops_whole_cells(f) && !bends(f);
+}
+
 // The row of a plain kernel. Of few rows, tiles of 256 rows waste less than tiles of 192, and of
 // few keys a mask cuts less off blocks of 64 than of 80; how many are few was measured.
 int plain_row(int row, const Forward& f) {
@@ -69,6 +74,7 @@ Outcome forward(const Forward& f, void* stream) {
   if (empty || f.heads == 0) return {};
   const auto on = static_cast<cudaStream_t>(stream);
   if (f.general.bias) return launch_biased(row, f, on);
+  if (has_dropped(row) && is_only_dropped(f)) return launch_dropped(row, f, on);
   if (is_general(f))
     return has_capped(row) && is_only_capped(f) ? launch_capped(row, f, on)
                                                 : launch_general(row, f, on);

@@ -16,9 +16,9 @@ struct Row {
   bool late = false;  // but in general, the first exponentials go before the wait for the values
 };
 
-// What a kernel does beside the plain product: nothing, a band, that and a soft cap, everything but
-// a bias, or everything.
-enum class Kind { kFull, kMasked, kCapped, kGeneral, kBiased };
+// What a kernel does beside the plain product: nothing, a band, that and a soft cap or dropout,
+// everything but a bias, or everything.
+enum class Kind { kFull, kMasked, kCapped, kDropped, kGeneral, kBiased };
 
 // What names a kernel.
 struct Config {
@@ -27,6 +27,7 @@ struct Config {
   Kind kind;
   constexpr bool masked() const { return kind != Kind::kFull; }
   constexpr bool capped() const { return kind == Kind::kCapped; }
+  constexpr bool dropped() const { return kind == Kind::kDropped; }
   constexpr bool general() const { return kind == Kind::kGeneral || biased(); }
   constexpr bool biased() const { return kind == Kind::kBiased; }
 };

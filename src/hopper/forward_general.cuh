@@ -2,9 +2,8 @@
 // in the order of docs/semantics.md. A thread works on its elements of a block of 64 rows.
 #pragma once
 #include "hopper/forward_cap.cuh"
-#include "hopper/forward_work.cuh"
+#include "hopper/forward_dropout.cuh"
 #include "math/bias.h"
-#include "math/dropout.h"
 
 namespace tea::hopper {
 
@@ -30,7 +29,6 @@ __host__ __device__ inline Unit unit_of(const Forward& f) {
 // By the planner: what is the same for a whole tile.
 TEA_DEVICE void add_general(Work& w, const Forward& f) {
   const General& g = f.general;
-  bool sane;
   w.slope = !g.alibi   ? 0
             : g.slopes ? g.slopes[w.sequence * g.slopes_batch + w.head]
                        : static_cast<float>(alibi_slope(w.head, f.heads));
@@ -40,16 +38,8 @@ TEA_DEVICE void add_general(Work& w, const Forward& f) {
     w.bias_head = g.bias_head ? w.head : 0;
     w.bias_sequence = g.bias_batch ? w.sequence : 0;
   }
-  if (g.dropout > 0) {
-    w.rng = {static_cast<uint64_t>(g.rng_state[0]), static_cast<uint64_t>(g.rng_state[1])};
-    w.stream = dropout_stream(w.sequence + origin_of(f, 0, &sane), w.head + origin_of(f, 1, &sane));
-  }
+  if (g.dropout > 0) add_dropout(w, f);
 }
-
-// The thread's elements begin at this row of the sequence and this key of the tile.
-struct Corner {
-  int row, key;
-};
 
 // The bias of a block of 64 rows, as the copy engine leaves it in shared memory: slabs of 32
 // columns. Where all rows share a bias there is only one row; where the copy engine cannot address
@@ -157,34 +147,6 @@ TEA_DEVICE void bend(float (&s)[kCount], const Forward& f, const Work& w, Corner
       return fmaf(-w.slope, fabsf(distance + from), x);
     });
   }
-}
-
-// Probabilities that dropout takes become zero; the others are scaled at the end, with the row.
-template <int kCount>
-TEA_DEVICE void drop(float (&p)[kCount], const Forward& f, const Work& w, Corner at) {
-  const RngState rng = w.rng;
-  const uint32_t threshold = dropout_threshold(f.general.dropout);
-  const int64_t row = w.global_row + at.row, key = w.global_key + at.key;
-  if ((w.global_row | w.global_key) % 16 == 0) {  // the tile's cells are dropout's
-#pragma unroll
-    for (int c = 0; c < kCount / 8; ++c) {
-      const Philox4 cell = dropout_cell(rng, w.stream, row, key + 16 * c);
-#pragma unroll
-      for (int k = 0; k < 8; ++k)
-        if (dropout_uniform(cell, half_of(k) * 8, k / 4 * 8 + k % 2) < threshold) p[8 * c + k] = 0;
-    }
-    return;
-  }
-  uint64_t kept = 0;
-#pragma unroll 1
-  for (int i = 0; i < kCount; ++i) {
-    const int64_t column = key + i / 4 * 8 + i % 2;
-    const bool keeps = dropout_keeps(rng, w.stream, row + 8 * half_of(i), column, threshold);
-    kept |= uint64_t{keeps} << i;
-  }
-#pragma unroll
-  for (int i = 0; i < kCount; ++i)
-    if (!(kept >> i & 1)) p[i] = 0;
 }
 
 }  // namespace tea::hopper

@@ -107,6 +107,7 @@ struct Kernel {
           post([&](Work& w) {
             describe<kRows, kCols>(w, p.f, t);
             if constexpr (C.general()) add_general(w, p.f);
+            if constexpr (C.dropped()) add_dropout(w, p.f);
           });
           Claims* const claims = claims_of(p);
           if (claims && number < blocks) claims->enter(p.launch);
@@ -371,11 +372,12 @@ struct Kernel {
     }
     // To probabilities in 16 bits, of which dropout takes some after they were summed.
     TEA_DEVICE void weigh(State& x, const Work& w, int block) {
+      const Corner at = {first_row(w) + row_of(0), block * kCols + column_of(0)};
       if constexpr (C.general())
-        if (p.f.general.dropout > 0)
-          drop(x.scores, p.f, w, {first_row(w) + row_of(0), block * kCols + column_of(0)});
+        if (p.f.general.dropout > 0) drop(x.scores, p.f, w, at);
 #pragma unroll
       for (int c = 0; c < kCols / 16; ++c) columns_as_operand<C.type>(x.weights[c], x.scores, c);
+      if constexpr (C.dropped()) drop(x.weights, p.f, w, at);
     }
 
     // Hands back blocks that none of the consumer's rows sees. Every block of a tile has a turn,
@@ -440,7 +442,7 @@ struct Kernel {
     }
     // The normalised rows of a tile leave, and the tile is over.
     TEA_DEVICE void finish(const Output& o, const Ends& end, const Work& w) {
-      const float kept = C.general() ? 1 / (1 - p.f.general.dropout) : 1;
+      const float kept = C.general() || C.dropped() ? 1 / (1 - p.f.general.dropout) : 1;
 #pragma unroll
       for (int r = 0; r < 2; ++r) write_row(o, w, r, end.row[r].factor * kept);
       s.mail.ring.release(at_mail);  // by all threads, each of which has read it

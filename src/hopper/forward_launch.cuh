@@ -40,6 +40,8 @@ Outcome launch_full(int row, const Forward& f, cudaStream_t stream);
 Outcome launch_masked(int row, const Forward& f, cudaStream_t stream);
 bool has_capped(int row);
 Outcome launch_capped(int row, const Forward& f, cudaStream_t stream);
+bool has_dropped(int row);
+Outcome launch_dropped(int row, const Forward& f, cudaStream_t stream);
 Outcome launch_general(int row, const Forward& f, cudaStream_t stream);
 Outcome launch_biased(int row, const Forward& f, cudaStream_t stream);
 

@@ -400,13 +400,14 @@ uint64_t digest(const Launchable& l) {
 // The same bits from several runs of every kernel, and their digest, which is that of other builds.
 int check_digests(int dim, int dim_v, int) {
   const Buffer<int64_t> rng(std::vector<int64_t>{1234, 5678});
-  constexpr const char* kWays[] = {"plain", "general", "biased", "capped", "few", "many"};
+  constexpr const char* kWays[] = {"plain",   "general", "biased", "capped",
+                                   "dropped", "few",     "many"};
   for (const Type type : {Type::kBf16, Type::kFp16})
     for (const int rule : {0, 1, 3})
-      for (int way = 0; way < 6; ++way) {
-        if (way > 3 && dim != 64) continue;  // rows of which the kernel is chosen by the lengths
-        const Lengths n = way == 4   ? Lengths{400, 500}
-                          : way == 5 ? Lengths{1100, 1200}
+      for (int way = 0; way < 7; ++way) {
+        if (way > 4 && dim != 64) continue;  // rows of which the kernel is chosen by the lengths
+        const Lengths n = way == 5   ? Lengths{400, 500}
+                          : way == 6 ? Lengths{1100, 1200}
                                      : Lengths{700, 911};
         const Case c = {dim, dim_v, type, kRules[rule], n, {2, 6, 2}, Layout::kBshd};
         const std::string name = c.name() + kWays[way];
@@ -418,6 +419,7 @@ int check_digests(int dim, int dim_v, int) {
         if (way == 1) g.softcap = 20, g.alibi = true, g.dropout = 0.25f, g.rng_state = rng.data;
         if (way == 2) g.bias = bias.data, g.bias_row = row, g.bias_head = 24, g.bias_col = 1;
         if (way == 3) g.softcap = 20;
+        if (way == 4) g.dropout = 0.25f, g.rng_state = rng.data;
         note_work(name);
         uint64_t first = 0;
         for (int run = 0; run < 8; ++run) {

@@ -55,6 +55,7 @@ struct Problem {
   std::vector<char> bias;
   std::vector<float> slopes, sinks;
   int copied = 0;  // blocks whose bias a thread took from shared memory
+  int whole = 0;   // and whose cells are dropout's
   int64_t rng[2];
 
   Problem(uint32_t seed, Type t)
@@ -225,7 +226,12 @@ void check_thread(Problem& p, const Work& w, int block, const BiasTile& bias) {
   const Unit unit = bends(p.f) ? unit_of(p.f) : Unit{1, 0};
   for (float& x : bent) x = std::fma(unit.factor, x, unit.offset);
   p.copied += bias.rows > 0;
+  uint32_t weights[kCols / 16][4];  // of which dropout alone takes pairs
+  for (auto& four : weights) std::fill_n(four, 4, ~0u);
   if (p.f.general.dropout > 0) drop(kept, p.f, w, corner);
+  const bool whole = p.f.general.dropout > 0 && drops_whole_cells(p.f);
+  if (whole) drop(weights, p.f, w, corner);
+  p.whole += whole;
   for (int i = 0; i < kCols / 2; ++i) {
     const int64_t at = w.first + row_of(i), key = column + column_of(i), j = key + w.skipped;
     const bool sees = at < w.rows && key < w.keys && visible(p.band(w.sequence), at, j);
@@ -239,6 +245,8 @@ void check_thread(Problem& p, const Work& w, int block, const BiasTile& bias) {
     }
     const bool stays = p.f.general.dropout == 0 || p.keeps(w.sequence, w.head, at, j);
     ASSERT_EQ(kept[i] != 0, stays) << "row " << at << " key " << j;
+    const uint32_t pair = weights[i / 8][i % 8 / 2] >> i % 2 * 16 & 0xFFFF;
+    ASSERT_EQ(pair, !whole || stays ? 0xFFFFu : 0) << "row " << at << " key " << j;
   }
   if (!caps_last(p.f)) return;
   for (int r = 0; r < 2; ++r) {
@@ -249,9 +257,9 @@ void check_thread(Problem& p, const Work& w, int block, const BiasTile& bias) {
   }
 }
 
-// Counts how many times a bias came from shared memory.
+// Counts how many times a bias came from shared memory, and how many times dropout took pairs.
 template <Type kType, int kCols>
-void check_tile(uint32_t seed, int* copied) {
+void check_tile(uint32_t seed, int* copied, int* whole) {
   Problem p(seed, kType);
   if (kCols % BiasTile::kColumns)
     p.f.general.bias = nullptr;  // then kernels for a bias have others
@@ -280,19 +288,31 @@ void check_tile(uint32_t seed, int* copied) {
     }
   }
   *copied += p.copied;
+  *whole += p.whole;
 }
 
 TEST(HopperWork, ScoresOfRandomTilesAgreeWithTheDefinition) {
-  int copied = 0;
+  int copied = 0, whole = 0;
   for (uint32_t seed = 0; seed < 400 && !HasFatalFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    check_tile<Type::kBf16, 128>(seed, &copied);
-    check_tile<Type::kFp16, 64>(seed, &copied);
-    check_tile<Type::kBf16, 96>(seed, &copied);
-    check_tile<Type::kFp16, 80>(seed, &copied);
-    check_tile<Type::kBf16, 112>(seed, &copied);
+    check_tile<Type::kBf16, 128>(seed, &copied, &whole);
+    check_tile<Type::kFp16, 64>(seed, &copied, &whole);
+    check_tile<Type::kBf16, 96>(seed, &copied, &whole);
+    check_tile<Type::kFp16, 80>(seed, &copied, &whole);
+    check_tile<Type::kBf16, 112>(seed, &copied, &whole);
   }
   EXPECT_GT(copied, 1000);
+  EXPECT_GT(whole, 1000);
+}
+
+// Every uniform beside thresholds of all sizes, in both halves.
+TEST(HopperDropout, PairsKeepWhatIsNotBelowTheThreshold) {
+  for (const uint32_t threshold : {1u, 2u, 6554u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu, 0x10000u})
+    for (uint32_t u = 0; u < 0x10000; ++u) {
+      const uint32_t other = u * 40503u & 0xFFFF;
+      const uint32_t want = (u >= threshold ? 0xFFFFu : 0) | (other >= threshold ? 0xFFFF0000u : 0);
+      ASSERT_EQ(kept_pair(u | other << 16, threshold), want) << u << " and " << other;
+    }
 }
 
 // A soft cap is a polynomial where all scores of a thread are below 1 in its units, else

@@ -90,6 +90,13 @@ TEA_DEVICE float min_or_nan(float x, float y) {
   return z;
 }
 
+// All bits of a half of the register whose highest is one, none of the other's.
+TEA_DEVICE uint32_t spread_signs(uint32_t halves) {
+  uint32_t mask;
+  asm("prmt.b32 %0, %1, 0, 0xbb99;\n" : "=r"(mask) : "r"(halves));
+  return mask;
+}
+
 // Two floats as one register, the first in the low half, rounded to nearest even.
 template <Type kType>
 TEA_DEVICE uint32_t pack(float low, float high) {
