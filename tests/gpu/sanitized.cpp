@@ -29,13 +29,14 @@ Words kernels(const Words& types, const Words& dims, const Words& scores, int ro
 const Words kScores = {"causal=1",
                        "softcap=20 dropout=0.2 bias=post_scale bias_broadcast=batch alignment=4"};
 
-// What Hopper's engine has kernels for: no mask, a mask, a soft cap, and all others; those for a
-// bias take it in two ways. Short sequences have kernels of their own.
+// What Hopper's engine has kernels for: no mask, a mask, a soft cap, dropout, and all others; those
+// for a bias take it in two ways. Short sequences have kernels of their own.
 Words kernels_of_hopper() {
   const Words types = {"dtype=bf16", "dtype=fp16"};
   Words lines = kernels(types, {"dim_qk=64"}, {"", "causal=1"}, 200);
   for (const Words& more : {kernels(types, {"dim_qk=256"}, {"causal=1"}, 520),
-                            kernels(types, {"dim_qk=64", "dim_qk=128"}, {"causal=1 softcap=2"})})
+                            kernels(types, {"dim_qk=64", "dim_qk=128"}, {"causal=1 softcap=2"}),
+                            kernels(types, {"dim_qk=64"}, {"causal=1 dropout=0.2"})})
     lines.insert(lines.end(), more.begin(), more.end());
   const Words others = kernels(
       types,
