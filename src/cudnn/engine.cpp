@@ -33,9 +33,10 @@ void check_origin(const Problem& p, const Run& run) {
 struct Cudnn final : Executable {
   Problem problem;
   Device device;
+  Passes passes;
   mutable Graphs graphs;
 
-  Cudnn(const Problem& p, const Device& d) : problem(p), device(d) {}
+  Cudnn(const Problem& p, const Device& d, Passes a) : problem(p), device(d), passes(a) {}
 
   void forward(const Run& run) const override { go(run, Direction::kForward); }
   void backward(const Run& run) const override { go(run, Direction::kBackward); }
@@ -51,7 +52,7 @@ struct Cudnn final : Executable {
     auto made = build(problem, size, key, device);
     const auto* graph = std::get_if<std::shared_ptr<const Graph>>(&made);
     if (!graph) return made;
-    const uint64_t bound = library_bound(problem, size, key.capacity, key.direction);
+    const uint64_t bound = library_bound(problem, size, key.capacity, key.direction, passes);
     TEA_REFUSE_IF((*graph)->workspace() > bound,
                   "cuDNN wants a workspace of " + shown((*graph)->workspace()) +
                       " bytes; needs at most " + shown(bound) + ", linear in the lengths");
@@ -227,7 +228,7 @@ Attempt plan_by(const Library& found, const Problem& p, const Device& device, Pa
   TEA_REFUSE_IF(known,
                 std::string("a known error of cuDNN: ") + known->what + " (" + known->link + ")");
 
-  auto ready = std::make_unique<Cudnn>(p, device);
+  auto ready = std::make_unique<Cudnn>(p, device, passes);
   if (fixed_and_empty(p)) return ready;
   for (const GraphKey& key : graphs_of(p, example_of(p), passes)) {
     const auto made = ready->make(default_geometry(p), key);
@@ -270,13 +271,20 @@ Attempt plan_backward(const Problem& p, const Device& device) {
   return plan_by(found, p, device, Passes::kBackward);
 }
 
-uint64_t workspace(const Problem& p, const Geometry& size, Direction d) {
+namespace {
+uint64_t workspace_of(const Problem& p, const Geometry& size, Direction d, Passes passes) {
   const Capacity n = capacity_of(p, size);
-  return layout(p, size, n, d).library + library_bound(p, size, n, d);
+  return layout(p, size, n, d).library + library_bound(p, size, n, d, passes);
+}
+}  // namespace
+
+uint64_t workspace(const Problem& p, const Geometry& size, Direction d) {
+  return workspace_of(p, size, d, Passes::kBoth);
 }
 
 uint64_t backward_workspace(const Problem& p, const Geometry& size) {
-  return is_plain(p) && has_row(p) ? workspace(p, size, Direction::kBackward) : 0;
+  if (!is_plain(p) || !has_row(p)) return 0;
+  return workspace_of(p, size, Direction::kBackward, Passes::kBackward);
 }
 
 }  // namespace tea::cudnn

@@ -103,14 +103,20 @@ Layout layout(const Problem& p, const Geometry& size, const Capacity& n, Directi
   return out;
 }
 
-// What cuDNN may have: sums of dQ in fp32, four numbers of a row, and where heads share keys the
-// gradients of K and V by query head. The frontend declares those: of fp8 in fp32, of 16 bits as Q
-// is stored, but with room for fp32 where they are ragged. Then they lie as far apart as the
-// tensors' own rows, or have room for every sequence's longest. Beside the gradient of a bias it
-// keeps as much in 16 bits, in tiles of 128.
-uint64_t library_bound(const Problem& p, const Geometry& size, const Capacity& n, Direction d) {
-  constexpr uint64_t kSlack = 1 << 20;
-  if (d == Direction::kForward) return kSlack;
+// What cuDNN may have. Forward: where the keys of a single query are shared out, O in fp32, a
+// maximum and a sum of each part. Backward: dQ in fp32, once on sm_90, and on sm_100 but for fp8,
+// and twice elsewhere; four numbers of a row, and where heads share keys the gradients of K and V
+// by query head. The frontend declares those: of fp8 in fp32, of 16 bits as Q is stored, but with
+// room for fp32 where they are ragged. Then they lie as far apart as the tensors' own rows, or have
+// room for every sequence's longest. Beside the gradient of a bias it keeps as much in 16 bits, in
+// tiles of 128.
+uint64_t library_bound(const Problem& p, const Geometry& size, const Capacity& n, Direction d,
+                       Passes passes) {
+  constexpr uint64_t kSlack = 1 << 20, kMostParts = 64;
+  if (d == Direction::kForward) {
+    const int64_t part = n.batch * p.heads_q * (p.v_dim() + 2);
+    return kSlack + (n.max_q == 1 ? 4 * kMostParts * static_cast<uint64_t>(part) : 0);
+  }
   const auto count = [&](int64_t tokens, int64_t rows, int64_t heads, int64_t dim, int64_t stride) {
     const int64_t packed = heads * dim;
     if (!heads) return uint64_t{0};
@@ -122,7 +128,8 @@ uint64_t library_bound(const Problem& p, const Geometry& size, const Capacity& n
   const int64_t shared = group > 1 ? p.heads_q : 0;  // K and V: a sum for each query head
   const uint64_t each = n.tokens_kv || p.is_fp8() ? 4 : 2;
   const int64_t biased = p.bias && !p.bias_broadcast ? p.heads_q : 0;
-  return 4 * count(n.tokens_q, n.max_q, p.heads_q, p.dim_qk, size.dq.seq) +
+  const uint64_t sums = passes == Passes::kBackward ? 1 : 2;
+  return 4 * sums * count(n.tokens_q, n.max_q, p.heads_q, p.dim_qk, size.dq.seq) +
          4 * count(n.tokens_q, n.max_q, p.heads_q, 4, size.lse.seq) +
          each * count(n.tokens_kv, n.max_kv, shared, p.dim_qk, group * size.dk.seq) +
          each * count(n.tokens_kv, n.max_kv, shared, p.v_dim(), group * size.dv.seq) +

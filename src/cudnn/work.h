@@ -16,8 +16,9 @@ Layout layout(const Problem& problem, const Geometry& size, const Capacity& capa
               Direction direction);
 
 // The most bytes that cuDNN may ask for: linear in the sequence lengths, or in a bias that trains.
+// Of plans that only go back, which faster.h has rows for, on their GPUs; of others on any.
 uint64_t library_bound(const Problem& problem, const Geometry& size, const Capacity& capacity,
-                       Direction direction);
+                       Direction direction, Passes passes);
 
 // Scales that are not given are those of q and of dq, or 1.
 Pointers pointers(const Run& run, const Layout& layout);

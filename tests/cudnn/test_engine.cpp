@@ -177,7 +177,8 @@ TEST(CudnnFaster, SaysWhyBackwardIsNotCudnns) {
 
 TEST(CudnnFaster, AsksForWorkspaceWhereItHasARowOnly) {
   const auto bytes = [](const Problem& p) { return backward_workspace(p, default_geometry(p)); };
-  EXPECT_EQ(bytes(square()), workspace(square(), default_geometry(square()), Direction::kBackward));
+  EXPECT_GT(bytes(square()), 0u);  // less than by name: of sm_90
+  EXPECT_LT(bytes(square()), workspace(square(), default_geometry(square()), Direction::kBackward));
   EXPECT_EQ(bytes(square("training=1 deterministic=1")), 0u);
   EXPECT_EQ(bytes(square("")), 0u);
 }
