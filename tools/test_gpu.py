@@ -192,6 +192,27 @@ def torch_python() -> str:
     raise RowError("no Python here has pytest and torch 2.10 or later")
 
 
+def cudnn_of(python: str) -> str:
+    """The folder of the cuDNN that PyTorch has there, or nothing."""
+    find = "import nvidia.cudnn; print(list(nvidia.cudnn.__path__)[0])"
+    done = subprocess.run([python, "-c", find], capture_output=True, text=True, check=False)
+    folder = Path(done.stdout.strip(), "lib")
+    return str(folder) if not done.returncode and (folder / "libcudnn.so.9").exists() else ""
+
+
+def prefer_cudnn_of_torch() -> str:
+    """Lets every row load PyTorch's cuDNN, not an older one of the loader's; says which it is."""
+    try:
+        folder = cudnn_of(torch_python())
+    except RowError:  # the rows that need that Python say so
+        folder = ""
+    if not folder:
+        return "the loader's, if it has one"
+    before = os.environ.get("LD_LIBRARY_PATH")
+    os.environ["LD_LIBRARY_PATH"] = f"{folder}:{before}" if before else folder
+    return folder
+
+
 def passed_tests(text: str) -> int:
     """How many GoogleTests passed; a skipped one is no pass, and none at all is a failure."""
     passed = re.search(r"\[  PASSED  \] (\d+) test", text)
@@ -312,7 +333,7 @@ def main() -> None:
     suites = [
         Suite(options.build.resolve(), log, options.draws, row) for row in options.rows or ROWS
     ]
-    print(f"{gpu}, {os.cpu_count()} cores", flush=True)
+    print(f"{gpu}, {os.cpu_count()} cores, cuDNN: {prefer_cudnn_of_torch()}", flush=True)
     failed, begin = [], time.perf_counter()
     with ThreadPoolExecutor(options.jobs) as pool:
         for done in as_completed([pool.submit(outcome, suite) for suite in suites]):

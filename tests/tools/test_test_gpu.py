@@ -52,6 +52,35 @@ class Unexpected(unittest.TestCase):
         self.assertEqual(len(test_gpu.unexpected("========= COMPUTE-SANITIZER\n", [])), 1)
 
 
+class Cudnn(unittest.TestCase):
+    """An older cuDNN of the loader's was tested, and refused, where PyTorch has one of its own."""
+
+    def preferred(self, files: list[str], before: str) -> tuple[str, str, str]:
+        """The folder of a Python whose cuDNN has these files, what is said, and the path then."""
+        with tempfile.TemporaryDirectory() as name:
+            folder, python = Path(name, "lib"), Path(name, "python")
+            folder.mkdir()
+            for file in files:
+                (folder / file).touch()
+            python.write_text(f"#!/bin/sh\necho {name}\n")
+            python.chmod(0o755)
+            with (
+                mock.patch.object(test_gpu, "torch_python", lambda: str(python)),
+                mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": before}),
+            ):
+                return str(folder), test_gpu.prefer_cudnn_of_torch(), os.environ["LD_LIBRARY_PATH"]
+
+    def test_of_torch_comes_first(self):
+        folder, words, path = self.preferred(["libcudnn.so.9"], "/opt/lib")
+        self.assertEqual((words, path), (folder, f"{folder}:/opt/lib"))
+        folder, _, path = self.preferred(["libcudnn.so.9"], "")
+        self.assertEqual(path, folder)
+
+    def test_of_the_loader_stays_where_torch_has_none(self):
+        _, words, path = self.preferred([], "/opt/lib")
+        self.assertEqual((words, path), ("the loader's, if it has one", "/opt/lib"))
+
+
 def said(ran: int, skipped: int = 0) -> str:
     """The end of what GoogleTest prints."""
     return f"[  PASSED  ] {ran} tests.\n" + f"[  SKIPPED ] {skipped} test\n" * bool(skipped)
@@ -230,6 +259,7 @@ class Summary(unittest.TestCase):
             with (
                 mock.patch.object(test_gpu, "ROWS", {"good": passes, "bad": fails}),
                 mock.patch.object(test_gpu, "gpu_name", lambda: "a GPU"),
+                mock.patch.object(test_gpu, "prefer_cudnn_of_torch", lambda: "none"),
                 mock.patch.object(sys, "argv", arguments),
                 contextlib.redirect_stdout(io.StringIO()) as out,
                 self.assertRaises(SystemExit) as ended,
