@@ -28,7 +28,7 @@ int plain_row(int row, const Forward& f) {
   const auto at_most = [&](int n) { return f.queries.rows <= n && f.keys.rows <= n; };
   const bool masked = bounded(f.mask);
   if (row == 0 && f.queries.rows > 192 && at_most(masked ? 1024 : 512)) return kShort;
-  if (row == kWide && masked && at_most(512)) return kShortWide;
+  if (row == kWide && masked && at_most(1024)) return kShortWide;
   return row;
 }
 

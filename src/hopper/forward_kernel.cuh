@@ -10,23 +10,11 @@
 //   consumer 0   S3    | S2 and O += P3 V3, softmax 2 | S1 and O += P2 V2, softmax 1 | ...
 //   consumer 1           S3 | ... half a step later, so that one has the matrix units while the
 //                other does softmax: with `turns`, named barriers pass the turn around.
-//
-// A box of a tensor map must end where a sequence ends, wherever that is. So maps have one
-// dimension more: y, as long as the box is high, and z with the same stride. A box of n rows from
-// row r on begins at y = height - n, z = r + n, height rows before the tensor: what is beyond y
-// reads as zeros. The memory before the tensor may not exist, and of a box without an element the
-// copy engine touches where the map begins. So none is loaded: not of rows, and not of slabs beyond
-// the head dimension, which are zeroed once where they meet in a product, and else meet nothing.
-//
-// Shared memory: q[q_stages][consumers], each 64 rows; k and v[kv_stages]; the barriers. Tiles lie
-// in slabs, one swizzle wide. O leaves from registers, so that Q's memory is free for the next tile
-// as soon as the last scores are there.
 #pragma once
 #include <type_traits>
 
-#include "hopper/device/tma.cuh"
 #include "hopper/device/wgmma.cuh"
-#include "hopper/forward_config.cuh"
+#include "hopper/forward_load.cuh"
 
 namespace tea::hopper {
 
@@ -34,51 +22,15 @@ constexpr int kFirstTurn = 1;  // named barriers, one per consumer
 
 template <Config C>
 struct Kernel {
-  static constexpr int kDim = C.row.dim, kDimV = C.row.dim_v, kCols = C.row.cols;
-  static constexpr int kConsumers = C.row.consumers, kRows = 64 * kConsumers;
-  static constexpr int kThreads = 128 + 128 * kConsumers, kStages = C.row.kv_stages;
-  static constexpr Swizzle kSwizzle = kDim % 64 == 0 ? Swizzle::k128 : Swizzle::k64;
-  static constexpr int kSlab = width(kSwizzle), kSlabDim = kSlab / 2;
-  static_assert(kDim % kSlabDim == 0 && kDimV % kSlabDim == 0 && kDimV <= kDim);
+  using S = Shared<C>;
+  using Smem = typename S::Smem;
+  static constexpr int kDim = S::kDim, kDimV = S::kDimV, kCols = S::kCols, kStages = S::kStages;
+  static constexpr int kConsumers = S::kConsumers, kRows = S::kRows, kThreads = S::kThreads;
+  static constexpr int kSlab = S::kSlab, kSlabDim = S::kSlabDim;
+  static constexpr Swizzle kSwizzle = S::kSwizzle;
   using Scores = float[kCols / 2];
   using Weights = uint32_t[kCols / 16][4];
   using Output = float[kDimV / 2];
-
-  struct Smem {
-    alignas(1024) uint8_t q[C.row.q_stages][kConsumers][64 * kDim * 2];
-    alignas(1024) uint8_t k[kStages][kCols * kDim * 2];
-    alignas(1024) uint8_t v[kStages][kCols * kDimV * 2];
-    alignas(1024) uint8_t bias[C.biased() ? kConsumers : 0][BiasTile::bytes(kCols)];
-    Ring<C.row.q_stages> ring_q[kConsumers];
-    Ring<kStages> ring_k, ring_v;
-    Ring<1> ring_bias[C.biased() ? kConsumers : 0];
-    Mail<Work> mail;
-  };
-  static_assert(sizeof(Smem) <= 227 * 1024, "the shared-memory plan does not fit");
-
-  // Where a box of `height` rows begins, of which `count` from row `row` on are there.
-  struct Box {
-    int y, z, head, batch;
-    TEA_DEVICE Box(int height, int row, int count, int head_, int batch_)
-        : head(head_), batch(batch_) {
-      const int n = max(0, min(count, height));
-      y = height - n;
-      z = row + n;
-    }
-  };
-  // The sequence's place in a side's maps.
-  static TEA_DEVICE int batch_of(const Sequences& side, const Work& w) {
-    return side.form == Form::kRagged ? 0 : w.sequence;
-  }
-
-  // What BiasTile::rows is in a tile: none where a box would not start at a multiple of 16 bytes,
-  // which the copy engine answers with a fault.
-  static TEA_DEVICE int bias_rows(const Parameters& p, const Work& w) {
-    return w.skipped % 8 ? 0 : p.bias_rows;
-  }
-
-  // Slabs with something in them.
-  static TEA_DEVICE int slabs_of(int dim) { return (dim + kSlabDim - 1) / kSlabDim; }
 
   // Null where tiles are not claimed.
   static TEA_DEVICE Claims* claims_of(const Parameters& p) {
@@ -106,6 +58,7 @@ struct Kernel {
         if (lane() == 0) {
           post([&](Work& w) {
             describe<kRows, kCols>(w, p.f, t);
+            if constexpr (C.row.apart) share_out<kRows, kCols>(w);
             if constexpr (C.general()) add_general(w, p.f);
             if constexpr (C.dropped()) add_dropout(w, p.f);
           });
@@ -120,104 +73,6 @@ struct Kernel {
       if (Claims* const claims = claims_of(p)) {
         if (number < blocks) claims->enter(p.launch);
         claims->leave();
-      }
-    }
-  };
-
-  // One thread that loads what the consumers work on.
-  struct Producer {
-    const Parameters& p;
-    Smem& s;
-    Position<C.row.q_stages> at_q{};
-    Position<kStages> at_k{}, at_v{};
-    Position<2> at_mail{};
-    Position<1> at_bias{};
-
-    // A box in those slabs that reach into the head dimension.
-    template <int kHeight, int kStages>
-    TEA_DEVICE void load_slabs(uint8_t* to, const TensorMap& map, Ring<kStages>& ring,
-                               Position<kStages> at, int slabs, const Box& b, Cache cache) {
-      ring.fill(at, slabs * kHeight * kSlab);
-#pragma unroll 1
-      for (int slab = 0; slab < slabs; ++slab)
-        load(to + slab * kHeight * kSlab, map, ring.full[at.stage],
-             {slab * kSlabDim, b.y, b.head, b.z, b.batch}, cache);
-    }
-    TEA_DEVICE void load_q(const Work& w) {
-#pragma unroll
-      for (int c = 0; c < kConsumers; ++c) {
-        const int row = w.first + 64 * c;
-        s.ring_q[c].wait_empty(at_q);
-        if (row < w.rows) {
-          load_slabs<64>(s.q[at_q.stage][c], p.q, s.ring_q[c], at_q, slabs_of(p.f.dim),
-                         {64, w.start + row, w.rows - row, w.head, batch_of(p.f.queries, w)},
-                         Cache::kEvictFirst);
-        } else {
-          arrive(s.ring_q[c].full[at_q.stage]);
-        }
-      }
-      at_q.advance();
-    }
-    TEA_DEVICE Box keys(const Work& w, int block) {
-      const int key = block * kCols, group = p.f.heads / p.f.heads_kv;
-      return {kCols, w.start_kv + key, w.keys - key, w.head / group, batch_of(p.f.keys, w)};
-    }
-    TEA_DEVICE void load_k(const Work& w, int block) {
-      s.ring_k.wait_empty(at_k);
-      load_slabs<kCols>(s.k[at_k.stage], p.k, s.ring_k, at_k, slabs_of(p.f.dim), keys(w, block),
-                        Cache::kEvictLast);
-      at_k.advance();
-    }
-    TEA_DEVICE void load_v(const Work& w, int block) {
-      s.ring_v.wait_empty(at_v);
-      load_slabs<kCols>(s.v[at_v.stage], p.v, s.ring_v, at_v, slabs_of(p.f.dim_v), keys(w, block),
-                        Cache::kEvictLast);
-      at_v.advance();
-    }
-    // The bias of each consumer's rows in a block. No box is without an element here either.
-    TEA_DEVICE void load_bias(const Work& w, int block) {
-      const int height = bias_rows(p, w);
-      if (!height) return;
-      const int key = block * kCols, keys = min(kCols, w.keys - key);
-      const int slabs = (keys + BiasTile::kColumns - 1) / BiasTile::kColumns;
-#pragma unroll
-      for (int c = 0; c < kConsumers; ++c) {
-        Ring<1>& ring = s.ring_bias[c];
-        const int row = w.first + 64 * c;
-        ring.wait_empty(at_bias);
-        if (row >= w.rows) {
-          arrive(ring.full[0]);
-          continue;
-        }
-        ring.fill(at_bias, slabs * height * width(BiasTile::kSwizzle));
-#pragma unroll 1
-        for (int slab = 0; slab < slabs; ++slab)
-          load(s.bias[c] + slab * BiasTile::kSlab, p.bias, ring.full[0],
-               {w.skipped + key + slab * BiasTile::kColumns, height > 1 ? row : 0, w.bias_head,
-                w.bias_sequence});
-      }
-      at_bias.advance();
-    }
-    TEA_DEVICE void load_tile(const Work& w) {
-      const Blocks b = w.blocks;
-      if (b.begin == b.end) return load_q(w);
-      load_k(w, b.end - 1);  // before Q, whose memory may be in use for longer
-      load_q(w);
-      if constexpr (C.biased()) load_bias(w, b.end - 1);
-      for (int block = b.end - 1; block > b.begin; --block) {
-        load_k(w, block - 1);
-        load_v(w, block);
-        if constexpr (C.biased()) load_bias(w, block - 1);
-      }
-      load_v(w, b.begin);
-    }
-    TEA_DEVICE void run() {
-      for (;;) {
-        const Work& w = s.mail.read(at_mail);
-        if (w.head < 0) return;
-        load_tile(w);
-        s.mail.ring.release(at_mail);
-        at_mail.advance();
       }
     }
   };
@@ -329,7 +184,7 @@ struct Kernel {
 #pragma unroll
           for (int r = 0; r < 2; ++r)
             if (row + 8 * r >= w.rows) seen[r] = 0;  // a bias has no such row
-          with_bias(bias_rows(p, w), [&](const BiasTile& bias) {
+          with_bias(S::bias_rows(p, w), [&](const BiasTile& bias) {
             bend<C.type, C.biased()>(scores, p.f, w, {row, column}, seen, bias, highest);
           });
         }
@@ -337,9 +192,14 @@ struct Kernel {
       if (!C.general() || !caps_last(p.f)) thread_row_max(scores, highest);
     }
     static TEA_DEVICE void hide(Scores& scores, const uint32_t (&seen)[2]) {
+      // Elsewhere that order moves a wait in the loop without a mask: see let_go().
+      if constexpr (C.row.apart || C.row.halves) {
+        hide_unseen(scores, seen);
+      } else {
 #pragma unroll
-      for (int i = 0; i < kCols / 2; ++i)
-        if (!(seen[half_of(i)] >> number_in_row(i) & 1)) scores[i] = kMinusInfinity;
+        for (int i = 0; i < kCols / 2; ++i)
+          if (!(seen[half_of(i)] >> number_in_row(i) & 1)) scores[i] = kMinusInfinity;
+      }
     }
     // From products to weights, before they are rounded. kShapes: some row may not see all.
     // collect: waits for the values of the block before.
@@ -353,6 +213,25 @@ struct Kernel {
         thread_row_max(x.scores, highest);
       x.softmax.update(x.scores, highest, p.scale_log2, x.shrink);
       collect();
+    }
+    // The first block of a tile, seen before. A warp of whose rows none sees the second half, as
+    // where a causal mask ends, has no exponentials there.
+    TEA_DEVICE void soften_first(State& x, const uint32_t (&seen)[2], bool half) {
+      float highest[2];
+      if (half) {
+        float part[kCols / 4];
+#pragma unroll
+        for (int i = 0; i < kCols / 4; ++i) part[i] = x.scores[i];
+        hide_unseen(part, seen);
+        thread_row_max(part, highest);
+        x.softmax.update(part, highest, p.scale_log2, x.shrink);
+#pragma unroll
+        for (int i = 0; i < kCols / 2; ++i) x.scores[i] = i < kCols / 4 ? part[i % (kCols / 4)] : 0;
+      } else {
+        hide_unseen(x.scores, seen);
+        thread_row_max(x.scores, highest);
+        x.softmax.update(x.scores, highest, p.scale_log2, x.shrink);
+      }
     }
     // The same under a cap alone. Scaling O hides behind the exponentials, which lie in branches:
     // the assembler cannot put it there itself.
@@ -387,16 +266,36 @@ struct Kernel {
         s.ring_k.wait_full(at_k);
         let_go(s.ring_k, at_k);
         with_bias(rows_of_bias, [](const BiasTile&) {});
-        wait_turn();
-        pass_turn();
-        s.ring_v.wait_full(at_v);
-        let_go(s.ring_v, at_v);
+        if constexpr (!C.row.apart) skip_turn();
+        skip_values();
+      }
+    }
+    TEA_DEVICE void skip_values() {
+      s.ring_v.wait_full(at_v);
+      let_go(s.ring_v, at_v);
+    }
+    TEA_DEVICE void skip_turn() {
+      wait_turn();
+      pass_turn();
+    }
+    // The first `count` where consumers may be apart. All have as many turns, which need not be one
+    // for each block: `turns` are those of which this one has no use. The values of the last block
+    // stay, since they come behind the keys of the next.
+    TEA_DEVICE void skip_first(int count, int turns) {
+#pragma unroll 1
+      for (int i = 0; i < max(count, turns); ++i) {
+        if (i < count) {
+          s.ring_k.wait_full(at_k);
+          let_go(s.ring_k, at_k);
+        }
+        if (i < turns) skip_turn();
+        if (i + 1 < count) skip_values();
       }
     }
 
     TEA_DEVICE void report(const Strided& to, const Work& w, int row, float value) {
       if (to.data)
-        static_cast<float*>(to.data)[batch_of(p.f.queries, w) * to.batch + w.head * to.head +
+        static_cast<float*>(to.data)[S::batch_of(p.f.queries, w) * to.batch + w.head * to.head +
                                      int64_t{w.start + row} * to.row] = value;
     }
     // Row r of the thread's two. Neighbours swap pairs of columns, so that each has four in a row
@@ -405,7 +304,7 @@ struct Kernel {
       const int row = first_row(w) + row_of(2 * r);
       const bool odd = lane() % 2;
       uint16_t* const to = static_cast<uint16_t*>(p.f.o.data) +
-                           batch_of(p.f.queries, w) * p.f.o.batch + w.head * p.f.o.head +
+                           S::batch_of(p.f.queries, w) * p.f.o.batch + w.head * p.f.o.head +
                            int64_t{w.start + row} * p.f.o.row + odd * 8 + lane() / 2 % 2 * 4;
 #pragma unroll
       for (int c = 0; c < kDimV / 16; ++c) {
@@ -462,7 +361,13 @@ struct Kernel {
     // A tile of which none of the consumer's rows sees anything.
     TEA_DEVICE void pass_over(State& x, const Work& w) {
       release(s.ring_q[number], at_q);
-      skip(w.blocks.end - w.blocks.begin, bias_rows(p, w));
+      const int count = w.blocks.end - w.blocks.begin;
+      if constexpr (C.row.apart) {
+        skip_first(count, w.turns);
+        if (count > 0) skip_values();
+      } else {
+        skip(count, S::bias_rows(p, w));
+      }
       clear(x.o);
       x.softmax.start();
       finish(x.o, conclude(x.softmax, w), w);
@@ -475,11 +380,20 @@ struct Kernel {
       multiply_qk(x.scores, at_q);
       pass_turn();
       const Blocks all_seen = w.template clear_of<kCols>(first_row(w));
+      uint32_t seen[2] = {~0u, ~0u};
+      bool half = false;
+      if constexpr (C.row.halves) {  // while the products run
+        if (block < all_seen.begin || block >= all_seen.end) see(seen, w, block);
+        half = !(__reduce_or_sync(0xffffffff, seen[0] | seen[1]) >> kCols / 8);
+      }
       matrix_wait<0>();
       pin(x.scores);
       let_go(s.ring_k, at_k);
       x.softmax.start();
-      soften<true>(x, w, block, all_seen, [] {});
+      if constexpr (C.row.halves)
+        soften_first(x, seen, half);
+      else
+        soften<true>(x, w, block, all_seen, [] {});
       clear(x.o);
       weigh(x, w, block);
       return all_seen;
@@ -508,16 +422,23 @@ struct Kernel {
     // The blocks of a tile that the consumer works on.
     TEA_DEVICE Blocks own_blocks(const Work& w) {
       if constexpr (!C.row.skips) return w.blocks;
+      if constexpr (C.row.apart) return w.own[number];
       return w.template blocks_of<kCols>(first_row(w), 64);
     }
     TEA_DEVICE void attend(State& x, const Work& w) {
       const Blocks own = own_blocks(w);
       s.ring_q[number].wait_full(at_q);
       if (own.begin >= own.end) return pass_over(x, w);
-      const int trail = own.begin - w.blocks.begin, rows_of_bias = bias_rows(p, w);
+      const int trail = own.begin - w.blocks.begin, rows_of_bias = S::bias_rows(p, w);
       int block = own.end - 1;
-      skip(w.blocks.end - own.end, rows_of_bias);
+      const int lead = w.blocks.end - own.end;
+      if constexpr (C.row.apart)
+        skip_first(lead, w.turns - (own.end - own.begin));
+      else
+        skip(lead, rows_of_bias);
       const Blocks all_seen = begin(x, w, block);
+      if constexpr (C.row.apart)
+        if (lead > 0) skip_values();
       const auto down_to = [&](int last, auto shapes) {
         for (; block > last; --block) step<shapes>(x, w, block - 1, all_seen);
       };
@@ -556,7 +477,7 @@ struct Kernel {
   // The slabs of Q and K that no load fills, by all threads.
   static TEA_DEVICE void clear_rest(const Parameters& p, Smem& s) {
     const auto clear = [&](uint8_t* tile, int height) {
-      const int first = slabs_of(p.f.dim) * height * kSlab;
+      const int first = S::slabs_of(p.f.dim) * height * kSlab;
       for (int at = first + static_cast<int>(threadIdx.x) * 16; at < height * kDim * 2;
            at += kThreads * 16)
         *reinterpret_cast<uint4*>(tile + at) = uint4{};
@@ -571,7 +492,7 @@ struct Kernel {
     extern __shared__ __align__(1024) uint8_t memory[];
     Smem& s = *reinterpret_cast<Smem*>(memory);
     if (threadIdx.x == 0) start(p, s);
-    if (slabs_of(p.f.dim) < kDim / kSlabDim) clear_rest(p, s);
+    if (S::slabs_of(p.f.dim) < kDim / kSlabDim) clear_rest(p, s);
     __syncthreads();
     const int group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (group == 0) {
@@ -580,7 +501,7 @@ struct Kernel {
       shrink_registers<kConsumers == 2 ? 40 : 32>();
       const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
       if (warp == 0) {
-        if (lane() == 0) Producer{p, s}.run();
+        if (lane() == 0) Producer<C>{p, s}.run();
       } else if (warp == 1) {
         Planner{p, s}.run();
       } else {

@@ -24,7 +24,9 @@ struct Work {
   int skipped;  // keys of the sequence before the first
   int lo, hi;   // the band: key - row of what is visible
   Blocks blocks;
-  float sink;  // -infinity: none
+  Blocks own[4];  // where consumers may be apart: those that each one's 64 rows see,
+  int turns;      // and the most that one of them sees
+  float sink;     // -infinity: none
   // For the general kernels. Where row 0 and key 0 lie in the global problem, how far ALiBi's
   // diagonal lies from theirs, and its slope; dropout's seed and the third word of its counter; the
   // bias of row 0 and key 0, and which of the heads and sequences that it tells apart it is.
@@ -97,6 +99,17 @@ TEA_DEVICE void describe(Work& w, const Forward& f, const Tile& t) {
   w.global_key = key + skipped;
   w.diagonal = delta + w.global_row - w.global_key;
   w.blocks = w.template blocks_of<kCols>(w.first, kRows);
+}
+
+// What each of kRows / 64 consumers works on.
+template <int kRows, int kCols>
+TEA_DEVICE void share_out(Work& w) {
+  w.turns = 0;
+#pragma unroll 1
+  for (int c = 0; c < kRows / 64; ++c) {
+    w.own[c] = w.template blocks_of<kCols>(w.first + 64 * c, 64);
+    w.turns = max(w.turns, w.own[c].end - w.own[c].begin);
+  }
 }
 
 // The order of `heads` heads' tiles. Without a mask all are equal, and a head at a time needs the

@@ -297,7 +297,7 @@ int check_lengths(int dim, int dim_v, int rule, int step) {
 // Where the most that a sequence may have chooses the kernel, its length alone chooses the same.
 int check_ragged(int dim, int dim_v, int step) {
   const std::vector<int> any = {5, 0, 700, 64, 129, 1, 0, 333, 192, 1027, 80},
-                         apart = {5, 0, 64, 129, 1, 0, 192, 1027, 80}, many = {700, 0, 513, 1027},
+                         apart = {5, 0, 64, 129, 1, 0, 192, 1027, 80}, many = {1100, 0, 1025, 1027},
                          few = {200, 0, 333, 500, 412, 256};
   for (int number = 0; number < 16; number += step) {
     const MaskRule rule = kRules[number % 8];

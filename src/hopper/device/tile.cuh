@@ -47,6 +47,17 @@ TEA_DEVICE uint32_t columns_between(int begin, int end) {
   return below(first(end)) & ~below(first(begin));
 }
 
+// What those bits do not say becomes -infinity; row by row, since the assembler then makes seven
+// predicates at once.
+template <int kCount>
+TEA_DEVICE void hide_unseen(float (&d)[kCount], const uint32_t (&seen)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+#pragma unroll
+    for (int n = 0; n < kCount / 2; ++n)
+      if (!(seen[r] & 1u << n)) d[n / 2 * 4 + n % 2 + 2 * r] = kMinusInfinity;
+}
+
 // Columns 16c.. of the tile in 16 bits: both the A operand of a multiplication over those columns
 // and what store_matrices() writes.
 template <Type kType, int kCount>
