@@ -1,12 +1,15 @@
 // te-attn: what the library would do with a problem, whether it does it right, and how fast.
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <string>
 #include <string_view>
 
 #include "commands.h"
 #include "core/error.h"
+#include "core/registry.h"
 
 namespace {
 
@@ -16,19 +19,23 @@ struct Command {
   std::string_view name;
   const char* argument;  // or NULL; in brackets if an option may stand for it
   const char* meaning;
+  std::string_view options;  // those that it takes
   int (*run)(const Options&);
 };
 
 constexpr Command kCommands[] = {
-    {"info", nullptr, "the version, the engines, the CPU, the settings", tea::tool::info},
+    {"info", nullptr, "the version, the engines, the CPU, the settings", "--json", tea::tool::info},
     {"explain", "PROBLEM",
-     "which engine would run it, and why the others would not; -: a line each", tea::tool::explain},
+     "which engine would run it, and why the others would not; -: a line each",
+     "--engine, --device, --json", tea::tool::explain},
     {"check", "[CASE]", "run it and compare every output with the float64 oracle; -: a line each",
-     tea::tool::check},
-    {"time", "CASE", "median time of forward and backward", tea::tool::time},
-    {"fuzz", "[COUNT]", "check so many random cases", tea::tool::fuzz},
+     "--engine, --device, --replay, --json", tea::tool::check},
+    {"time", "CASE", "median time of forward and backward", "--engine, --device, --json",
+     tea::tool::time},
+    {"fuzz", "[COUNT]", "check so many random cases", "--engine, --device, --count, --seed, --json",
+     tea::tool::fuzz},
     {"bench", "SUITE",
-     "time a suite of bench/ beside PyTorch: mha-16k, models, fp8, cpu, front-end",
+     "time a suite of bench/ beside PyTorch: mha-16k, models, fp8, cpu, front-end", "--engine",
      tea::tool::bench},
 };
 
@@ -71,6 +78,26 @@ const Command& command_of(int argc, char** argv) {
   tea::refuse_argument("COMMAND", "\"" + std::string(argv[1]) + "\"", kNames);
 }
 
+bool takes(const Command& command, std::string_view option) {
+  for (std::string_view rest = command.options; !rest.empty();) {
+    const size_t end = std::min(rest.find(", "), rest.size());
+    if (rest.substr(0, end) == option) return true;
+    rest.remove_prefix(std::min(end + 2, rest.size()));
+  }
+  return false;
+}
+
+// bench takes several, and knows those of its suites itself.
+void check_engine(const Command& command, const std::string& name) {
+  if (name.empty() || command.run == tea::tool::bench) return;
+  std::string names;
+  for (const tea::Engine& engine : tea::engines()) {
+    if (engine.name == name) return;
+    names += (names.empty() ? "" : ", ") + std::string(engine.name);
+  }
+  tea::refuse_argument("--engine", "\"" + name + "\"", "one of " + names);
+}
+
 Options options_of(const Command& command, int argc, char** argv) {
   Options out;
   bool has_argument = false;
@@ -80,6 +107,9 @@ Options options_of(const Command& command, int argc, char** argv) {
       TEA_REQUIRE(i + 1 < argc, word, "without a value", "one after it");
       return argv[++i];
     };
+    if (word.starts_with("--"))
+      TEA_REQUIRE(takes(command, word), "option", "\"" + word + "\"",
+                  std::string(command.options) + " with " + std::string(command.name));
     if (word == "--json") {
       out.json = true;
     } else if (word == "--engine") {
@@ -93,14 +123,13 @@ Options options_of(const Command& command, int argc, char** argv) {
     } else if (word == "--replay") {
       out.replay = number<uint64_t>(word, value());
     } else {
-      TEA_REQUIRE(!word.starts_with("--"), "option", "\"" + word + "\"",
-                  "--engine, --device, --count, --seed, --replay or --json");
       TEA_REQUIRE(command.argument && !has_argument, "argument", "\"" + word + "\"",
                   command.argument ? "only one (quote it)" : "none for this command");
       out.argument = word;
       has_argument = true;
     }
   }
+  check_engine(command, out.engine);
   const bool optional = !command.argument || command.argument[0] == '[';
   TEA_REQUIRE(optional || has_argument, command.argument, "missing", "it after the command");
   return out;
@@ -109,8 +138,13 @@ Options options_of(const Command& command, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 2 && (std::strcmp(argv[1], "--help") == 0 || std::strcmp(argv[1], "-h") == 0)) {
-    print_usage(stdout);
+  for (int i = 1; i < argc; ++i)
+    if (std::strcmp(argv[i], "--help") == 0 || std::strcmp(argv[i], "-h") == 0) {
+      print_usage(stdout);
+      return 0;
+    }
+  if (argc == 2 && std::strcmp(argv[1], "--version") == 0) {
+    std::printf("te-attention %s\n", tea_version());
     return 0;
   }
   try {
