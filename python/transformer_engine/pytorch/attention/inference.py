@@ -104,8 +104,18 @@ class _Manager(KVCacheManager):
     ) -> tuple[Tensor, Tensor, int]:
         """The caches of a layer with new tokens, and how many sequences there are."""
         new_k, new_v, cu_new_seqlens, cu_cached_seqlens, qkv_format = new
+        if layer_number not in self.cache:
+            raise ValueError(
+                f"layer_number is {layer_number}; needs one that has memory: "
+                f"allocate_memory({layer_number}) before"
+            )
         k_cache, v_cache = self.cache[layer_number]
         batch, length = _new_tokens(new_k, qkv_format, self.max_batch_size)
+        if batch < len(self.sequences):
+            raise ValueError(
+                f"new_k has a batch of {batch}; needs {len(self.sequences)}, as many as pre_step "
+                "was told of"
+            )
         tex.copy_to_kv_cache(
             *(new_k, new_v, k_cache, v_cache, places, cu_new_seqlens, cu_cached_seqlens),
             *(QKVFormat[qkv_format], batch, length, self.max_seqlen, pages, moves),
@@ -125,6 +135,9 @@ class _Manager(KVCacheManager):
                 f"step_dict has {len(step_dict)} sequences; needs at most {self.max_batch_size}, "
                 "the max_batch_size"
             )
+        for name, new in step_dict.items():
+            if new < 0:
+                raise ValueError(f"step_dict[{name}] is {new}; needs 0 or more new tokens")
         after = OrderedDict((n, self.sequences.get(n, 0) + new) for n, new in step_dict.items())
         for name, length in after.items():
             if length > self.max_seqlen:

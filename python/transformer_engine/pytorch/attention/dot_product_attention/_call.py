@@ -15,6 +15,22 @@ from ._layouts import first, get_qkv_layout, pages_of
 from ._lengths import get_cu_seqlens, get_full_cu_seqlens
 from ._masks import words_of
 
+
+class _Cached(torch.autograd.Function):
+    """Queries beside keys and values that went into a cache, from which no gradient comes back."""
+
+    @staticmethod
+    def forward(_ctx, query_layer: Tensor, *_keys_and_values: Tensor) -> Tensor:
+        return query_layer.view_as(query_layer)
+
+    @staticmethod
+    def backward(_ctx, *_: Tensor) -> None:
+        raise RuntimeError(
+            "inference_params is given, and a gradient is asked for; needs None: a KV cache keeps "
+            "no gradient of keys and values"
+        )
+
+
 RAGGED = 3  # dimensions of [tokens, heads, dim]
 _RANKS = {"sbhd": 4, "bshd": 4, "thd": RAGGED}
 
@@ -44,6 +60,7 @@ class Call:
     inference_params: object
     pad_between_seqs: bool | None
     num_splits: int
+    lengths_of_masks: bool = False  # found by settle()
     layout: str = ""
     q_format: str = ""
     kv_format: str = ""
@@ -87,6 +104,8 @@ class Call:
             self.qkv_format,
         ) = self.inference_params.step(layer_number, k, v, self.qkv_format)
         self.q = q = self.q.contiguous()
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            self.q = q = _Cached.apply(q, k, v)
         if self.qkv_format[0] != "t":  # the lengths are kept for more sequences than there may be
             entries = q.shape[self.qkv_format.index("b")] + 1
             self.cu_seqlens_q = first(self.cu_seqlens_q, entries)
@@ -158,8 +177,25 @@ class Call:
             if masks is None:
                 refuse("cu_seqlens_q and attention_mask", "None", f"one of them for {self.mask}")
             q, kv = masks if isinstance(masks, tuple) else (masks, masks)
+            _check_padding(q, "q", batch, self.max_seqlen_q)
+            _check_padding(kv, "k", batch, self.max_seqlen_kv)
+            self.lengths_of_masks = True
             self.cu_seqlens_q = get_cu_seqlens(q)
             self.cu_seqlens_kv = self.cu_seqlens_q if kv is q else get_cu_seqlens(kv)
+
+    def check_padding_is_last(self) -> None:
+        """Refuses padding before a token, of which lengths know nothing: on the host.
+
+        To know of it on a GPU would be to wait for it.
+        """
+        masks = self.attention_mask if isinstance(self.attention_mask, tuple) else ()
+        for mask in masks or (self.attention_mask,):
+            if type(mask) is not Tensor or mask.device.type != "cpu":
+                continue
+            rows = mask.flatten(1)
+            if (rows[:, 1:] < rows[:, :-1]).any():
+                needed = "padding after all tokens of a sequence; mask arbitrary takes any"
+                refuse("attention_mask", "True before a False", needed)
 
     def reads_bounds(self) -> bool:
         """Whether settle() has to read the longest lengths from the device, before key()."""
@@ -189,7 +225,7 @@ class Call:
             self.bottom_right, self.max_seqlen_q, self.max_seqlen_kv, self.bias_type,
             None if bias is None else (bias.shape, bias.requires_grad),
             None if slopes is None else slopes.shape, self.pad_between_seqs, self.num_splits,
-            self.attention_mask is None, None if cache is None else cache.is_paged,
+            _kind_of_mask(self.attention_mask), None if cache is None else cache.is_paged,
         )
         # fmt: on
 
@@ -223,6 +259,7 @@ class Call:
         known = ", ".join(AttnBiasTypes)
         require(self.bias_type in AttnBiasTypes, "core_attention_bias_type", self.bias_type, known)
         q, k, v = self.q, self.k, self.v
+        require(q.dtype.is_floating_point, "query_layer", q.dtype, "a floating-point type")
         for name, tensor in (("key_layer", k), ("value_layer", v)):
             if (tensor.dtype, tensor.device) != (q.dtype, q.device):
                 refuse(name, f"{tensor.dtype} on {tensor.device}", f"{q.dtype} on {q.device}")
@@ -238,8 +275,17 @@ class Call:
         check_small(self.bias_type, self.bias, "vanilla", None)
         if self.slopes is not None and self.bias_type != "alibi":
             refuse("alibi_slopes", _seen(self.slopes), f"None with bias type {self.bias_type}")
-        if self.mask == "arbitrary" and self.attention_mask is None:
+        if self.mask == "arbitrary":
+            self._check_arbitrary(heads)
+
+    def _check_arbitrary(self, heads: int) -> None:
+        mask = self.attention_mask
+        if mask is None:
             refuse("attention_mask", "None", "a tensor with an arbitrary mask")
+        full = (self.batch, heads, self.max_seqlen_q, self.max_seqlen_kv)
+        fits = mask.dtype == torch.bool and mask.dim() == len(full)
+        if not fits or any(n not in (1, most) for n, most in zip(mask.shape, full, strict=True)):
+            refuse("attention_mask", _seen(mask), f"torch.bool {list(full)}, each of them or 1")
 
 
 def _interleaved(a: Tensor, b: Tensor) -> int | None:
@@ -252,6 +298,17 @@ def _interleaved(a: Tensor, b: Tensor) -> int | None:
         return None
     shared = a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
     return step if shared else None
+
+
+def _kind_of_mask(mask: Tensor | tuple[Tensor, Tensor] | None) -> tuple | None:
+    return (mask.dtype, mask.shape) if isinstance(mask, Tensor) else mask and (None,)
+
+
+def _check_padding(mask: Tensor, side: str, batch: int, rows: int) -> None:
+    """That a padding mask has one element for each row of a side."""
+    fits = mask.dim() > 1 and (mask.shape[0], mask.shape[-1]) == (batch, rows)
+    if mask.dtype != torch.bool or not fits or mask.numel() != batch * rows:
+        refuse("attention_mask", _seen(mask), f"torch.bool {[batch, 1, 1, rows]} for {side}")
 
 
 def _longest(lengths: Tensor, starts: Tensor | None) -> int:

@@ -172,6 +172,7 @@ class DotProductAttention(TransformerEngineBaseModule):
                 "vanilla, off-by-one or learnable")  # fmt: skip
         self.tp_group, self.sequence_parallel = tp_group, sequence_parallel
         self.tp_size = tp_size if tp_group is None else _group_size(tp_group)
+        require(num_attention_heads > 0, "num_attention_heads", num_attention_heads, "1 or more")
         groups = num_gqa_groups or num_attention_heads
         require(num_attention_heads % groups == 0, "num_gqa_groups", groups,
                 f"a divisor of the {num_attention_heads} heads")  # fmt: skip
@@ -320,6 +321,8 @@ class DotProductAttention(TransformerEngineBaseModule):
             if not recomputed:
                 return direct(call.q, call.k, call.v, *tensors).flatten(-2)
             run = lambda q, k, v: direct(q, k, v, *tensors).flatten(-2)  # noqa: E731
+        if call.lengths_of_masks and not kind.choice[4]:  # Unfused reads the masks themselves
+            call.check_padding_is_last()
         if flash or not recomputed:
             return run(call.q, call.k, call.v)
         return checkpoint(

@@ -284,6 +284,7 @@ def test_what_the_constructor_refuses(changes: dict, text: str) -> None:
         ({2: 1, 1: 1}, r"step_dict lists sequences \[2, 1\]; needs .* in their order: \[1, 2\]"),
         ({3: 1, 1: 1}, r"step_dict lists sequences \[3, 1\]; needs .* in their order: \[1\]"),
         ({1: 1, 2: 1, 3: 1, 4: 1}, "step_dict has 4 sequences; needs at most 3"),
+        ({1: -1}, r"step_dict\[1\] is -1; needs 0 or more new tokens"),
         ({1: 255}, "sequence 1 has 257 tokens with this step; needs at most 256"),
     ],
 )

@@ -115,3 +115,34 @@ def test_a_cache_needs_a_padding_mask() -> None:
     dpa.attn_mask_type = "causal"
     with pytest.raises(ValueError, match="attn_mask_type is causal; needs a padding mask"):
         one_step(dpa, served, ours, next(serving.schedule(served)), "bshd")
+
+
+def small(**options) -> InferenceParams:
+    sizes = {"num_heads_kv": 2, "head_dim_k": 16, "dtype": torch.float32, "device": "cpu"}
+    return InferenceParams(2, 16, **sizes | options)
+
+
+def call(ours: InferenceParams, batch: int, **options) -> torch.Tensor:
+    q, k, v = (torch.randn(batch, 3, 2, 16, **options) for _ in range(3))
+    words = {"qkv_format": "bshd", "attn_mask_type": "padding_causal", "layer_number": 1}
+    return DotProductAttention(2, 16, **words).eval()(q, k, v, inference_params=ours)
+
+
+def test_what_a_step_refuses() -> None:
+    ours = small()
+    ours.pre_step({0: 3, 1: 2})
+    with pytest.raises(ValueError, match=r"layer_number is 1; needs .* allocate_memory\(1\)"):
+        call(ours, 2)
+    ours.allocate_memory(1)
+    with pytest.raises(ValueError, match="new_k has a batch of 1; needs 2"):
+        call(ours, 1)
+    assert call(ours, 2).shape == (2, 3, 32)
+
+
+def test_a_gradient_through_the_cache_is_refused() -> None:
+    ours = small()
+    ours.allocate_memory(1)
+    ours.pre_step({0: 3, 1: 2})
+    o = call(ours, 2, requires_grad=True)  # a program that forgot torch.no_grad() may go on
+    with pytest.raises(RuntimeError, match="inference_params is given, and a gradient is asked"):
+        o.sum().backward()

@@ -60,6 +60,55 @@ def test_an_arbitrary_mask_is_a_bias_of_minus_infinity() -> None:
     assert all(g.isfinite().all() for g in torch.autograd.grad(got.float().sum(), (q, k, v)))
 
 
+def hidden(*shape: int, dtype: torch.dtype = torch.bool) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"attention_mask": hidden(2, 1, 1, 7)}, "[2, 1, 1, 7]; needs torch.bool [2, 1, 1, 8]"),
+        ({"attention_mask": hidden(2, 1, 8, 8)}, "[2, 1, 8, 8]; needs torch.bool [2, 1, 1, 8]"),
+        ({"attention_mask": hidden(2, 1, 1, 8, dtype=torch.int64)}, "int64 [2, 1, 1, 8]; needs"),
+        (
+            {"attention_mask": (hidden(2, 1, 1, 8), hidden(2, 1, 1, 9))},
+            "[2, 1, 1, 9]; needs torch.bool [2, 1, 1, 8] for k",
+        ),
+        (
+            {"attention_mask": (torch.arange(8) < 3).expand(2, 1, 1, 8)},
+            "attention_mask is True before a False; needs padding after all tokens",
+        ),
+        (
+            {"attn_mask_type": "arbitrary", "attention_mask": hidden(2, 4, 8, 7)},
+            "[2, 4, 8, 7]; needs torch.bool [2, 4, 8, 8], each of them or 1",
+        ),
+        (
+            {"attn_mask_type": "arbitrary", "attention_mask": torch.zeros(2, 4, 8, 8)},
+            "float32 [2, 4, 8, 8]; needs torch.bool [2, 4, 8, 8]",
+        ),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_refused(options: dict, text: str) -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    with pytest.raises(ValueError, match="attention_mask is ") as caught:
+        module()(q, k, v, **{"attn_mask_type": "padding"} | options)
+    assert text in str(caught.value)
+
+
+def test_unfused_reads_padding_anywhere() -> None:
+    q, k, v = inputs(2, 8, 4, 32)
+    mask = (torch.arange(8) < 3).expand(2, 1, 1, 8)
+    with only("UNFUSED"):
+        padded = module(attn_mask_type="padding")(q, k, v, attention_mask=mask)
+    close(padded[:, 3:], module(attn_mask_type="no_mask")(q[:, 3:], k[:, 3:], v[:, 3:]))
+
+
+def test_integers_are_refused() -> None:
+    q = torch.ones(2, 8, 4, 32, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"query_layer is torch\.int32; needs a floating-point"):
+        module()(q, q, q)
+
+
 @pytest.mark.parametrize("form", ["bshd", "thd"])
 def test_max_logit(form: str) -> None:
     q, k, v = inputs(2, 8, 4, 32)
