@@ -40,9 +40,13 @@ void kv_cache_append(StableIValue* stack, uint64_t inputs, uint64_t) {
   args.dtype = dtype_of(k_cache);
   const std::pair<const char*, const Tensor&> others[] = {
       {"new_k", new_k}, {"new_v", new_v}, {"v_cache", v_cache}};
-  for (const auto& [name, t] : others)
-    if (dtype_of(t) != args.dtype || device_of(name, t) != place.where.device)
-      refuse(name, "of another dtype or device", "those of k_cache");
+  for (const auto& [name, t] : others) {
+    if (dtype_of(t) != args.dtype)
+      refuse(std::string(name) + ".dtype", dtype_text(t),
+             "that of k_cache, " + dtype_text(k_cache));
+    if (device_of(name, t) != place.where.device)
+      refuse(name, "on another device", "that of k_cache");
+  }
   const bool dense = k.rank == 4;
   args.new_form = dense ? TEA_DENSE : TEA_RAGGED;
   args.reindex = reindex;
@@ -63,7 +67,7 @@ void kv_cache_append(StableIValue* stack, uint64_t inputs, uint64_t) {
                     k.size[k.rank - 3] == v.size[v.rank - 3];
   if (!fits)
     refuse("new_k, new_v", shape_text(k) + ", " + shape_text(v),
-           "the heads and dims of the caches");
+           "heads and dims of the caches, " + shape_text(cache_k) + ", " + shape_text(cache_v));
   args.max_new = dense ? k.size[1] : 0, args.tokens_new = dense ? 0 : k.size[0];
   args.batch_new = dense ? k.size[0] : 0;
   args.pages = cache_k.size[0], args.page_size = cache_k.size[1];

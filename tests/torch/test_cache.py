@@ -52,3 +52,15 @@ def test_wrong_shapes_are_named() -> None:
         OPS.thd_to_bshd(torch.zeros(8, 2), CU, None, 6)
     with pytest.raises(RuntimeError, match=r"lengths.dtype is int64; needs int32"):
         OPS.cu_seqlens_from_lengths(torch.tensor(LENGTHS))
+
+
+def test_new_tokens_that_do_not_fit_the_caches_are_named() -> None:
+    cache, table = torch.zeros(4, 2, 1, 8), torch.zeros(1, 2, dtype=torch.int32)
+    cu = torch.tensor([0, 1], dtype=torch.int32)
+    half, wide = torch.zeros(1, 1, 1, 8, dtype=torch.float16), torch.zeros(1, 1, 2, 8)
+    with pytest.raises(
+        RuntimeError, match=r"new_k.dtype is float16; needs that of k_cache, float3"
+    ):
+        OPS.kv_cache_append(half, half, cache, cache, table, cu, cu)
+    with pytest.raises(RuntimeError, match=r"needs heads and dims of the caches, \[4, 2, 1, 8\]"):
+        OPS.kv_cache_append(wide, wide, cache, cache, table, cu, cu)

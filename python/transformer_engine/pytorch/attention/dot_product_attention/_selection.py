@@ -33,10 +33,17 @@ from ._masks import check_set_window_size, is_window
 HALF = (torch.float16, torch.bfloat16)
 
 
+def _level(name: str) -> int:
+    text = os.getenv(name, "0")
+    if not text.strip().isdecimal():
+        refuse(name, repr(text), "a number")
+    return int(text)
+
+
 class AttentionLogging:
     """The logger. NVTE_DEBUG * NVTE_DEBUG_LEVEL is 0 for warnings, 1 choices, 2 reasons."""
 
-    _log_level = int(os.getenv("NVTE_DEBUG", "0")) * int(os.getenv("NVTE_DEBUG_LEVEL", "0"))
+    _log_level = _level("NVTE_DEBUG") * _level("NVTE_DEBUG_LEVEL")
     _formatter = logging.Formatter("[%(levelname)-8s | %(name)-19s]: %(message)s")
     _stream_handler = logging.StreamHandler()
     fa_logger = logging.getLogger(__name__)

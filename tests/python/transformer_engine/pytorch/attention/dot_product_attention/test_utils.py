@@ -239,3 +239,9 @@ def test_reasons_are_logged(caplog: pytest.LogCaptureFixture) -> None:
         get_attention_backend(AttentionParams())
     assert "Disabling FusedAttention: NVTE_FUSED_ATTN is 0" in caplog.text
     assert "Running with UnfusedDotProductAttention" in caplog.text
+
+
+def test_a_level_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVTE_DEBUG", "yes")
+    with pytest.raises(ValueError, match="NVTE_DEBUG is 'yes'; needs a number"):
+        _selection._level("NVTE_DEBUG")
