@@ -140,13 +140,25 @@ USED_ELSEWHERE = {
 PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 
 
-def _refuse_unknown(others: dict, mask: Tensor | None, rows: int) -> None:
-    """Packed lengths are fine where a mask that has a row for each query says the same."""
-    whole = mask is not None and mask.dim() == 4 and mask.shape[2] == rows
-    known = USED_ELSEWHERE | PACKED if whole else USED_ELSEWHERE
+def _refuse_unknown(others: dict, known: set[str]) -> None:
     for name, value in others.items():
         if value is not None and value is not False and name not in known:
             raise TypeError(f"{name} is given; needs None: te_attention does not use it")
+
+
+def _lengths(others: dict, mask: Tensor | None, batch: int, rows: int) -> dict | None:
+    """What attention() takes for packed lengths, where they say more than the mask.
+
+    A mask that has a row for each query says the same; beside one of keys they are refused.
+    """
+    whole = mask is not None and mask.dim() == 4 and mask.shape[2] == rows
+    given = {name: others.get(name) for name in sorted(PACKED)}
+    plain = mask is None and batch == 1 and None not in given.values()
+    _refuse_unknown(others, USED_ELSEWHERE | PACKED if whole or plain else USED_ELSEWHERE)
+    if not plain:
+        return None
+    names = ("cu_seqlens_kv", "cu_seqlens_q", "max_seqlen_kv", "max_seqlen_q")
+    return dict(zip(names, given.values(), strict=True))
 
 
 MULTIPLE = 8  # of head dims
@@ -175,11 +187,12 @@ def attention_forward(
     """The attention of a layer: q, k, v [b, heads, s, d]; O comes back as [b, s, heads, d].
 
     Key and value keep their own heads (no expansion). `s_aux`: the learnable sinks of GPT-OSS;
-    `position_bias`: what T5 adds to the scores. Head dims that are no multiple of 8 are filled up
-    with zeros, by a copy.
+    `position_bias`: what T5 adds to the scores. Packed lengths (cu_seq_lens_q, max_length_q, ...)
+    make the one row of a batch a ragged one, if no mask says the same. Head dims that are no
+    multiple of 8 are filled up with zeros, by a copy.
     Raises TypeError where a model passes what is not known here and would change the result.
     """
-    _refuse_unknown(others, attention_mask, query.shape[2])
+    lengths = _lengths(others, attention_mask, *query.shape[:3:2])
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     structured = attention_mask is None or attention_mask.dim() == 2
     bias = attention_mask
@@ -189,11 +202,14 @@ def attention_forward(
         bias = position_bias if bias is None else position_bias + bias
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
+    if lengths is not None and position_bias is not None:
+        raise TypeError("position_bias is given; needs None beside cu_seq_lens_q")
     dim = value.shape[-1]
+    tensors = [_filled_up(t) for t in (query, key, value)]
+    if lengths is not None:  # the tokens of all sequences, one after the other
+        tensors = [t[0].transpose(0, 1) for t in tensors]
     o = attention(
-        _filled_up(query),
-        _filled_up(key),
-        _filled_up(value),
+        *tensors,
         mask="causal_bottom_right" if structured and causal else None,
         window=(sliding_window - 1, None) if structured and causal and sliding_window else None,
         bias=bias,
@@ -201,8 +217,9 @@ def attention_forward(
         sink=None if s_aux is None else s_aux.float(),
         dropout=dropout,
         scale=scaling,
+        **({} if lengths is None else {"format": "thd"} | lengths),
     )
-    o = o.transpose(1, 2)
+    o = o.transpose(1, 2) if lengths is None else o[None]
     return (o if dim % MULTIPLE == 0 else o[..., :dim].contiguous()), None
 
 

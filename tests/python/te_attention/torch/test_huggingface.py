@@ -139,6 +139,20 @@ def test_generation(cache: str) -> None:
     assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral", "odd head dim"])
+def test_packed_lengths_are_sequences_of_their_own(name: str) -> None:
+    _, ours = pair(name)
+    ids = tokens()
+    cu = torch.tensor([0, 13, 22], dtype=torch.int32)
+    packed = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": 13, "max_length_k": 13}
+    places = torch.cat([torch.arange(13), torch.arange(9)])[None]
+    joined = torch.cat([ids[0], ids[1, :9]])[None]
+    got = ours(input_ids=joined, position_ids=places, **packed).logits[0]
+    for rows, alone in ((slice(13), ids[:1]), (slice(13, None), ids[1:, :9])):
+        torch.testing.assert_close(got[rows], ours(input_ids=alone).logits[0])
+    got.sum().backward()
+
+
 def test_the_mask_stays_a_word_where_it_can() -> None:
     assert huggingface.attention_mask(2, 13, 13) is None
     assert huggingface.attention_mask(2, 1, 13, q_offset=12) is None
