@@ -13,9 +13,11 @@ struct Row {
   bool rescale_early;  // O shrinks while the next scores are computed, else once O is there
   bool skips = false;  // a consumer hands back blocks that none of its own rows sees
   int kv_stages = 2;
-  bool late = false;    // but in general, the first exponentials go before the wait for the values
-  bool apart = false;   // blocks that are skipped have no turn: consumers may be a block apart
-  bool halves = false;  // a warp may soften the first half of a tile's first block only
+  bool late = false;     // but in general, the first exponentials go before the wait for the values
+  int early_claims = 0;  // after tiles of at most so many blocks, the next is claimed early
+  bool staged = false;   // O leaves through shared memory
+  bool apart = false;    // blocks that are skipped have no turn: consumers may be a block apart
+  bool halves = false;   // a warp may soften the first half of a tile's first block only
 };
 
 // What a kernel does beside the plain product: nothing, a band, that and a soft cap or dropout,

@@ -28,6 +28,8 @@ struct Kernel {
   static constexpr int kConsumers = S::kConsumers, kRows = S::kRows, kThreads = S::kThreads;
   static constexpr int kSlab = S::kSlab, kSlabDim = S::kSlabDim;
   static constexpr Swizzle kSwizzle = S::kSwizzle;
+  // Of descriptors; it is here that the assembler has no registers left.
+  static constexpr Sum kSum = C.kind == Kind::kMasked && kDim > 128 ? Sum::kLow : Sum::kWide;
   using Scores = float[kCols / 2];
   using Weights = uint32_t[kCols / 16][4];
   using Output = float[kDimV / 2];
@@ -41,30 +43,40 @@ struct Kernel {
   struct Planner {
     const Parameters& p;
     Smem& s;
+    const int blocks = static_cast<int>(gridDim.x);  // read at the start: see hopper-forward.md
     Position<2> at_mail{};
 
     // What the other roles read next, by one thread.
     template <class Write>
-    TEA_DEVICE void post(Write&& write) {
-      write(s.mail.blank(at_mail));
+    TEA_DEVICE const Work& post(Write&& write) {
+      Work& w = s.mail.blank(at_mail);
+      write(w);
       s.mail.post(at_mail);
+      return w;
+    }
+    // The number of the tile after this one, by one thread. A claim that is early is a tile that
+    // waits here while other blocks have none; but where the tile before is short, a late one comes
+    // too late to be described and loaded meanwhile.
+    TEA_DEVICE int next(int number, const Work& now) {
+      Claims* const claims = claims_of(p);
+      if (!claims) return blocks + number;
+      if (number < blocks) claims->enter(p.launch);
+      if (now.blocks.end - now.blocks.begin > C.row.early_claims) s.mail.ring.wait_empty(at_mail);
+      return blocks + claims->claim();
     }
     TEA_DEVICE void run() {
-      const int blocks = static_cast<int>(gridDim.x);
       Tiles<kRows, C.masked()> tiles{p.f, p.order};
       int number = static_cast<int>(blockIdx.x);
       Tile t;
       while (tiles.find(number, t)) {
         if (lane() == 0) {
-          post([&](Work& w) {
+          const Work& now = post([&](Work& w) {
             describe<kRows, kCols>(w, p.f, t);
             if constexpr (C.row.apart) share_out<kRows, kCols>(w);
             if constexpr (C.general()) add_general(w, p.f);
             if constexpr (C.dropped()) add_dropout(w, p.f);
           });
-          Claims* const claims = claims_of(p);
-          if (claims && number < blocks) claims->enter(p.launch);
-          number = blocks + (claims ? claims->claim() : number);
+          number = next(number, now);
         }
         number = __shfl_sync(0xffffffff, number, 0);
       }
@@ -132,8 +144,8 @@ struct Kernel {
 #pragma unroll
       for (int step = 0; step < kDim / 16; ++step) {
         const int slab = step * 32 / kSlab, at = step * 32 % kSlab;
-        multiply<Shape{kCols, C.type, C.type}>(scores, advanced(left, slab * 64 * kSlab + at),
-                                               advanced(right, slab * kCols * kSlab + at),
+        multiply<Shape{kCols, C.type, C.type}>(scores, advanced<kSum>(left, slab * 64 * kSlab + at),
+                                               advanced<kSum>(right, slab * kCols * kSlab + at),
                                                step > 0);
       }
       matrix_commit();
@@ -147,7 +159,7 @@ struct Kernel {
 #pragma unroll
       for (int step = 0; step < kCols / 16; ++step)
         multiply<Shape{kDimV, C.type, C.type, Major::kSummed, Major::kOuter}>(
-            o, weights[step], advanced(right, step * 16 * kSlab), true);
+            o, weights[step], advanced<kSum>(right, step * 16 * kSlab), true);
       matrix_commit();
     }
 
@@ -293,57 +305,96 @@ struct Kernel {
       }
     }
 
-    TEA_DEVICE void report(const Strided& to, const Work& w, int row, float value) {
-      if (to.data)
-        static_cast<float*>(to.data)[S::batch_of(p.f.queries, w) * to.batch + w.head * to.head +
-                                     int64_t{w.start + row} * to.row] = value;
+    // The first element of a row of the tile's sequence.
+    template <class T>
+    TEA_DEVICE T* place(const Strided& x, const Work& w, int row) {
+      return static_cast<T*>(x.data) + S::batch_of(p.f.queries, w) * x.batch + w.head * x.head +
+             int64_t{w.start + row} * x.row;
+    }
+    // A number for each of the thread's rows, which are eight apart.
+    TEA_DEVICE void report(const Strided& to, const Work& w, float first, float second) {
+      if (!to.data) return;
+      const int row = first_row(w) + row_of(0);
+      float* const at = place<float>(to, w, row);
+      if (row < w.rows) at[0] = first;
+      if (row + 8 < w.rows) at[8 * to.row] = second;
+    }
+    // A pair of neighbours in a row, normalised. A row that sees nothing stays clean of others.
+    static TEA_DEVICE uint32_t normalised(const Output& o, int at, float factor) {
+      uint32_t pair = pack<C.type>(o[at] * factor, o[at + 1] * factor);
+      if (factor == 0) pair = 0;
+      return pair;
     }
     // Row r of the thread's two. Neighbours swap pairs of columns, so that each has four in a row
     // and a quad has sixteen: what a cache writes at once.
     TEA_DEVICE void write_row(const Output& o, const Work& w, int r, float factor) {
       const int row = first_row(w) + row_of(2 * r);
       const bool odd = lane() % 2;
-      uint16_t* const to = static_cast<uint16_t*>(p.f.o.data) +
-                           S::batch_of(p.f.queries, w) * p.f.o.batch + w.head * p.f.o.head +
-                           int64_t{w.start + row} * p.f.o.row + odd * 8 + lane() / 2 % 2 * 4;
+      uint16_t* const to = place<uint16_t>(p.f.o, w, row) + odd * 8 + lane() / 2 % 2 * 4;
 #pragma unroll
       for (int c = 0; c < kDimV / 16; ++c) {
         uint32_t pair[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int at = 8 * c + 4 * i + 2 * r;
-          pair[i] = pack<C.type>(o[at] * factor, o[at + 1] * factor);
-          if (factor == 0) pair[i] = 0;  // a row that sees nothing stays clean of its neighbours
-        }
+        for (int i = 0; i < 2; ++i) pair[i] = normalised(o, 8 * c + 4 * i + 2 * r, factor);
         const uint32_t got = __shfl_xor_sync(0xffffffff, odd ? pair[0] : pair[1], 1);
         if (row < w.rows && 16 * c + odd * 8 < p.f.dim_v)
           *reinterpret_cast<uint2*>(to + 16 * c) = uint2{odd ? got : pair[0], odd ? pair[1] : got};
       }
     }
-    // What becomes of the thread's rows, and what is said of them.
-    struct Ends {
-      OnlineSoftmax::End row[2];
-    };
-    TEA_DEVICE Ends conclude(const OnlineSoftmax& softmax, const Work& w) {
-      Ends end;  // of both rows at once: each is a chain of waits
+    // The warp's 16 rows, a slab at a time through shared memory: a thread writes 16 bytes, the
+    // warp whole rows of the slab.
+    TEA_DEVICE void write_rows(const Output& o, const Work& w, const float (&factor)[2]) {
+      constexpr int kPieces = kSlab / 16, kAtOnce = 32 / kPieces;  // 16 bytes each; rows
+      const int piece = lane() % kPieces, mine = lane() / kPieces;
+      const int row = first_row(w) + 16 * warp_of_group() + mine;
+      uint16_t* const to = place<uint16_t>(p.f.o, w, row) + piece * 8;
+      const int rows = w.rows - row, columns = p.f.dim_v - piece * 8;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) end.row[r] = softmax.finish(r, p.unit, w.sink);
+      for (int slab = 0; slab < kDimV / kSlabDim; ++slab) {
+        uint8_t* const room = s.leaving[number][warp_of_group()][slab % 2];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = first_row(w) + row_of(2 * r);
-        if (lane() % 4 == 0 && row < w.rows) {
-          report(p.f.lse, w, row, end.row[r].lse);
-          report(p.f.max, w, row, end.row[r].max);
-          report(p.f.sum_exp, w, row, end.row[r].sum_exp);
+        for (int c = 0; c < kSlabDim / 16; ++c) {
+          uint32_t a[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            a[i] = normalised(o, slab * kSlabDim / 2 + 8 * c + 2 * i, factor[i % 2]);
+          store_matrices(
+              shared_address(room) + swizzled(kSwizzle, lane() % 16, 32 * c + lane() / 16 * 16), a);
         }
+        __syncwarp();  // so no lane writes a slab whose room another one still reads
+        uint4 whole[16 / kAtOnce];
+#pragma unroll
+        for (int i = 0; i < 16 / kAtOnce; ++i)
+          whole[i] = *reinterpret_cast<const uint4*>(
+              room + swizzled(kSwizzle, i * kAtOnce + mine, piece * 16));
+        if (slab * kSlabDim < columns)
+#pragma unroll
+          for (int i = 0; i < 16 / kAtOnce; ++i)
+            if (i * kAtOnce < rows)
+              *reinterpret_cast<uint4*>(to + i * kAtOnce * p.f.o.row + slab * kSlabDim) = whole[i];
+      }
+      __syncwarp();
+    }
+    // What becomes of the thread's rows, and what is said of them.
+    using Ends = OnlineSoftmax::Ends;
+    TEA_DEVICE Ends conclude(const OnlineSoftmax& softmax, const Work& w) {
+      const Ends end = softmax.finish(p.unit, w.sink);
+      if (lane() % 4 == 0) {
+        report(p.f.lse, w, end.row[0].lse, end.row[1].lse);
+        report(p.f.max, w, end.row[0].max, end.row[1].max);
+        report(p.f.sum_exp, w, end.row[0].sum_exp, end.row[1].sum_exp);
       }
       return end;
     }
     // The normalised rows of a tile leave, and the tile is over.
     TEA_DEVICE void finish(const Output& o, const Ends& end, const Work& w) {
       const float kept = C.general() || C.dropped() ? 1 / (1 - p.f.general.dropout) : 1;
+      const float factor[2] = {end.row[0].factor * kept, end.row[1].factor * kept};
+      if constexpr (C.row.staged)
+        write_rows(o, w, factor);
+      else
 #pragma unroll
-      for (int r = 0; r < 2; ++r) write_row(o, w, r, end.row[r].factor * kept);
+        for (int r = 0; r < 2; ++r) write_row(o, w, r, factor[r]);
       s.mail.ring.release(at_mail);  // by all threads, each of which has read it
       at_mail.advance();
     }

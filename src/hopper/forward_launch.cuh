@@ -14,12 +14,12 @@
 namespace tea::hopper {
 
 constexpr Row kTable[] = {
-    // dim  v  consumers cols q_stages turns early skips kv_stages late
+    // dim  v  consumers cols q_stages turns early skips kv_stages late early_claims staged
     {64, 64, 3, 128, 2, true, false, true, 2, true},
-    {96, 96, 2, 128, 2, true, false, false, 2, true},
-    {128, 128, 2, 128, 2, true, false, false, 2, true},
-    {192, 128, 2, 128, 1, false, true, false, 2, true},
-    {192, 192, 2, 112, 1, false, true},
+    {96, 96, 2, 128, 2, true, false, false, 2, true, 3},
+    {128, 128, 2, 128, 2, true, false, false, 2, true, 3, true},
+    {192, 128, 2, 128, 1, false, true, false, 2, true, 3},
+    {192, 192, 2, 112, 1, false, true, false, 2, false, 3},
     {256, 256, 2, 80, 1, false, true, true},
     // Where sequences are short, instead of the first row, and under a mask of the one before.
     {64, 64, 4, 64, 2, true, false, true, 4},
@@ -38,7 +38,10 @@ constexpr Row fitted(Row row, Kind kind) {
   }
   if (kind < Kind::kGeneral) return row;
   row.consumers = std::min(row.consumers, 2);
-  if (kind == Kind::kBiased && row.dim >= 192) row.cols = row.dim == 256 ? 64 : 96;
+  if (kind == Kind::kBiased) {
+    row.staged = false;
+    if (row.dim >= 192) row.cols = row.dim == 256 ? 64 : 96;
+  }
   return row;
 }
 
@@ -147,7 +150,7 @@ Outcome fill(Parameters* p, const Forward& f) {
   const int row_blocks = (f.queries.rows + K::kRows - 1) / K::kRows;
   p->f = f;
   if (!tiles_differ<C>(f)) p->f.counter = nullptr;
-  p->order = order_of(f, row_blocks, f.keys.rows, f.heads, f.batch, C.masked());
+  p->order = order_of(f, row_blocks, f.heads, f.batch, K::kConsumers, C.masked());
   p->cluster = 1;
   p->unit = unit_of(f);
   p->scale_log2 = p->unit.factor * kLog2E;

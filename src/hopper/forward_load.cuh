@@ -9,7 +9,7 @@
 // the head dimension, which are zeroed once where they meet in a product, and else meet nothing.
 //
 // Shared memory: q[q_stages][consumers], each 64 rows; k and v[kv_stages]; the barriers. Tiles lie
-// in slabs, one swizzle wide. O leaves from registers, so that Q's memory is free for the next tile
+// in slabs, one swizzle wide. O does not leave through Q's memory, which is free for the next tile
 // as soon as the last scores are there.
 #pragma once
 #include "hopper/device/tma.cuh"
@@ -32,6 +32,8 @@ struct Shared {
     alignas(1024) uint8_t k[kStages][kCols * kDim * 2];
     alignas(1024) uint8_t v[kStages][kCols * kDimV * 2];
     alignas(1024) uint8_t bias[C.biased() ? kConsumers : 0][BiasTile::bytes(kCols)];
+    // Of each warp, two slabs of O on their way out.
+    alignas(1024) uint8_t leaving[C.row.staged ? kConsumers : 0][4][2][16 * kSlab];
     Ring<C.row.q_stages> ring_q[kConsumers];
     Ring<kStages> ring_k, ring_v;
     Ring<1> ring_bias[C.biased() ? kConsumers : 0];

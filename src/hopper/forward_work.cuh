@@ -112,20 +112,20 @@ TEA_DEVICE void share_out(Work& w) {
   }
 }
 
-// The order of `heads` heads' tiles. Without a mask all are equal, and a head at a time needs the
-// least cache. Else long ones go first, of several heads together: as many as keep their keys and
-// values in the cache or as make four tiles for each processor, but no more than half as many as
-// there are processors. Then some of the first tiles find in the cache what others load, and few
-// wait for memory while all do.
-__host__ __device__ inline TileOrder order_of(const Forward& f, int row_blocks, int64_t keys,
-                                              int heads, int batch, bool masked) {
-  constexpr int64_t kCache = 32 << 20, kProcessors = 132;
+// The order of `heads` heads' tiles of so many consumers. Without a mask all are equal, and a head
+// at a time needs the least cache. Else long ones go first, of several heads together: so many that
+// they make three tiles of 128 rows for each processor, or six of 256, at least 32, but at 128 rows
+// no more than half as many as there are processors. Then some of the first tiles find in the cache
+// what others load, and few wait for memory while all do. That fewer would fit the cache does not
+// matter.
+__host__ __device__ inline TileOrder order_of(const Forward& f, int row_blocks, int heads,
+                                              int batch, int consumers, bool masked) {
+  constexpr int64_t kProcessors = 132;
   const auto most = [](int64_t a, int64_t b) { return a > b ? a : b; };
   const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
-  const int64_t group = f.heads / f.heads_kv, all = most(int64_t{heads} * batch, 1);
-  const int64_t fit = kCache / most(keys * (f.dim + f.dim_v) * 2, 1) * group;
-  const int64_t many = most(most(fit, 4 * kProcessors / most(row_blocks, 1)), 1);
-  const int64_t together = masked ? least(many, kProcessors / 2 * group) : 1;
+  const int64_t all = most(int64_t{heads} * batch, 1), group = f.heads / f.heads_kv;
+  const int64_t many = most(kProcessors * 3 / 2 * consumers / most(row_blocks, 1), 32);
+  const int64_t together = masked ? least(many, kProcessors / 4 * consumers) * group : 1;
   return {row_blocks, heads, batch, static_cast<int>(least(together, all)), masked};
 }
 
@@ -152,8 +152,7 @@ struct Tiles {
     const auto tiles_of = [&](int sequence) { return row_blocks(sequence) * f.heads; };
     int sequence, rest;
     if (!groups.search.find(number, f.batch, tiles_of, sequence, rest)) return false;
-    const int64_t keys = f.keys.at(sequence).length;
-    t = order_of(f, row_blocks(sequence), keys, f.heads, 1, kMasked).at(rest);
+    t = order_of(f, row_blocks(sequence), f.heads, 1, kRows / 64, kMasked).at(rest);
     t.batch = sequence;
     return true;
   }

@@ -436,7 +436,7 @@ TEST(HopperOrder, CausalTilesEndEvenly) {
         Forward f = {};
         f.dim = f.dim_v = dim, f.heads = f.heads_kv = heads;
         const int height = dim == 64 ? 192 : 128, blocks = (rows + height - 1) / height;
-        const TileOrder order = order_of(f, blocks, rows, heads, 16384 / rows, true);
+        const TileOrder order = order_of(f, blocks, heads, 16384 / rows, height / 64, true);
         EXPECT_GT(balance(order), 0.97) << dim << ", " << rows << " rows, " << heads << " heads";
       }
 }
@@ -454,7 +454,7 @@ TEST(HopperWork, TheEndOfARowAccountsForTheSink) {
       softmax.top[0] = static_cast<float>(top);
       softmax.sum[0] = static_cast<float>(sum) / 4;  // of one thread in four
     }
-    const OnlineSoftmax::End end = softmax.finish(0, {1, 0}, static_cast<float>(sink));
+    const OnlineSoftmax::End end = softmax.finish({1, 0}, static_cast<float>(sink)).row[0];
     const double seen = none ? 0 : sum * std::exp(top), total = seen + std::exp(sink);
     const auto near = [](double got, double want) {
       return got == want || std::fabs(got - want) <= 5e-6 * (1 + std::fabs(want));
@@ -493,7 +493,7 @@ TEST(HopperSoftmax, ScoresOfAnyMagnitudeHaveASum) {
         if (half_of(i) == 0) accumulated += double{s[i]};
     }
     for (const double x : all) total += std::exp((x - top) * double{scale});
-    const OnlineSoftmax::End end = softmax.finish(0, {scale, 0});
+    const OnlineSoftmax::End end = softmax.finish({scale, 0}).row[0];
     const double own = top * double{scale};
     // A product with the top is rounded; beyond kFar only the largest score has a weight.
     const bool far = std::fabs(own) >= double{OnlineSoftmax::kFar} * double{kLn2};

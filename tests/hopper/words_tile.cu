@@ -135,10 +135,10 @@ __global__ void softmax_rows(const float* scores, const float* values, float sca
     for (int i = 0; i < kColumns / 2; ++i)
       o[half_of(i)] += s[i] * values[tile * kColumns + column_of(i)];
   }
+  const OnlineSoftmax::Ends end = softmax.finish({scale, 0}, sink);
   for (int r = 0; r < 2; ++r) {
-    const OnlineSoftmax::End end = softmax.finish(r, {scale, 0}, sink);
     const float sum = quad_sum(o[r]);
-    if (lane() % 4 == 0) out[row_of(2 * r)] = {sum * end.factor, end.lse};
+    if (lane() % 4 == 0) out[row_of(2 * r)] = {sum * end.row[r].factor, end.row[r].lse};
   }
 }
 

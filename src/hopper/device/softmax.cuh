@@ -56,20 +56,39 @@ struct OnlineSoftmax {
     }
   }
 
-  // What becomes of row r, once, at the end: what to multiply the output by, and what is reported.
+  // What becomes of a row, once, at the end: what to multiply the output by, and what is reported.
   // sink: one more score with no value behind it; -infinity: none. In natural logarithms, since the
   // lowest float, with which many mask, has none to the base 2.
   struct End {
     float factor, lse, max, sum_exp;
   };
-  TEA_DEVICE End finish(int r, const Unit& unit, float sink = kMinusInfinity) const {
-    const float seen = quad_sum(sum[r]), own = fmaf(top[r], unit.factor, unit.offset);
-    if (seen == 0) return {0, sink, kMinusInfinity, 0};  // nothing but the sink, to its last bit
+  struct Ends {
+    End row[2];
+  };
+  // Of both rows at once: each is a chain of waits, and a tile waits for it.
+  TEA_DEVICE Ends finish(const Unit& unit, float sink = kMinusInfinity) const {
+    const float seen[2] = {quad_sum(sum[0]), quad_sum(sum[1])};
+    Ends end;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float own = fmaf(top[r], unit.factor, unit.offset);
+      end.row[r] = {seen[r] == 0 ? 0 : reciprocal_fast(seen[r]),
+                    fmaf(log2_fast(seen[r]), kLn2, own), seen[r] == seen[r] ? own : seen[r],
+                    seen[r]};
+    }
+    if (sink != kMinusInfinity)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) add_sink(end.row[r], sink);
+    return end;
+  }
+  static TEA_DEVICE void add_sink(End& end, float sink) {
+    const float seen = end.sum_exp, own = end.max;
+    if (seen == 0) return void(end.lse = sink);  // nothing but the sink, to its last bit
     const auto power = [](float x) { return exp2_fast(x * kLog2E); };
     const float high = fmaxf(own, sink), shrink = power(own - high);
     const float total = fmaf(seen, shrink, power(sink - high));
-    return {shrink * reciprocal_fast(total), fmaf(log2_fast(total), kLn2, high),
-            seen == seen ? own : seen, seen + power(sink - own)};
+    end = {shrink * reciprocal_fast(total), fmaf(log2_fast(total), kLn2, high), own,
+           seen + power(sink - own)};
   }
 };
 

@@ -18,8 +18,21 @@ TEA_DEVICE uint64_t descriptor(const void* p, Swizzle s, uint32_t slab_bytes = 1
   const uint64_t address = (shared_address(p) & 0x3FFFF) >> 4, group = 8 * width(s) / 16;
   return address | uint64_t{slab_bytes >> 4} << 16 | group << 32 | kinds[width(s) / 32] << 62;
 }
-// The same operand further on in shared memory.
-TEA_DEVICE uint64_t advanced(uint64_t d, uint32_t by_bytes) { return d + (by_bytes >> 4); }
+// The same operand further on in shared memory. Addresses have no carry into what is above them, so
+// either sum will do: of 64 bits, one instruction, for which the assembler takes eight where it
+// finds no pair of registers; or of the lower 32, always two. Between two products eight take as
+// long as a product.
+enum class Sum { kWide, kLow };
+template <Sum kSum = Sum::kWide>
+TEA_DEVICE uint64_t advanced(uint64_t d, uint32_t by_bytes) {
+  if constexpr (kSum == Sum::kWide) return d + (by_bytes >> 4);
+  uint64_t further;
+  asm("{\n .reg .b32 low, high;\n mov.b64 {low, high}, %1;\n"
+      " add.u32 low, low, %2;\n mov.b64 %0, {low, high};\n}\n"
+      : "=l"(further)
+      : "l"(d), "r"(by_bytes >> 4));
+  return further;
+}
 
 // Before the first instruction of a batch, and whenever registers it uses were written.
 TEA_DEVICE void matrix_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
