@@ -95,9 +95,9 @@ def build(m: Measurement, target: Path) -> None:
         "words": [*HERE.glob("words*.cu"), encoder],
         "probe": [*HERE.glob("probe/probe*.cu"), encoder],
     }
-    forward = ROOT / "src/hopper/forward.cu"
-    programs["check_forward"] = [HERE / "check_forward.cu", forward, encoder]
-    programs["forward.so"] = [HERE / "forward_library.cu", encoder]
+    kernels = [*(ROOT / "src/hopper").glob("*.cu")]
+    programs["check_forward"] = [HERE / "check_forward.cu", *kernels]
+    programs["forward.so"] = [HERE / "forward_library.cu", *kernels]
 
     def object_of(source: Path) -> Path:
         return target / (str(source.relative_to(ROOT)).replace("/", "_") + ".o")
