@@ -414,21 +414,39 @@ TEST(HopperWork, UnderACapWhatIsNoNumberStaysNone) {
   }
 }
 
-// Of 132 blocks that claim causal tiles as they become free: the mean share of work over the
-// largest. A tile costs its blocks of keys and two more.
-double balance(const TileOrder& order) {
-  std::vector<int> load(132, 0);
-  int total = 0;
-  for (int n = 0; n < order.count(); ++n) {
-    const int cost = order.at(n).row_block + 3;
-    *std::min_element(load.begin(), load.end()) += cost;
-    total += cost;
+// Of 132 blocks that claim causal tiles: the mean share of work over the largest. A tile costs its
+// blocks of keys and two more. ahead: tiles that a block has claimed beyond the one it works on.
+double balance(const TileOrder& order, int ahead) {
+  struct Block {
+    int64_t free = 0;          // when it begins the next one
+    std::vector<int> claimed;  // what they cost, the next one first
+  };
+  std::vector<Block> blocks(132);
+  int64_t total = 0, end = 0;
+  int next = 0;
+  const auto claim = [&](Block& b) {
+    if (next == order.count()) return;
+    b.claimed.push_back(order.at(next++).row_block + 3);
+    total += b.claimed.back();
+  };
+  for (int i = 0; i < ahead; ++i)
+    for (Block& b : blocks) claim(b);
+  for (;;) {
+    Block* first = nullptr;
+    for (Block& b : blocks)
+      if ((!b.claimed.empty() || next < order.count()) && (!first || b.free < first->free))
+        first = &b;
+    if (!first) return static_cast<double>(total) / 132 / static_cast<double>(end);
+    claim(*first);
+    first->free += first->claimed.front();
+    end = std::max(end, first->free);
+    first->claimed.erase(first->claimed.begin());
   }
-  return total / 132.0 / *std::max_element(load.begin(), load.end());
 }
 
 // A cache that held one byte less than 32 heads took 31, and the last of 128 had the processors to
-// themselves: 0.90 to 0.96 in half of these shapes.
+// themselves: 0.90 to 0.96 in half of these shapes. So did, with two tiles ahead, blocks that had
+// claimed what others could have begun: 0.92 to 0.96 where 128 or 256 have few heads.
 TEST(HopperOrder, CausalTilesEndEvenly) {
   for (const int dim : {64, 128, 256})
     for (const int rows : {512, 1024, 2048, 4096, 16384})
@@ -437,7 +455,9 @@ TEST(HopperOrder, CausalTilesEndEvenly) {
         f.dim = f.dim_v = dim, f.heads = f.heads_kv = heads;
         const int height = dim == 64 ? 192 : 128, blocks = (rows + height - 1) / height;
         const TileOrder order = order_of(f, blocks, heads, 16384 / rows, height / 64, true);
-        EXPECT_GT(balance(order), 0.97) << dim << ", " << rows << " rows, " << heads << " heads";
+        for (const int ahead : {0, 1})
+          EXPECT_GT(balance(order, ahead), ahead ? 0.96 : 0.97)
+              << dim << ", " << rows << " rows, " << heads << " heads, " << ahead << " ahead";
       }
 }
 
