@@ -13,9 +13,8 @@ struct Row {
   bool rescale_early;  // O shrinks while the next scores are computed, else once O is there
   bool skips = false;  // a consumer hands back blocks that none of its own rows sees
   int kv_stages = 2;
-  bool late = false;     // but in general, the first exponentials go before the wait for the values
-  int early_claims = 0;  // after tiles of at most so many blocks, the next is claimed early
-  bool staged = false;   // O leaves through shared memory
+  int early_claims = 0;  // after ragged tiles of so many blocks at most the next is claimed early
+  bool staged = false;   // O leaves by the copy engine, if shared memory has room for it
   bool apart = false;    // blocks that are skipped have no turn: consumers may be a block apart
   bool halves = false;   // a warp may soften the first half of a tile's first block only
 };
@@ -37,14 +36,17 @@ struct Config {
 };
 
 struct Parameters {
-  TensorMap q, k, v;
+  TensorMap q, k, v, o;  // o: of rows that are staged
   Forward f;
-  TileOrder order;   // of dense queries
+  TileOrder order;  // of dense queries
+  TileOrder::Steps<Divisor> steps;
+  Divisor group;     // heads for each of keys
+  bool alike;        // all sequences are,
+  Common common;     // and this is what their tiles have in common
   Unit unit;         // of scores when nothing bends them any more
   float scale_log2;  // its factor for powers of two
   Cap cap;           // where a soft cap has kernels of its own
   uint64_t launch;   // whose tiles are claimed from the counter
-  int cluster;       // blocks that are told when K or V is let go of: 1
   int bias_rows;     // of a bias in shared memory: see BiasTile
   TensorMap bias;
 };

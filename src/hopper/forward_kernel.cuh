@@ -4,7 +4,8 @@
 // A block of threads stays on its processor and takes tile after tile; a tile is 64 query rows for
 // each of its consumer warpgroups, of one head. Warpgroup 0 serves the others: the planner claims
 // tiles and describes them (forward_work.cuh), the producer copies Q, and K and V in blocks of
-// `cols` keys, last block first, through rings, and the caretaker sees to what no tile covers.
+// `cols` keys, last block first, through rings, the porter has O leave, and the caretaker sees to
+// what no tile covers.
 //
 //   producer     K3 Q | K2 V3 | K1 V2 | K0 V1 | V0 | K3 Q of the next tile
 //   consumer 0   S3    | S2 and O += P3 V3, softmax 2 | S1 and O += P2 V2, softmax 1 | ...
@@ -18,7 +19,9 @@
 
 namespace tea::hopper {
 
-constexpr int kFirstTurn = 1;  // named barriers, one per consumer
+constexpr int kFirstTurn = 1;   // named barriers, one per consumer
+constexpr int kAhead = 6;       // exponentials of a thread before it waits for the values
+constexpr int kLateRounds = 6;  // rounds of tiles, at the end of a launch, that are claimed late
 
 template <Config C>
 struct Kernel {
@@ -44,44 +47,65 @@ struct Kernel {
     const Parameters& p;
     Smem& s;
     const int blocks = static_cast<int>(gridDim.x);  // read at the start: see hopper-forward.md
+    const int certain = Tiles<kRows, C.masked()>::certain(p.f, p.order);
     Position<2> at_mail{};
 
-    // What the other roles read next, by one thread.
-    template <class Write>
-    TEA_DEVICE const Work& post(Write&& write) {
-      Work& w = s.mail.blank(at_mail);
-      write(w);
-      s.mail.post(at_mail);
-      return w;
+    // By one thread.
+    TEA_DEVICE void draft(const Tile& t) {
+      Work& w = s.draft;
+      const bool searched = p.f.queries.form != Form::kDense;
+      const Common common = p.alike    ? p.common
+                            : searched ? s.window[t.batch % 32]
+                                       : common_of(p.f, t.batch);
+      describe<kRows, kCols>(w, p.f, common, p.group, t);
+      if constexpr (C.row.apart) share_out<kRows, kCols>(w);
+      if constexpr (C.general() || C.dropped()) add_origin(w, p.f);
+      if constexpr (C.general()) add_general(w, p.f);
+      if constexpr (C.dropped()) add_dropout(w, p.f);
     }
-    // The number of the tile after this one, by one thread. A claim that is early is a tile that
-    // waits here while other blocks have none; but where the tile before is short, a late one comes
-    // too late to be described and loaded meanwhile.
-    TEA_DEVICE int next(int number, const Work& now) {
+    // What the other roles read next, by one thread. The draft is ready when there is a place.
+    TEA_DEVICE void post() {
+      constexpr bool kAll = C.row.apart || C.general() || C.dropped();
+      constexpr size_t kBytes = kAll ? sizeof(Work) : sizeof(AnyWork);  // what the kernel reads
+      auto* const to = reinterpret_cast<uint4*>(&s.mail.blank(at_mail));
+      const auto* const from = reinterpret_cast<const uint4*>(&s.draft);
+#pragma unroll 2  // in few registers
+      for (int i = 0; i < static_cast<int>((kBytes + 15) / 16); ++i) to[i] = from[i];
+      s.mail.post(at_mail);
+    }
+    // A claim before its message has a place is a tile that waits here, while other blocks may have
+    // none; but a late one may come too late to be described and loaded during the tile before. So
+    // claims are early while there are tiles for all, and after short tiles: of ragged sequences,
+    // which take longer to find, up to early_claims blocks.
+    TEA_DEVICE bool may_claim_early(int number) {
+      const int length = s.draft.blocks.end - s.draft.blocks.begin;
+      const int shortest = p.f.queries.form == Form::kDense ? 1 : C.row.early_claims;
+      return length <= shortest || number + kLateRounds * blocks < certain;
+    }
+    // The number of the tile after this one, by one thread.
+    TEA_DEVICE int next(int number) {
       Claims* const claims = claims_of(p);
       if (!claims) return blocks + number;
       if (number < blocks) claims->enter(p.launch);
-      if (now.blocks.end - now.blocks.begin > C.row.early_claims) s.mail.ring.wait_empty(at_mail);
+      if (!may_claim_early(number)) s.mail.ring.wait_empty(at_mail);
       return blocks + claims->claim();
     }
     TEA_DEVICE void run() {
-      Tiles<kRows, C.masked()> tiles{p.f, p.order};
+      Tiles<kRows, C.masked()> tiles{p.f, p.order, p.steps, s.window};
       int number = static_cast<int>(blockIdx.x);
       Tile t;
       while (tiles.find(number, t)) {
+        __syncwarp();  // for the window
         if (lane() == 0) {
-          const Work& now = post([&](Work& w) {
-            describe<kRows, kCols>(w, p.f, t);
-            if constexpr (C.row.apart) share_out<kRows, kCols>(w);
-            if constexpr (C.general()) add_general(w, p.f);
-            if constexpr (C.dropped()) add_dropout(w, p.f);
-          });
-          number = next(number, now);
+          draft(t);
+          post();
+          number = next(number);
         }
         number = __shfl_sync(0xffffffff, number, 0);
       }
       if (lane() > 0) return;
-      post([](Work& w) { w.head = -1; });  // everybody stops
+      s.draft.head = -1;  // everybody stops
+      post();
       if (Claims* const claims = claims_of(p)) {
         if (number < blocks) claims->enter(p.launch);
         claims->leave();
@@ -96,7 +120,7 @@ struct Kernel {
     Position<C.row.q_stages> at_q{};
     Position<kStages> at_k{}, at_v{};
     Position<2> at_mail{};
-    Position<1> at_bias{};
+    Position<1> at_bias{}, at_o{};
 
     // What a consumer carries from block to block, in registers.
     struct State {
@@ -126,16 +150,6 @@ struct Kernel {
       if (lane() == 0) ring.release(at);
       at.advance();
     }
-    // The same of K or V. An arrival that goes the way of a cluster, of which this block is the
-    // only one, does the same; but the assembler then puts the arrival for K, and so the wait for
-    // the values that follows it, behind the first exponentials: see `late`.
-    template <int kStages>
-    TEA_DEVICE void let_go(Ring<kStages>& ring, Position<kStages>& at) {
-      if constexpr (!C.row.late || C.general()) return release(ring, at);
-      if (lane() < p.cluster) arrive_remote_reader(ring.empty[at.stage], lane());
-      at.advance();
-    }
-
     // scores = q k^T, issued; K is there.
     TEA_DEVICE void multiply_qk(Scores& scores, Position<C.row.q_stages> of_q) {
       const uint64_t left = descriptor(s.q[of_q.stage][number], kSwizzle);
@@ -204,7 +218,7 @@ struct Kernel {
       if (!C.general() || !caps_last(p.f)) thread_row_max(scores, highest);
     }
     static TEA_DEVICE void hide(Scores& scores, const uint32_t (&seen)[2]) {
-      // Elsewhere that order moves a wait in the loop without a mask: see let_go().
+      // Elsewhere that order is no faster.
       if constexpr (C.row.apart || C.row.halves) {
         hide_unseen(scores, seen);
       } else {
@@ -276,7 +290,7 @@ struct Kernel {
     TEA_DEVICE void skip(int count, int rows_of_bias) {
       for (int i = 0; i < count; ++i) {
         s.ring_k.wait_full(at_k);
-        let_go(s.ring_k, at_k);
+        release(s.ring_k, at_k);
         with_bias(rows_of_bias, [](const BiasTile&) {});
         if constexpr (!C.row.apart) skip_turn();
         skip_values();
@@ -284,7 +298,7 @@ struct Kernel {
     }
     TEA_DEVICE void skip_values() {
       s.ring_v.wait_full(at_v);
-      let_go(s.ring_v, at_v);
+      release(s.ring_v, at_v);
     }
     TEA_DEVICE void skip_turn() {
       wait_turn();
@@ -298,7 +312,7 @@ struct Kernel {
       for (int i = 0; i < max(count, turns); ++i) {
         if (i < count) {
           s.ring_k.wait_full(at_k);
-          let_go(s.ring_k, at_k);
+          release(s.ring_k, at_k);
         }
         if (i < turns) skip_turn();
         if (i + 1 < count) skip_values();
@@ -341,39 +355,25 @@ struct Kernel {
           *reinterpret_cast<uint2*>(to + 16 * c) = uint2{odd ? got : pair[0], odd ? pair[1] : got};
       }
     }
-    // The warp's 16 rows, a slab at a time through shared memory: a thread writes 16 bytes, the
-    // warp whole rows of the slab.
-    TEA_DEVICE void write_rows(const Output& o, const Work& w, const float (&factor)[2]) {
-      constexpr int kPieces = kSlab / 16, kAtOnce = 32 / kPieces;  // 16 bytes each; rows
-      const int piece = lane() % kPieces, mine = lane() / kPieces;
-      const int row = first_row(w) + 16 * warp_of_group() + mine;
-      uint16_t* const to = place<uint16_t>(p.f.o, w, row) + piece * 8;
-      const int rows = w.rows - row, columns = p.f.dim_v - piece * 8;
+    // All of it to shared memory, from where the porter takes it.
+    TEA_DEVICE void hand_over(const Output& o, const float (&factor)[2]) {
+      Ring<1>& ring = s.ring_o[number];
+      const int row = 16 * warp_of_group() + lane() % 16;
+      ring.wait_empty(at_o);
 #pragma unroll
-      for (int slab = 0; slab < kDimV / kSlabDim; ++slab) {
-        uint8_t* const room = s.leaving[number][warp_of_group()][slab % 2];
+      for (int c = 0; c < kDimV / 16; ++c) {
+        const int slab = c * 32 / kSlab, at = c * 32 % kSlab;
+        uint32_t a[4];
 #pragma unroll
-        for (int c = 0; c < kSlabDim / 16; ++c) {
-          uint32_t a[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            a[i] = normalised(o, slab * kSlabDim / 2 + 8 * c + 2 * i, factor[i % 2]);
-          store_matrices(
-              shared_address(room) + swizzled(kSwizzle, lane() % 16, 32 * c + lane() / 16 * 16), a);
-        }
-        __syncwarp();  // so no lane writes a slab whose room another one still reads
-        uint4 whole[16 / kAtOnce];
-#pragma unroll
-        for (int i = 0; i < 16 / kAtOnce; ++i)
-          whole[i] = *reinterpret_cast<const uint4*>(
-              room + swizzled(kSwizzle, i * kAtOnce + mine, piece * 16));
-        if (slab * kSlabDim < columns)
-#pragma unroll
-          for (int i = 0; i < 16 / kAtOnce; ++i)
-            if (i * kAtOnce < rows)
-              *reinterpret_cast<uint4*>(to + i * kAtOnce * p.f.o.row + slab * kSlabDim) = whole[i];
+        for (int i = 0; i < 4; ++i) a[i] = normalised(o, 8 * c + 2 * i, factor[i % 2]);
+        store_matrices(shared_address(s.o[number]) + slab * 64 * kSlab +
+                           swizzled(kSwizzle, row, at + lane() / 16 * 16),
+                       a);
       }
+      fence_shared_to_async();
       __syncwarp();
+      if (lane() == 0) arrive(ring.full[at_o.stage]);
+      at_o.advance();
     }
     // What becomes of the thread's rows, and what is said of them.
     using Ends = OnlineSoftmax::Ends;
@@ -391,7 +391,7 @@ struct Kernel {
       const float kept = C.general() || C.dropped() ? 1 / (1 - p.f.general.dropout) : 1;
       const float factor[2] = {end.row[0].factor * kept, end.row[1].factor * kept};
       if constexpr (C.row.staged)
-        write_rows(o, w, factor);
+        hand_over(o, factor);
       else
 #pragma unroll
         for (int r = 0; r < 2; ++r) write_row(o, w, r, factor[r]);
@@ -406,7 +406,7 @@ struct Kernel {
       const Ends end = conclude(x.softmax, w);
       matrix_wait<0>();
       pin(x.o);
-      let_go(s.ring_v, at_v);
+      release(s.ring_v, at_v);
       finish(x.o, end, w);
     }
     // A tile of which none of the consumer's rows sees anything.
@@ -439,7 +439,7 @@ struct Kernel {
       }
       matrix_wait<0>();
       pin(x.scores);
-      let_go(s.ring_k, at_k);
+      release(s.ring_k, at_k);
       x.softmax.start();
       if constexpr (C.row.halves)
         soften_first(x, seen, half);
@@ -460,11 +460,12 @@ struct Kernel {
       pass_turn();
       matrix_wait<1>();
       pin(x.scores);
-      let_go(s.ring_k, at_k);
+      release(s.ring_k, at_k);
       soften<kShapes>(x, w, block, all_seen, [&] {
+        follow(x.scores[kAhead], s.spare);
         matrix_wait<0>();
         pin(x.o);
-        let_go(s.ring_v, at_v);
+        release(s.ring_v, at_v);
         if constexpr (!C.row.rescale_early) scale_rows(x.o, x.shrink);
       });
       weigh(x, w, block);
@@ -517,12 +518,14 @@ struct Kernel {
 
   static TEA_DEVICE void start(const Parameters& p, Smem& s) {
     for (const TensorMap* map : {&p.q, &p.k, &p.v}) prefetch(*map);
+    if (C.row.staged) prefetch(p.o);
     if (C.biased() && p.bias_rows) prefetch(p.bias);
     for (auto& ring : s.ring_q) ring.start(1, 4);
     s.ring_k.start(1, 4 * kConsumers);
     s.ring_v.start(1, 4 * kConsumers);
     for (auto& ring : s.ring_bias) ring.start(1, 4);
-    s.mail.ring.start(1, 128 * kConsumers + 1);
+    for (auto& ring : s.ring_o) ring.start(4, 1);
+    s.mail.ring.start(1, 128 * kConsumers + (C.row.staged ? 2 : 1));
     publish_barriers();
   }
   // The slabs of Q and K that no load fills, by all threads.
@@ -539,6 +542,24 @@ struct Kernel {
     fence_shared_to_async();
   }
 
+  // The first warpgroup.
+  static TEA_DEVICE void serve(const Parameters& p, Smem& s, int warp) {
+    constexpr int kBusy = C.row.staged ? 3 : 2, kFree = 128 - 32 * kBusy;
+    if (warp == 0) {
+      if (elect_one()) Producer<C>{p, s}.run();
+    } else if (warp == 1) {
+      Planner{p, s}.run();
+    } else if (warp < kBusy) {
+      if constexpr (C.row.staged)
+        if (elect_one()) Porter<C>{p, s}.run();
+    } else {
+      const int mine = static_cast<int>(threadIdx.x) - 32 * kBusy;
+      const int share = static_cast<int>(blockIdx.x) * kFree + mine;
+      if (share == 0 && claims_of(p)) claims_of(p)->open(p.launch);
+      Caretaker{p.f, share, static_cast<int>(gridDim.x) * kFree}.run();
+    }
+  }
+
   static TEA_DEVICE void body(const Parameters& p) {
     extern __shared__ __align__(1024) uint8_t memory[];
     Smem& s = *reinterpret_cast<Smem*>(memory);
@@ -550,16 +571,7 @@ struct Kernel {
       // The warpgroups share what the launch gave them: 5 x 96, 4 x 128 or 3 x 168 registers a
       // thread. The planner spills below 32.
       shrink_registers<kConsumers == 2 ? 40 : 32>();
-      const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
-      if (warp == 0) {
-        if (lane() == 0) Producer<C>{p, s}.run();
-      } else if (warp == 1) {
-        Planner{p, s}.run();
-      } else {
-        const int share = static_cast<int>(blockIdx.x) * 64 + static_cast<int>(threadIdx.x) - 64;
-        if (share == 0 && claims_of(p)) claims_of(p)->open(p.launch);
-        Caretaker{p.f, share, static_cast<int>(gridDim.x) * 64}.run();
-      }
+      serve(p, s, __shfl_sync(0xffffffff, threadIdx.x / 32, 0));
     } else {
       grow_registers<kConsumers == 4 ? 112 : kConsumers == 3 ? 160 : 232>();
       Consumer{p, s, group - 1}.run();

@@ -14,16 +14,16 @@
 namespace tea::hopper {
 
 constexpr Row kTable[] = {
-    // dim  v  consumers cols q_stages turns early skips kv_stages late early_claims staged
-    {64, 64, 3, 128, 2, true, false, true, 2, true},
-    {96, 96, 2, 128, 2, true, false, false, 2, true, 3},
-    {128, 128, 2, 128, 2, true, false, false, 2, true, 3, true},
-    {192, 128, 2, 128, 1, false, true, false, 2, true, 3},
-    {192, 192, 2, 112, 1, false, true, false, 2, false, 3},
-    {256, 256, 2, 80, 1, false, true, true},
+    // dim  v  consumers cols q_stages turns early skips kv_stages early_claims staged
+    {64, 64, 3, 128, 2, true, false, true, 2, 4, true},
+    {96, 96, 2, 128, 2, true, false, false, 2, 3, true},
+    {128, 128, 2, 128, 2, true, false, false, 2, 3, true},
+    {192, 128, 2, 128, 1, false, true, false, 2, 4},
+    {192, 192, 2, 112, 1, false, true, false, 2, 4},
+    {256, 256, 2, 80, 1, false, true, true, 2, 3},
     // Where sequences are short, instead of the first row, and under a mask of the one before.
-    {64, 64, 4, 64, 2, true, false, true, 4},
-    {256, 256, 2, 64, 1, false, true, true},
+    {64, 64, 4, 64, 2, true, false, true, 4, 4, true},
+    {256, 256, 2, 64, 1, false, true, true, 2, 3},
 };
 constexpr int kWide = 5, kShort = 6, kShortWide = 7;
 
@@ -39,7 +39,7 @@ constexpr Row fitted(Row row, Kind kind) {
   if (kind < Kind::kGeneral) return row;
   row.consumers = std::min(row.consumers, 2);
   if (kind == Kind::kBiased) {
-    row.staged = false;
+    if (row.dim == 128) row.staged = false;
     if (row.dim >= 192) row.cols = row.dim == 256 ? 64 : 96;
   }
   return row;
@@ -151,7 +151,10 @@ Outcome fill(Parameters* p, const Forward& f) {
   p->f = f;
   if (!tiles_differ<C>(f)) p->f.counter = nullptr;
   p->order = order_of(f, row_blocks, f.heads, f.batch, K::kConsumers, C.masked());
-  p->cluster = 1;
+  p->steps = p->order.steps<Divisor>();
+  p->group = Divisor(f.heads / f.heads_kv);
+  p->alike = alike(f);
+  if (p->alike) p->common = common_of(f, 0);
   p->unit = unit_of(f);
   p->scale_log2 = p->unit.factor * kLog2E;
   if (C.capped()) p->cap = cap_of(f.scale, f.general.softcap);
@@ -170,6 +173,10 @@ Outcome fill(Parameters* p, const Forward& f) {
     const int code = map(t.to, t.x, t.side, t.dim, t.heads, f.batch, C.type, K::kSwizzle, t.box);
     if (code) return failed(code, t.what);
   }
+  if constexpr (C.row.staged)
+    if (const int code =
+            map(&p->o, f.o, f.queries, f.dim_v, f.heads, f.batch, C.type, K::kSwizzle, 64))
+      return failed(code, "cuTensorMapEncodeTiled of o");
   if constexpr (C.biased())
     if (const int code = map_bias(&p->bias, &p->bias_rows, f, C.type))
       return failed(code, "cuTensorMapEncodeTiled of bias");

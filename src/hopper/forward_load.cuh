@@ -1,5 +1,5 @@
-// What the roles of a forward kernel share, and the one that fills it: the producer copies Q, K and
-// V, and a bias, block by block.
+// What the roles of a forward kernel share, and those that fill and empty it: the producer copies
+// Q, K and V, and a bias, block by block; the porter has O leave.
 //
 // A box of a tensor map must end where a sequence ends, wherever that is. So maps have one
 // dimension more: y, as long as the box is high, and z with the same stride. A box of n rows from
@@ -8,9 +8,9 @@
 // copy engine touches where the map begins. So none is loaded: not of rows, and not of slabs beyond
 // the head dimension, which are zeroed once where they meet in a product, and else meet nothing.
 //
-// Shared memory: q[q_stages][consumers], each 64 rows; k and v[kv_stages]; the barriers. Tiles lie
-// in slabs, one swizzle wide. O does not leave through Q's memory, which is free for the next tile
-// as soon as the last scores are there.
+// Shared memory: q[q_stages][consumers], each 64 rows; k and v[kv_stages]; o[consumers] where there
+// is room; the barriers. Tiles lie in slabs, one swizzle wide. O does not leave through Q's memory,
+// which is free for the next tile as soon as the last scores are there.
 #pragma once
 #include "hopper/device/tma.cuh"
 #include "hopper/forward_config.cuh"
@@ -32,12 +32,15 @@ struct Shared {
     alignas(1024) uint8_t k[kStages][kCols * kDim * 2];
     alignas(1024) uint8_t v[kStages][kCols * kDimV * 2];
     alignas(1024) uint8_t bias[C.biased() ? kConsumers : 0][BiasTile::bytes(kCols)];
-    // Of each warp, two slabs of O on their way out.
-    alignas(1024) uint8_t leaving[C.row.staged ? kConsumers : 0][4][2][16 * kSlab];
+    alignas(1024) uint8_t o[C.row.staged ? kConsumers : 0][64 * kDimV * 2];
     Ring<C.row.q_stages> ring_q[kConsumers];
     Ring<kStages> ring_k, ring_v;
     Ring<1> ring_bias[C.biased() ? kConsumers : 0];
+    Ring<1> ring_o[C.row.staged ? kConsumers : 0];
     Mail<Work> mail;
+    Work draft;         // the planner's: the next message,
+    Common window[32];  // and the sequences that it searches
+    uint32_t spare;     // see follow()
   };
   static_assert(sizeof(Smem) <= 227 * 1024, "the shared-memory plan does not fit");
 
@@ -77,50 +80,57 @@ struct Producer {
 
   const Parameters& p;
   Smem& s;
+  const int slabs = S::slabs_of(p.f.dim), slabs_v = S::slabs_of(p.f.dim_v);
   Position<C.row.q_stages> at_q{};
   Position<kStages> at_k{}, at_v{};
   Position<2> at_mail{};
   Position<1> at_bias{};
 
-  // A box in those slabs that reach into the head dimension.
-  template <int kHeight, int kDepth>
+  // A box in those slabs that reach into the head dimension, kSlabs at most. Nothing is left to be
+  // found out when the stage becomes empty: consumers wait for what is late here.
+  template <int kHeight, int kSlabs, int kDepth>
   TEA_DEVICE void load_slabs(uint8_t* to, const TensorMap& map, Ring<kDepth>& ring,
                              Position<kDepth> at, int slabs, const Box& b, Cache cache) {
+    ring.wait_empty(at);
     ring.fill(at, slabs * kHeight * kSlab);
-#pragma unroll 1
-    for (int slab = 0; slab < slabs; ++slab)
-      load(to + slab * kHeight * kSlab, map, ring.full[at.stage],
-           {slab * kSlabDim, b.y, b.head, b.z, b.batch}, cache);
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab)
+      if (slab < slabs)
+        load(to + slab * kHeight * kSlab, map, ring.full[at.stage],
+             {slab * kSlabDim, b.y, b.head, b.z, b.batch}, cache);
   }
   TEA_DEVICE void load_q(const Work& w) {
 #pragma unroll
     for (int c = 0; c < kConsumers; ++c) {
       const int row = w.first + 64 * c;
-      s.ring_q[c].wait_empty(at_q);
       if (row < w.rows) {
-        load_slabs<64>(s.q[at_q.stage][c], p.q, s.ring_q[c], at_q, S::slabs_of(p.f.dim),
-                       {64, w.start + row, w.rows - row, w.head, S::batch_of(p.f.queries, w)},
-                       Cache::kEvictFirst);
+        load_slabs<64, S::kDim / kSlabDim>(
+            s.q[at_q.stage][c], p.q, s.ring_q[c], at_q, slabs,
+            {64, w.start + row, w.rows - row, w.head, S::batch_of(p.f.queries, w)},
+            Cache::kEvictFirst);
       } else {
+        s.ring_q[c].wait_empty(at_q);
         arrive(s.ring_q[c].full[at_q.stage]);
       }
     }
     at_q.advance();
   }
-  TEA_DEVICE Box keys(const Work& w, int block) {
-    const int key = block * kCols, group = p.f.heads / p.f.heads_kv;
-    return {kCols, w.start_kv + key, w.keys - key, w.head / group, S::batch_of(p.f.keys, w)};
-  }
-  TEA_DEVICE void load_k(const Work& w, int block) {
-    s.ring_k.wait_empty(at_k);
-    load_slabs<kCols>(s.k[at_k.stage], p.k, s.ring_k, at_k, S::slabs_of(p.f.dim), keys(w, block),
-                      Cache::kEvictLast);
+  // What the boxes of a tile's keys have in common.
+  struct Keys {
+    int start, count, head, batch;
+    TEA_DEVICE Box block(int number) const {
+      const int key = number * kCols;
+      return {kCols, start + key, count - key, head, batch};
+    }
+  };
+  TEA_DEVICE void load_k(const Keys& keys, int block) {
+    load_slabs<kCols, S::kDim / kSlabDim>(s.k[at_k.stage], p.k, s.ring_k, at_k, slabs,
+                                          keys.block(block), Cache::kEvictLast);
     at_k.advance();
   }
-  TEA_DEVICE void load_v(const Work& w, int block) {
-    s.ring_v.wait_empty(at_v);
-    load_slabs<kCols>(s.v[at_v.stage], p.v, s.ring_v, at_v, S::slabs_of(p.f.dim_v), keys(w, block),
-                      Cache::kEvictLast);
+  TEA_DEVICE void load_v(const Keys& keys, int block) {
+    load_slabs<kCols, S::kDimV / kSlabDim>(s.v[at_v.stage], p.v, s.ring_v, at_v, slabs_v,
+                                           keys.block(block), Cache::kEvictLast);
     at_v.advance();
   }
   // The bias of each consumer's rows in a block. No box is without an element here either.
@@ -150,15 +160,16 @@ struct Producer {
   TEA_DEVICE void load_tile(const Work& w) {
     const Blocks b = w.blocks;
     if (b.begin == b.end) return load_q(w);
-    load_k(w, b.end - 1);  // before Q, whose memory may be in use for longer
+    const Keys keys = {w.start_kv, w.keys, w.head_kv, S::batch_of(p.f.keys, w)};
+    load_k(keys, b.end - 1);  // before Q, whose memory may be in use for longer
     load_q(w);
     if constexpr (C.biased()) load_bias(w, b.end - 1);
     for (int block = b.end - 1; block > b.begin; --block) {
-      load_k(w, block - 1);
-      load_v(w, block);
+      load_k(keys, block - 1);
+      load_v(keys, block);
       if constexpr (C.biased()) load_bias(w, block - 1);
     }
-    load_v(w, b.begin);
+    load_v(keys, b.begin);
   }
   TEA_DEVICE void run() {
     for (;;) {
@@ -167,6 +178,47 @@ struct Producer {
       load_tile(w);
       s.mail.ring.release(at_mail);
       at_mail.advance();
+    }
+  }
+};
+
+// One thread that has O leave shared memory, each consumer's rows when they are there.
+template <Config C>
+struct Porter {
+  using S = Shared<C>;
+  using Box = typename S::Box;
+  static constexpr int kSlabs = S::kDimV / S::kSlabDim;
+
+  const Parameters& p;
+  typename S::Smem& s;
+  Position<2> at_mail{};
+  Position<1> at_o{};
+
+  TEA_DEVICE void carry(const Box& b, int consumer) {
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab)
+      if (slab * S::kSlabDim < p.f.dim_v)
+        store<5>(p.o, s.o[consumer] + slab * 64 * S::kSlab,
+                 {slab * S::kSlabDim, b.y, b.head, b.z, b.batch});
+    commit_stores();
+    wait_stores_read<0>();
+  }
+  TEA_DEVICE void run() {
+    for (;;) {
+      const Work& w = s.mail.read(at_mail);
+      if (w.head < 0) return;
+      const int first = w.first, rows = w.rows, start = w.start, head = w.head;
+      const int batch = S::batch_of(p.f.queries, w);
+      s.mail.ring.release(at_mail);  // before the tile is over: it is the planner's sign for more
+      at_mail.advance();
+#pragma unroll
+      for (int c = 0; c < S::kConsumers; ++c) {
+        const int row = first + 64 * c;
+        s.ring_o[c].wait_full(at_o);
+        if (row < rows) carry({64, start + row, rows - row, head, batch}, c);
+        s.ring_o[c].release(at_o);
+      }
+      at_o.advance();
     }
   }
 };

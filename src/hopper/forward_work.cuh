@@ -15,18 +15,26 @@ struct Blocks {
   int begin, end;
 };
 
-// A tile, as the planner tells all other roles. Keys count from the first that any row attends to.
-struct Work {
-  int head, sequence;  // head < 0: there is no more
-  int first;           // its first row, in the sequence
-  int rows, start;     // of the sequence, and where that begins in the tensors of queries
+// What all tiles of a sequence have in common. Keys count from the first that any row attends to.
+struct alignas(16) Common {
+  int rows, start;  // of the sequence, and where that begins in the tensors of queries
   int keys, start_kv;
   int skipped;  // keys of the sequence before the first
   int lo, hi;   // the band: key - row of what is visible
+  int delta;    // of the mask's diagonal, in the sequence: key - row
+};
+
+// A tile, as the planner tells all other roles; head < 0: there is no more. first: its first row,
+// in the sequence. sink: -infinity if there is none.
+struct AnyWork : Common {
+  int head, head_kv, sequence, first;
   Blocks blocks;
+  float sink;
+};
+// And what only some kernels read.
+struct Work : AnyWork {
   Blocks own[4];  // where consumers may be apart: those that each one's 64 rows see,
   int turns;      // and the most that one of them sees
-  float sink;     // -infinity: none
   // For the general kernels. Where row 0 and key 0 lie in the global problem, how far ALiBi's
   // diagonal lies from theirs, and its slope; dropout's seed and the third word of its counter; the
   // bias of row 0 and key 0, and which of the heads and sequences that it tells apart it is.
@@ -47,25 +55,24 @@ struct Work {
   template <int kCols>
   TEA_DEVICE Blocks blocks_of(int row, int count) const {
     const int last = min(row + count, rows) - 1;
-    const int64_t begin = seen(row).begin, end = seen(last).end;
+    const int begin = columns_of(row).begin, end = columns_of(last).end;
     if (last < row || begin >= end) return {0, 0};
-    return {static_cast<int>(begin) / kCols, (static_cast<int>(end) + kCols - 1) / kCols};
+    return {begin / kCols, (end + kCols - 1) / kCols};
   }
-  // Those that all of 64 rows see in full.
+  // Those that all of 64 rows see in full, as far as there are that many.
   template <int kCols>
   TEA_DEVICE Blocks clear_of(int row) const {
-    const int64_t begin = seen(row + 63).begin, end = seen(row).end;
-    return {static_cast<int>(min(begin + kCols - 1, int64_t{kMaxRows})) / kCols,
-            static_cast<int>(max(end, int64_t{0})) / kCols};
+    const int begin = columns_of(row + 63).begin, end = columns_of(row).end;
+    return {(begin + kCols - 1) / kCols, max(end, 0) / kCols};
   }
 };
 
-TEA_DEVICE int64_t origin_of(const Forward& f, int dimension, bool* sane) {
+TEA_HOST_DEVICE int64_t origin_of(const Forward& f, int dimension, bool* sane) {
   return clamp_origin(f.origin_device ? f.origin_device[dimension] : f.origin[dimension], sane);
 }
 
 // A difference of row and key, cut to what no pair of them exceeds.
-TEA_DEVICE int cut(int64_t difference) {
+TEA_HOST_DEVICE int cut(int64_t difference) {
   return static_cast<int>(max(min(difference, int64_t{kMaxRows - 1}), int64_t{-kMaxRows}));
 }
 
@@ -74,31 +81,48 @@ TEA_DEVICE float sink_of(const Forward& f, int head) {
   return f.sink == Sink::kZero ? 0 : kMinusInfinity;
 }
 
-template <int kRows, int kCols>
-TEA_DEVICE void describe(Work& w, const Forward& f, const Tile& t) {
-  const Sequence q = f.queries.at(t.batch), kv = f.keys.at(t.batch);
-  const int rows = static_cast<int>(q.length), keys = static_cast<int>(kv.length);
+TEA_HOST_DEVICE Common common_of(const Forward& f, int sequence) {
+  const Sequence q = f.queries.at(sequence), kv = f.keys.at(sequence);
+  bool sane;  // the caretaker reports
+  const int64_t row = origin_of(f, 2, &sane), key = origin_of(f, 3, &sane);
+  const int64_t delta = diagonal(f.mask.bottom_right, q.length, kv.length);
+  const Band band = tea::band(f.mask, delta, row, key);
+  const int64_t begin = visible_columns(band, 0, kv.length).begin;
+  const int64_t end = visible_columns(band, q.length - 1, kv.length).end;
+  const int64_t skipped = begin < end ? begin : 0;
+  Common c;
+  c.rows = static_cast<int>(q.length);
+  c.start = static_cast<int>(q.start);
+  c.keys = begin < end ? static_cast<int>(end - begin) : 0;
+  c.start_kv = static_cast<int>(kv.start + skipped);
+  c.skipped = static_cast<int>(skipped);
+  c.lo = cut(band.lo - skipped);
+  c.hi = cut(band.hi - skipped);
+  c.delta = static_cast<int>(delta);
+  return c;
+}
+// Whether that is the same for all sequences, and known to the host.
+inline bool alike(const Forward& f) {
+  return f.queries.form == Form::kDense && f.keys.form == Form::kDense && !f.origin_device;
+}
+// group: heads for each of keys.
+template <int kRows, int kCols, class D>
+TEA_DEVICE void describe(Work& w, const Forward& f, const Common& c, const D& group,
+                         const Tile& t) {
+  static_cast<Common&>(w) = c;
   w.head = t.head;
+  w.head_kv = t.head / group;
   w.sequence = t.batch;
   w.first = t.row_block * kRows;
-  w.rows = rows;
-  w.start = static_cast<int>(q.start);
   w.sink = sink_of(f, t.head);
-  bool sane;  // the caretaker reports
-  w.global_row = origin_of(f, 2, &sane);
-  const int64_t key = origin_of(f, 3, &sane), delta = diagonal(f.mask.bottom_right, rows, keys);
-  const Band band = tea::band(f.mask, delta, w.global_row, key);
-  const int64_t begin = visible_columns(band, 0, keys).begin;
-  const int64_t end = visible_columns(band, rows - 1, keys).end;
-  const int skipped = begin < end ? static_cast<int>(begin) : 0;
-  w.keys = begin < end ? static_cast<int>(end - begin) : 0;
-  w.start_kv = static_cast<int>(kv.start) + skipped;
-  w.skipped = skipped;
-  w.lo = cut(band.lo - skipped);
-  w.hi = cut(band.hi - skipped);
-  w.global_key = key + skipped;
-  w.diagonal = delta + w.global_row - w.global_key;
   w.blocks = w.template blocks_of<kCols>(w.first, kRows);
+}
+// Where the tile's sequence lies in the global problem.
+TEA_DEVICE void add_origin(Work& w, const Forward& f) {
+  bool sane;
+  w.global_row = origin_of(f, 2, &sane);
+  w.global_key = origin_of(f, 3, &sane) + w.skipped;
+  w.diagonal = w.delta + w.global_row - w.global_key;
 }
 
 // What each of kRows / 64 consumers works on.
@@ -120,13 +144,13 @@ TEA_DEVICE void share_out(Work& w) {
 // matter.
 __host__ __device__ inline TileOrder order_of(const Forward& f, int row_blocks, int heads,
                                               int batch, int consumers, bool masked) {
-  constexpr int64_t kProcessors = 132;
-  const auto most = [](int64_t a, int64_t b) { return a > b ? a : b; };
+  constexpr int kProcessors = 132;
+  const auto most = [](int a, int b) { return a > b ? a : b; };
   const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
-  const int64_t all = most(int64_t{heads} * batch, 1), group = f.heads / f.heads_kv;
-  const int64_t many = most(kProcessors * 3 / 2 * consumers / most(row_blocks, 1), 32);
+  const int64_t all = int64_t{heads} * batch, group = f.heads / f.heads_kv;
+  const int many = most(kProcessors * 3 / 2 * consumers / most(row_blocks, 1), 32);
   const int64_t together = masked ? least(many, kProcessors / 4 * consumers) * group : 1;
-  return {row_blocks, heads, batch, static_cast<int>(least(together, all)), masked};
+  return {row_blocks, heads, batch, most(static_cast<int>(least(together, all)), 1), masked};
 }
 
 // Tiles by number: of equal sequences in one order over all heads, else sequence by sequence.
@@ -134,25 +158,40 @@ template <int kRows, bool kMasked>
 struct Tiles {
   const Forward& f;
   const TileOrder& order;
+  const TileOrder::Steps<Divisor>& steps;
+  Common (&window)[32];  // of the sequences that are searched, by their number modulo 32
   GroupTiles groups{};
 
+  static TEA_DEVICE int blocks_of(int rows) { return (rows + kRows - 1) / kRows; }
+  // A number of tiles that there are, if no more than that.
+  static TEA_DEVICE int certain(const Forward& f, const TileOrder& order) {
+    if (f.queries.form == Form::kDense) return order.count();
+    const int64_t rows = int64_t{f.queries.cu_seqlens[f.batch]} - f.queries.cu_seqlens[0];
+    return static_cast<int>(min(rows / kRows * f.heads, int64_t{INT32_MAX / 2}));
+  }
+  // Of a sequence that comes to be searched, by the lane of its number.
   TEA_DEVICE int row_blocks(int sequence) const {
-    return (static_cast<int>(f.queries.at(sequence).length) + kRows - 1) / kRows;
+    const Common c = common_of(f, sequence);
+    window[sequence % 32] = c;
+    return blocks_of(c.rows);
   }
   // All lanes of a warp; numbers do not fall. False past the last.
   TEA_DEVICE bool find(int number, Tile& t) {
     if (f.queries.form == Form::kDense) {
       if (number >= order.count()) return false;
-      t = order.at(number);
+      t = order.at(number, steps);
       return true;
     }
     if (const int together = order.sequences_at_once(); kMasked && together > 1)
       return groups.find(
-          number, order, together, [&](int sequence) { return row_blocks(sequence); }, t);
+          number, f.batch, steps.heads, together,
+          [&](int sequence) { return row_blocks(sequence); }, t);
     const auto tiles_of = [&](int sequence) { return row_blocks(sequence) * f.heads; };
     int sequence, rest;
     if (!groups.search.find(number, f.batch, tiles_of, sequence, rest)) return false;
-    t = order_of(f, row_blocks(sequence), f.heads, 1, kRows / 64, kMasked).at(rest);
+    __syncwarp();  // for the window
+    const int blocks = blocks_of(window[sequence % 32].rows);
+    t = order_of(f, blocks, f.heads, 1, kRows / 64, kMasked).at(rest);
     t.batch = sequence;
     return true;
   }

@@ -114,7 +114,8 @@ void check_shares(uint32_t seed, int stages) {
   std::vector<Work> tiles;
   for (int n = 0; n < 12; ++n) {
     Work w;
-    describe<kRows, kCols>(w, f, Tile{between(0, (f.queries.rows - 1) / kRows), 0, 0});
+    const Tile tile = {between(0, (f.queries.rows - 1) / kRows), 0, 0};
+    describe<kRows, kCols>(w, f, common_of(f, 0), 1, tile);
     share_out<kRows, kCols>(w);
     int most = 0;
     for (int c = 0; c < kRows / 64; ++c) {

@@ -267,10 +267,14 @@ void check_tile(uint32_t seed, int* copied, int* whole) {
   const Sequence q = p.f.queries.at(b);
   if (q.length == 0) return;
   Work w;
-  describe<64, kCols>(w, p.f, Tile{p.d.between(0, static_cast<int>(q.length - 1) / 64), h, b});
+  const Tile tile = {p.d.between(0, static_cast<int>(q.length - 1) / 64), h, b};
+  const Common common = common_of(p.f, alike(p.f) ? 0 : b);
+  describe<64, kCols>(w, p.f, common, Divisor(p.f.heads / p.f.heads_kv), tile);
+  add_origin(w, p.f);
   add_general(w, p.f);
   EXPECT_EQ(w.rows, q.length);
   EXPECT_EQ(w.start, q.start);
+  EXPECT_EQ(w.head_kv, h / (p.f.heads / p.f.heads_kv));
   check_columns(p, w);
   const Blocks clear = w.clear_of<kCols>(w.first);
   for (int block = w.blocks.begin; block < w.blocks.end; ++block) {
@@ -459,6 +463,35 @@ TEST(HopperOrder, CausalTilesEndEvenly) {
           EXPECT_GT(balance(order, ahead), ahead ? 0.96 : 0.97)
               << dim << ", " << rows << " rows, " << heads << " heads, " << ahead << " ahead";
       }
+}
+
+TEST(HopperOrder, APreparedDivisorDivides) {
+  std::vector<int> numbers = {0, 1, 2, 3, 65535, 65536, INT32_MAX - 1, INT32_MAX};
+  Draw d{std::mt19937(6)};
+  for (int i = 0; i < 200; ++i) numbers.push_back(d.between(0, INT32_MAX) >> d.between(0, 30));
+  for (const int by : numbers) {
+    if (by == 0) continue;
+    const Divisor divisor(by);
+    for (const int n : numbers) {
+      for (const int near : {n, n / by * by, std::max(n / by * by - 1, 0)}) {
+        ASSERT_EQ(near / divisor, near / by) << near << " by " << by;
+        ASSERT_EQ(near % divisor, near % by) << near << " by " << by;
+      }
+    }
+  }
+}
+
+TEST(HopperOrder, PreparedStepsLeadToTheSameTiles) {
+  for (const int heads : {1, 3, 8, 16})
+    for (const int at_once : {1, 2, 5, 8, 48}) {
+      const TileOrder order = {5, heads, 3, std::min(at_once, 3 * heads), true};
+      const TileOrder::Steps<Divisor> steps = order.steps<Divisor>();
+      for (int n = 0; n < order.count(); ++n) {
+        const Tile a = order.at(n), b = order.at(n, steps);
+        ASSERT_TRUE(a.row_block == b.row_block && a.head == b.head && a.batch == b.batch)
+            << n << " of " << heads << " heads, " << at_once << " at once";
+      }
+    }
 }
 
 // A row with scores exp(top) * sum, or none, and a sink or none.

@@ -1,5 +1,8 @@
 // Tests of wgmma.cuh: every width, type, order of operands and swizzle, on small integers, so that
 // every sum is exact and results must be equal to the host's.
+#include <cfloat>
+#include <cmath>
+
 #include "hopper/device/tile.cuh"
 #include "hopper/device/wgmma.cuh"
 #include "hopper/words.h"
@@ -165,9 +168,27 @@ void check_fp8() {
   check<With<Product{{64, kA, kB}, Swizzle::k32, true}>>("fp8, A in registers");
 }
 
+// Each thread has a word of its own.
+__global__ void follow_each(const float* x, uint32_t* out) {
+  __shared__ uint32_t spare[8];
+  spare[threadIdx.x] = 7;
+  follow(x[threadIdx.x], spare[threadIdx.x]);
+  out[threadIdx.x] = spare[threadIdx.x];
+}
+
+// No weight of a softmax is written down for; that a larger number is shows that the store exists.
+void test_follow() {
+  const Buffer<float> x({0, 0.5f, 1, 1.0000001f, -INFINITY, NAN, FLT_MAX, INFINITY});
+  const Buffer<uint32_t> out(8);
+  follow_each<<<1, 8>>>(x.data, out.data);
+  finish("follow");
+  expect(out.read() == std::vector<uint32_t>{7, 7, 7, 7, 7, 7, 0, 0}, "follow");
+}
+
 }  // namespace
 
 void test_matrices() {
+  test_follow();
   check_widths<64, 128, 192, 256>();
   // Not a multiple of a slab's 64 columns: only summed-major operands have such widths.
   check<With<Product{{16, kBf, kBf}}>>("bf16");

@@ -181,19 +181,15 @@ void test_ring() {
 
 // Each block of a pair writes into the other's memory and arrives at the other's barrier.
 __global__ void __cluster_dims__(2) greet(int* out) {
-  __shared__ Barrier told, let_go;
+  __shared__ Barrier told;
   __shared__ int word;
   if (threadIdx.x == 0) {
     init(told, 1);
-    init(let_go, 2);
     publish_barriers();
   }
   cluster_arrive();
   cluster_wait();
   const uint32_t other = cluster_rank() ^ 1;
-  if (threadIdx.x < 2) arrive_remote_reader(let_go, threadIdx.x);
-  while (!try_wait(let_go, 0)) {
-  }
   if (threadIdx.x == 0) {
     asm volatile(
         "st.shared::cluster.u32 [%0], %1;\n" ::"r"(cluster_address(shared_address(&word), other)),
@@ -213,8 +209,7 @@ void test_clusters() {
   const Buffer<int> out(2);
   greet<<<2, 32>>>(out.data);
   finish("clusters");
-  expect(out.read() == std::vector<int>{101, 100},
-         "arrive_remote, arrive_remote_reader, cluster_address");
+  expect(out.read() == std::vector<int>{101, 100}, "arrive_remote, cluster_address");
 }
 
 }  // namespace

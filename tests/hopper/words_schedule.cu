@@ -96,13 +96,13 @@ void check_sequences(int sequences) {
 }
 
 // The same with several sequences together.
-__global__ void find_in_groups(const int* blocks, TileOrder order, int group, int step,
+__global__ void find_in_groups(const int* blocks, int sequences, Divisor heads, int group, int step,
                                Tile* found) {
   GroupTiles tiles;
   Tile t;
   int n = 0;
   for (; tiles.find(
-           n, order, group, [&](int i) { return blocks[i]; }, t);
+           n, sequences, heads, group, [&](int i) { return blocks[i]; }, t);
        n += step)
     if (threadIdx.x == 0) found[n] = t;
   if (threadIdx.x == 0) found[n] = {-1, -1, -1};
@@ -118,11 +118,11 @@ void check_groups(int sequences, int heads, int group) {
           want.push_back({level - 1, head, i});
   blocks.push_back(7);  // beyond the last: must not be counted
   const Buffer<int> device_blocks(blocks);
-  const TileOrder order{12, heads, sequences, heads * group, true};
   for (const int step : {1, 7, 132}) {
     const int asked = (static_cast<int>(want.size()) + step - 1) / step;
     const Buffer<Tile> found(asked * step + 1);
-    find_in_groups<<<1, 32>>>(device_blocks.data, order, group, step, found.data);
+    find_in_groups<<<1, 32>>>(device_blocks.data, sequences, Divisor(heads), group, step,
+                              found.data);
     finish("group tiles");
     const std::vector<Tile> got = found.read();
     bool right = got[asked * step].head == -1;

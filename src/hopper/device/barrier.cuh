@@ -12,13 +12,6 @@ TEA_DEVICE void arrive_remote(Barrier& b, uint32_t rank) {
                    cluster_address(shared_address(&b), rank))
                : "memory");
 }
-// The same of one who only read, and whose reads are over: what it wrote before is not ordered.
-TEA_DEVICE void arrive_remote_reader(Barrier& b, uint32_t rank) {
-  perturb();
-  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(
-                   cluster_address(shared_address(&b), rank))
-               : "memory");
-}
 
 // Where a role stands in a ring of stages, and the parity of its pass.
 template <int kStages>

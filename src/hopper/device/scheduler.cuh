@@ -10,6 +10,28 @@ struct Tile {
   int row_block, head, batch;
 };
 
+// A positive number by which others, below 2^31 and not negative, are divided without a division
+// (Granlund and Montgomery, 1994): the host prepares it. A division is 25 instructions, and what
+// comes before a launch's first tile comes from memory that no cache holds yet.
+struct Divisor {
+  int value;
+  uint32_t factor;
+  int shift;
+
+  Divisor() = default;
+  __host__ __device__ explicit Divisor(int divisor) : value(divisor), shift(0) {
+    while (int64_t{1} << shift < divisor) ++shift;
+    const uint64_t excess = (uint64_t{1} << shift) - static_cast<uint64_t>(divisor);
+    factor = static_cast<uint32_t>((excess << 32) / static_cast<uint64_t>(divisor) + 1);
+  }
+  __host__ __device__ operator int() const { return value; }
+  friend __host__ __device__ int operator/(int n, const Divisor& d) {
+    const uint64_t product = uint64_t{d.factor} * static_cast<uint32_t>(n);
+    return static_cast<int>((static_cast<uint32_t>(product >> 32) + n) >> d.shift);
+  }
+  friend __host__ __device__ int operator%(int n, const Divisor& d) { return n - n / d * d.value; }
+};
+
 // heads_at_once: heads whose rows are visited together, as many as keep their keys and values in
 // the cache; what is left over goes first, since the last tiles must be many to end evenly.
 // longest_first: later rows before earlier ones, so that under a causal mask the short tiles fill
@@ -27,14 +49,33 @@ struct TileOrder {
     return n;
   }
 
-  __host__ __device__ Tile at(int number) const {
-    const int over = heads * batch % heads_at_once;
-    const bool early = number < over * row_blocks;
-    const int width = early ? over : heads_at_once;
-    const int section = early ? 0 : (number - over * row_blocks) / (row_blocks * width);
-    const int first = early ? 0 : over + section * width, rest = number - first * row_blocks;
-    const int row = rest / width, head = first + rest % width;
-    return {longest_first ? row_blocks - 1 - row : row, head % heads, head / heads};
+  // What numbers are divided by, the same for all: D is int, or Divisor where the host prepares it.
+  // over: heads that are left over; a section is a round of heads.
+  template <class D>
+  struct Steps {
+    int left;
+    D over, width, section, heads;
+  };
+  template <class D>
+  __host__ __device__ Steps<D> steps() const {
+    const int left = heads * batch % heads_at_once, section = row_blocks * heads_at_once;
+    return {left, D(left > 0 ? left : 1), D(heads_at_once), D(section > 0 ? section : 1), D(heads)};
+  }
+
+  __host__ __device__ Tile at(int number) const { return at(number, steps<int>()); }
+  template <class D>
+  __host__ __device__ Tile at(int number, const Steps<D>& by) const {
+    const int late = number - by.left * row_blocks;
+    int first = 0, row = 0, head = 0;
+    if (late < 0) {
+      row = number / by.over, head = number % by.over;
+    } else {
+      const int section = late / by.section, rest = late % by.section;
+      first = by.left + section * by.width;
+      row = rest / by.width, head = rest % by.width;
+    }
+    head += first;
+    return {longest_first ? row_blocks - 1 - row : row, head % by.heads, head / by.heads};
   }
 };
 
@@ -110,12 +151,12 @@ struct SequenceTiles {
 struct GroupTiles {
   SequenceTiles search{};
 
-  template <class Count>
-  TEA_DEVICE bool find(int number, const TileOrder& order, int group, Count&& blocks_of, Tile& t) {
-    const int heads = order.heads;
+  template <class D, class Count>
+  TEA_DEVICE bool find(int number, int sequences, const D& heads, int group, Count&& blocks_of,
+                       Tile& t) {
     const auto tiles_of = [&](int sequence) { return blocks_of(sequence) * heads; };
     int sequence, rest;
-    if (!search.find(number, order.batch, tiles_of, sequence, rest)) return false;
+    if (!search.find(number, sequences, tiles_of, sequence, rest)) return false;
     const int start = (sequence - search.window) / group * group;  // the group's first lane
     const int below = __shfl_up_sync(0xffffffff, search.inclusive, 1);
     const int before = lane() > 0 ? below : 0;  // tiles of the window before this lane's

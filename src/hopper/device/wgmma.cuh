@@ -55,6 +55,17 @@ TEA_DEVICE void pin(uint32_t (&a)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
+// Keeps what follows, a wait, behind the computation of x. The assembler moves a wait as it likes,
+// and sees nothing in an empty statement; but it moves none across a store. This one is never made:
+// no weight of a softmax is so large.
+TEA_DEVICE void follow(float x, uint32_t& spare) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.gt.f32 p, %0, 0f7F000000;\n @p st.shared.u32 [%1], 0;\n}\n" ::"f"(
+          x),
+      "r"(shared_address(&spare))
+      : "memory");
+}
+
 // What a multiplication takes beside its operands. Outer-major operands exist in 16 bits only.
 struct Shape {
   int n;
