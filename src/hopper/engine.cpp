@@ -66,9 +66,11 @@ Forward describe(const Problem& p, const Run& run) {
   Forward f = {};
   // A side without rows may have no memory. Nothing of it is read, but the copy engine refuses to
   // describe boxes at NULL.
-  const auto memory = [&](tea_tensor t) { return run.tensor[run.tensor[t] ? t : TEA_O]; };
-  f.q = strided(run.tensor[TEA_Q], size.q), f.k = strided(memory(TEA_K), size.k);
-  f.v = strided(memory(TEA_V), size.v), f.o = strided(run.tensor[TEA_O], size.o);
+  const auto memory = [&](tea_tensor t, tea_tensor other) {
+    return run.tensor[run.tensor[t] ? t : other];
+  };
+  f.q = strided(run.tensor[TEA_Q], size.q), f.k = strided(memory(TEA_K, TEA_O), size.k);
+  f.v = strided(memory(TEA_V, TEA_O), size.v), f.o = strided(memory(TEA_O, TEA_Q), size.o);
   if (p.writes_lse()) f.lse = strided(run.tensor[TEA_LSE], size.lse);
   if (p.outputs & TEA_OUTPUT_MAX) f.max = strided(run.tensor[TEA_MAX], size.lse);
   if (p.outputs & TEA_OUTPUT_SUM_EXP) f.sum_exp = strided(run.tensor[TEA_SUM_EXP], size.lse);
