@@ -218,7 +218,8 @@ struct Kernel {
       if (!C.general() || !caps_last(p.f)) thread_row_max(scores, highest);
     }
     static TEA_DEVICE void hide(Scores& scores, const uint32_t (&seen)[2]) {
-      // Elsewhere that order is no faster.
+      // Elsewhere that order moved a wait in the loop without a mask, before follow() held it
+      // there; what it does now was not measured.
       if constexpr (C.row.apart || C.row.halves) {
         hide_unseen(scores, seen);
       } else {
