@@ -150,6 +150,7 @@ struct Kernel {
       if (lane() == 0) ring.release(at);
       at.advance();
     }
+
     // scores = q k^T, issued; K is there.
     TEA_DEVICE void multiply_qk(Scores& scores, Position<C.row.q_stages> of_q) {
       const uint64_t left = descriptor(s.q[of_q.stage][number], kSwizzle);

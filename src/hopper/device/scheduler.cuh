@@ -50,7 +50,7 @@ struct TileOrder {
   }
 
   // What numbers are divided by, the same for all: D is int, or Divisor where the host prepares it.
-  // over: heads that are left over; a section is a round of heads.
+  // left: heads that are left over, over: the same but never 0; a section is a round of heads.
   template <class D>
   struct Steps {
     int left;
