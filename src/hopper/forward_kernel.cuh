@@ -145,10 +145,18 @@ struct Kernel {
         named_arrive(kFirstTurn + (number + 1 == kConsumers ? 0 : number + 1), 256);
     }
     // The matrix units have read it; one thread of each warp says so.
-    template <int kStages>
-    TEA_DEVICE void release(Ring<kStages>& ring, Position<kStages>& at) {
+    template <int kDepth>
+    TEA_DEVICE void release(Ring<kDepth>& ring, Position<kDepth>& at) {
       if (lane() == 0) ring.release(at);
       at.advance();
+    }
+    // What nobody reads. Where nothing between gathers the warp, a lane that still waits would wait
+    // for ever once the others have let go: the stage is filled again, and the phase is over.
+    template <int kDepth>
+    TEA_DEVICE void pass_on(Ring<kDepth>& ring, Position<kDepth>& at) {
+      ring.wait_full(at);
+      __syncwarp();
+      release(ring, at);
     }
 
     // scores = q k^T, issued; K is there.
@@ -291,16 +299,11 @@ struct Kernel {
     // since the others count on it.
     TEA_DEVICE void skip(int count, int rows_of_bias) {
       for (int i = 0; i < count; ++i) {
-        s.ring_k.wait_full(at_k);
-        release(s.ring_k, at_k);
+        pass_on(s.ring_k, at_k);
         with_bias(rows_of_bias, [](const BiasTile&) {});
         if constexpr (!C.row.apart) skip_turn();
-        skip_values();
+        pass_on(s.ring_v, at_v);
       }
-    }
-    TEA_DEVICE void skip_values() {
-      s.ring_v.wait_full(at_v);
-      release(s.ring_v, at_v);
     }
     TEA_DEVICE void skip_turn() {
       wait_turn();
@@ -312,12 +315,9 @@ struct Kernel {
     TEA_DEVICE void skip_first(int count, int turns) {
 #pragma unroll 1
       for (int i = 0; i < max(count, turns); ++i) {
-        if (i < count) {
-          s.ring_k.wait_full(at_k);
-          release(s.ring_k, at_k);
-        }
+        if (i < count) pass_on(s.ring_k, at_k);
         if (i < turns) skip_turn();
-        if (i + 1 < count) skip_values();
+        if (i + 1 < count) pass_on(s.ring_v, at_v);
       }
     }
 
@@ -413,11 +413,11 @@ struct Kernel {
     }
     // A tile of which none of the consumer's rows sees anything.
     TEA_DEVICE void pass_over(State& x, const Work& w) {
-      release(s.ring_q[number], at_q);
+      pass_on(s.ring_q[number], at_q);
       const int count = w.blocks.end - w.blocks.begin;
       if constexpr (C.row.apart) {
         skip_first(count, w.turns);
-        if (count > 0) skip_values();
+        if (count > 0) pass_on(s.ring_v, at_v);
       } else {
         skip(count, S::bias_rows(p, w));
       }
@@ -481,8 +481,8 @@ struct Kernel {
     }
     TEA_DEVICE void attend(State& x, const Work& w) {
       const Blocks own = own_blocks(w);
-      s.ring_q[number].wait_full(at_q);
       if (own.begin >= own.end) return pass_over(x, w);
+      s.ring_q[number].wait_full(at_q);
       const int trail = own.begin - w.blocks.begin, rows_of_bias = S::bias_rows(p, w);
       int block = own.end - 1;
       const int lead = w.blocks.end - own.end;
@@ -492,7 +492,7 @@ struct Kernel {
         skip(lead, rows_of_bias);
       const Blocks all_seen = begin(x, w, block);
       if constexpr (C.row.apart)
-        if (lead > 0) skip_values();
+        if (lead > 0) pass_on(s.ring_v, at_v);
       const auto down_to = [&](int last, auto shapes) {
         for (; block > last; --block) step<shapes>(x, w, block - 1, all_seen);
       };

