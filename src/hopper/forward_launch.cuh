@@ -27,17 +27,14 @@ constexpr Row kTable[] = {
 };
 constexpr int kWide = 5, kShort = 6, kShortWide = 7;
 
-// A row as kernels of a kind have it. The general kernels keep more in registers than a third
-// consumer leaves, and a bias passes through shared memory: fewer keys leave room for it from 192
-// on. Under a mask, three consumers may be a block apart at 64, which takes a stage more, and four
-// do better without turns.
+// A row as kernels of a kind have it. A bias passes through shared memory: fewer keys leave room
+// for it from 192 on. Under a mask, three consumers may be a block apart at 64, which takes a stage
+// more, and four do better without turns.
 constexpr Row fitted(Row row, Kind kind) {
   if (kind == Kind::kMasked && row.dim == 64) {
     if (row.consumers == 3) row.kv_stages = 3, row.apart = true;
     if (row.consumers == 4) row.turns = false, row.halves = true;
   }
-  if (kind < Kind::kGeneral) return row;
-  row.consumers = std::min(row.consumers, 2);
   if (kind == Kind::kBiased) {
     if (row.dim == 128) row.staged = false;
     if (row.dim >= 192) row.cols = row.dim == 256 ? 64 : 96;
