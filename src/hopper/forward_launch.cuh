@@ -18,7 +18,7 @@ constexpr Row kTable[] = {
     {64, 64, 3, 128, 2, true, false, true, 2, 4, true},
     {96, 96, 2, 128, 2, true, false, false, 2, 3, true},
     {128, 128, 2, 128, 2, true, false, false, 2, 3, true},
-    {192, 128, 2, 128, 1, false, true, false, 2, 4},
+    {192, 128, 2, 128, 1, false, false, false, 2, 4},
     {192, 192, 2, 112, 1, false, true, false, 2, 4},
     {256, 256, 2, 80, 1, false, true, true, 2, 3},
     // Where sequences are short, instead of the first row, and under a mask of the one before.
@@ -29,11 +29,16 @@ constexpr int kWide = 5, kShort = 6, kShortWide = 7;
 
 // A row as kernels of a kind have it. A bias passes through shared memory: fewer keys leave room
 // for it from 192 on. Under a mask, three consumers may be a block apart at 64, which takes a stage
-// more, and four do better without turns.
+// more, and four do better without turns. At 256 what bends scores leaves no place for scaling O
+// early, and a cap and ALiBi do better with turns.
 constexpr Row fitted(Row row, Kind kind) {
   if (kind == Kind::kMasked && row.dim == 64) {
     if (row.consumers == 3) row.kv_stages = 3, row.apart = true;
     if (row.consumers == 4) row.turns = false, row.halves = true;
+  }
+  if (kind >= Kind::kGeneral && row.dim == 256) {
+    row.rescale_early = false;
+    row.turns = kind == Kind::kGeneral;
   }
   if (kind == Kind::kBiased) {
     if (row.dim == 128) row.staged = false;
