@@ -29,16 +29,16 @@ constexpr int kWide = 5, kShort = 6, kShortWide = 7;
 
 // A row as kernels of a kind have it. A bias passes through shared memory: fewer keys leave room
 // for it from 192 on. Under a mask, three consumers may be a block apart at 64, which takes a stage
-// more, and four do better without turns. At 256 what bends scores leaves no place for scaling O
-// early, and a cap and ALiBi do better with turns.
+// more, and four do better without turns. General kernels scale O early at 192, where they spill
+// when it is late, and late at 256, which is 3 % faster there under a cap or ALiBi, with turns.
 constexpr Row fitted(Row row, Kind kind) {
   if (kind == Kind::kMasked && row.dim == 64) {
     if (row.consumers == 3) row.kv_stages = 3, row.apart = true;
     if (row.consumers == 4) row.turns = false, row.halves = true;
   }
-  if (kind >= Kind::kGeneral && row.dim == 256) {
-    row.rescale_early = false;
-    row.turns = kind == Kind::kGeneral;
+  if (kind >= Kind::kGeneral && row.dim >= 192) {
+    row.rescale_early = row.dim == 192;
+    row.turns = kind == Kind::kGeneral && row.dim == 256;
   }
   if (kind == Kind::kBiased) {
     if (row.dim == 128) row.staged = false;
