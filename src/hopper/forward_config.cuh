@@ -13,10 +13,9 @@ struct Row {
   bool rescale_early;  // O shrinks while the next scores are computed, else once O is there
   bool skips = false;  // a consumer hands back blocks that none of its own rows sees
   int kv_stages = 2;
-  int early_claims = 0;  // after ragged tiles of so many blocks at most the next is claimed early
-  bool staged = false;   // O leaves by the copy engine, if shared memory has room for it
-  bool apart = false;    // blocks that are skipped have no turn: consumers may be a block apart
-  bool halves = false;   // a warp may soften the first half of a tile's first block only
+  bool staged = false;  // O leaves by the copy engine, if shared memory has room for it
+  bool apart = false;   // blocks that are skipped have no turn: consumers may be a block apart
+  bool halves = false;  // a warp may soften the first half of a tile's first block only
 };
 
 // What a kernel does beside the plain product: nothing, a band, that and a soft cap or dropout,

@@ -14,6 +14,7 @@
 #pragma once
 #include <type_traits>
 
+#include "gpu/early.cuh"
 #include "hopper/device/wgmma.cuh"
 #include "hopper/forward_load.cuh"
 
@@ -75,18 +76,21 @@ struct Kernel {
     }
     // A claim before its message has a place is a tile that waits here, while other blocks may have
     // none; but a late one may come too late to be described and loaded during the tile before. So
-    // claims are early while there are tiles for all, and after short tiles: of ragged sequences,
-    // which take longer to find, up to early_claims blocks.
+    // claims are early while there are tiles for all, and after tiles of one block.
     TEA_DEVICE bool may_claim_early(int number) {
       const int length = s.draft.blocks.end - s.draft.blocks.begin;
-      const int shortest = p.f.queries.form == Form::kDense ? 1 : C.row.early_claims;
-      return length <= shortest || number + kLateRounds * blocks < certain;
+      return length <= 1 || number + kLateRounds * blocks < certain;
+    }
+    // Before the first claim. The counter may be in use by the kernel before.
+    TEA_DEVICE void enter(Claims& claims) {
+      wait_for_kernel_before();
+      claims.enter(p.launch);
     }
     // The number of the tile after this one, by one thread.
     TEA_DEVICE int next(int number) {
       Claims* const claims = claims_of(p);
       if (!claims) return blocks + number;
-      if (number < blocks) claims->enter(p.launch);
+      if (number < blocks) enter(*claims);
       if (!may_claim_early(number)) s.mail.ring.wait_empty(at_mail);
       return blocks + claims->claim();
     }
@@ -104,10 +108,11 @@ struct Kernel {
         number = __shfl_sync(0xffffffff, number, 0);
       }
       if (lane() > 0) return;
+      let_next_begin();
       s.draft.head = -1;  // everybody stops
       post();
       if (Claims* const claims = claims_of(p)) {
-        if (number < blocks) claims->enter(p.launch);
+        if (number < blocks) enter(*claims);
         claims->leave();
       }
     }
@@ -544,17 +549,24 @@ struct Kernel {
     fence_shared_to_async();
   }
 
-  // The first warpgroup.
+  // Whether tiles can be described from what came with the launch, while the kernel before runs.
+  static TEA_DEVICE bool foreseen(const Parameters& p) {
+    return p.alike && p.f.sink != Sink::kTensor && !C.general() && !C.dropped();
+  }
+  // The first warpgroup. Consumers and the porter touch only what these threads have waited for.
   static TEA_DEVICE void serve(const Parameters& p, Smem& s, int warp) {
     constexpr int kBusy = C.row.staged ? 3 : 2, kFree = 128 - 32 * kBusy;
     if (warp == 0) {
+      wait_for_kernel_before();
       if (elect_one()) Producer<C>{p, s}.run();
     } else if (warp == 1) {
+      if (!foreseen(p)) wait_for_kernel_before();
       Planner{p, s}.run();
     } else if (warp < kBusy) {
       if constexpr (C.row.staged)
         if (elect_one()) Porter<C>{p, s}.run();
     } else {
+      wait_for_kernel_before();
       const int mine = static_cast<int>(threadIdx.x) - 32 * kBusy;
       const int share = static_cast<int>(blockIdx.x) * kFree + mine;
       if (share == 0 && claims_of(p)) claims_of(p)->open(p.launch);

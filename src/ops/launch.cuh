@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "core/driver.h"
+#include "gpu/early.cuh"
 #include "gpu/launch.h"
 #include "ops/args.h"
 
@@ -29,33 +30,20 @@ void launch(const Launch& how, void (*kernel)(Parameters...), const Place& place
   launch(how, kernel, static_cast<cudaStream_t>(place.stream), arguments...);
 }
 
-// The same, but the kernel may begin while the one before it on the stream still runs, once that
-// has called let_next_begin() or ended; it calls wait_for_kernel_before() ahead of all that depends
-// on that one, at the latest before it ends. From sm_90 on; else one begins when the other ended.
+// The same, but the kernel may begin while the one before it on the stream still runs: see
+// gpu/early.cuh.
 template <class... Parameters>
 void launch_early(const Launch& how, void (*kernel)(Parameters...), const Place& place,
                   Parameters... arguments) {
   const driver::OnDevice here(place.device);
   void* addresses[] = {static_cast<void*>(&arguments)...};
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = how.grid, config.blockDim = how.block;
   config.dynamicSmemBytes = static_cast<size_t>(how.shared);
   config.stream = static_cast<cudaStream_t>(place.stream);
-  config.attrs = &early, config.numAttrs = device_at(place.device).sm >= 90;
-  require(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), addresses), how.name);
-}
-__device__ __forceinline__ void let_next_begin() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-__device__ __forceinline__ void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+  require(launch_early(reinterpret_cast<const void*>(kernel), config, addresses,
+                       device_at(place.device).sm >= 90),
+          how.name);
 }
 
 // This thread among all, and how many there are.

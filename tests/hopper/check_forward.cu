@@ -1,8 +1,9 @@
 // Tests of src/hopper/forward*.cu* on the device: every head dimension, type and mask, odd lengths,
 // layouts and groups of heads, against double precision on sampled rows. Tensors lie in memory full
 // of NaN; so do the keys that no row attends to. Then every length from 1 to 1100, ragged sequences
-// against dense ones bit by bit, and reruns under contention. One process per head dimension. What
-// every option computes is tested through the engine, by tests/gpu and te-attn fuzz.
+// against dense ones bit by bit, reruns under contention, and launches that begin while the kernel
+// before them runs. One process per head dimension. What every option computes is tested through
+// the engine, by tests/gpu and te-attn fuzz.
 // Built with -DTEA_PERTURB=1, every role sleeps at random wherever another may overtake it; the
 // digests of the two builds must be the same.
 // usage: check_forward [STEP [WORD]]    runs every STEP-th case, of the groups named with WORD
@@ -10,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "gpu/early.cuh"
 #include "hopper/apart.h"
 #include "hopper/device/ptx.cuh"
 #include "hopper/forward.h"
@@ -382,6 +384,106 @@ int check_reruns(int dim, int dim_v, int step) {
   return failed != 0;
 }
 
+// What a kernel is told in device memory beside its tensors.
+struct Told {
+  int64_t rng[2];
+  int cu_seqlens[9];
+  float sinks[8];
+};
+const Told kTold[] = {{{1, 2}, {0, 700, 701, 1034, 1546, 1610, 2010, 2139, 2739}, {0, 1, 2, 3}},
+                      {{9, 8}, {0, 12, 712, 1362, 1362, 1662, 1884, 2584, 2683}, {5, 4, -3, 1}}};
+enum class Way { kPlain, kSinks, kRagged, kGeneral, kDropped };
+
+// A launch that reads all of that.
+struct Link {
+  Launchable l;
+  Buffer<Told> told;
+
+  Link(const Case& c, const Data& x, const Told& t, Way way) : l(c, x), told(std::vector{t}) {
+    Forward& f = l.f;
+    if (way == Way::kSinks) f.sink = Sink::kTensor, f.sinks = told.data->sinks;
+    if (way >= Way::kGeneral) f.general.dropout = 0.25f, f.general.rng_state = told.data->rng;
+    if (way == Way::kGeneral) f.general.softcap = 20;
+    if (way != Way::kRagged) return;
+    const int tokens = c.h.batch * c.n.rows_q;
+    f.lse = {l.lse.data, 0, tokens, 1};
+    f.batch = 8;
+    f.queries = f.keys = {Form::kRagged, c.n.rows_q, tokens, told.data->cu_seqlens, nullptr};
+  }
+};
+
+// Kernels that let the next one begin at once, and then take their time.
+__device__ void dawdle() {
+  let_next_begin();
+  for (int i = 0; i < 20; ++i) __nanosleep(1000);
+}
+struct Copy {
+  char* to;
+  const char* from;
+  size_t bytes;
+};
+template <class T>
+Copy copy(const Buffer<T>& to, const Buffer<T>& from) {
+  return {reinterpret_cast<char*>(to.data), reinterpret_cast<const char*>(from.data),
+          to.size * sizeof(T)};
+}
+struct Copies {
+  Copy all[4];
+};
+__global__ void bring(Copies copies) {
+  dawdle();
+  const size_t step = size_t{gridDim.x} * blockDim.x * 8;
+  for (const Copy& c : copies.all)
+    for (size_t i = (size_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8; i < c.bytes; i += step)
+      *reinterpret_cast<uint64_t*>(c.to + i) = *reinterpret_cast<const uint64_t*>(c.from + i);
+}
+__global__ void compare(const uint16_t* a, const uint16_t* b, size_t n, int* differences) {
+  dawdle();
+  const size_t step = size_t{gridDim.x} * blockDim.x;
+  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += step)
+    if (a[i] != b[i]) atomicAdd(differences, 1);
+}
+
+// A launch begins while the kernel before it runs: it must take nothing that this one still writes,
+// and write nothing that this one still reads. So what it works on changes right before it, or what
+// it wrote is read right before the next one writes it.
+int check_chains(int dim, int dim_v, int step) {
+  const Case c = {dim, dim_v, Type::kBf16, kRules[1], {700, 700}, {4, 8, 2}, Layout::kBshd};
+  const Data x(c), y(c);
+  for (const Way way : {Way::kPlain, Way::kSinks, Way::kRagged, Way::kGeneral, Way::kDropped}) {
+    const std::string name = c.name() + "way " + std::to_string(static_cast<int>(way));
+    note_work(name);
+    const Link links[] = {{c, x, kTold[0], way}, {c, y, kTold[1], way}}, link(c, x, kTold[0], way);
+    const Buffer<int> differences(std::vector<int>{0});
+    for (const Link& l : links) expect(forward(l.l.f, nullptr).code == 0, name);
+    finish(name);
+    const auto turn_to = [&](const Link& l) {
+      bring<<<16, 256>>>({copy(link.l.q, l.l.q), copy(link.l.k, l.l.k), copy(link.l.v, l.l.v),
+                          copy(link.told, l.told)});
+    };
+    const auto look = [&](const Link& l) {
+      compare<<<16, 256>>>(link.l.o.data, l.l.o.data, l.l.o.size, differences.data);
+      compare<<<1, 256>>>(reinterpret_cast<const uint16_t*>(link.l.lse.data),
+                          reinterpret_cast<const uint16_t*>(l.l.lse.data), l.l.lse.size * 2,
+                          differences.data);
+    };
+    int launched = forward(link.l.f, nullptr).code == 0, wanted = 1;
+    for (int i = 0; i < 100; i += step) {
+      const Link &now = links[i % 2], &next = links[1 - i % 2];
+      if (i / 2 % 2) turn_to(next);
+      look(now);
+      if (i / 2 % 2 == 0) turn_to(next);
+      for (int again = 0; again <= i % 3; ++again, ++wanted)
+        launched += forward(link.l.f, nullptr).code == 0;
+    }
+    finish(name);
+    expect(launched == wanted, name + ": all were launched");
+    expect(differences.read() == std::vector<int>{0}, name + ": the same bits as alone");
+  }
+  printf("chains, dim %d, %d: %d passed, %d failed\n", dim, dim_v, passed, failed);
+  return failed != 0;
+}
+
 // What a launch wrote, as one number (FNV-1a).
 uint64_t digest(const Launchable& l) {
   uint64_t hash = 0xCBF29CE484222325;
@@ -487,6 +589,7 @@ int main(int count, char** arguments) {
     start("ragged ", check_ragged, kDims[i]);
     start("reruns ", check_reruns, kDims[i]);
     start("digests ", check_digests, kDims[i]);
+    start("chains ", check_chains, kDims[i]);
     for (int rule = 0; rule < 4; ++rule) {
       const int dim = kDims[i][0], dim_v = kDims[i][1];
       start_group("lengths " + std::to_string(dim) + ", " + std::to_string(dim_v),
