@@ -38,8 +38,11 @@ class Model:
 
 MODELS = (
     Model("llama-3 64/8 d128", 64, 8, 128, 4, 2048),
-    Model("llama-3 64/8 d128", 64, 8, 128, 1, 8192),
-    Model("deepseek 128 d192/128", 128, 128, 192, 1, 4096, dim_v=128),
+    *(Model("llama-3 64/8 d128", 64, 8, 128, 1, rows) for rows in (2048, 4096, 8192, 16384)),
+    *(
+        Model("deepseek 128 d192/128", 128, 128, 192, 1, rows, dim_v=128)
+        for rows in (2048, 4096, 8192)
+    ),
     Model("gpt-oss 64/8 d64 window 128", 64, 8, 64, 2, 4096, window=128),
     Model("gpt-oss 64/8 d64", 64, 8, 64, 2, 4096),
     Model("bert 16 d64", 16, 16, 64, 32, 512, causal=False),
