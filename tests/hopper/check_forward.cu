@@ -225,7 +225,14 @@ int check_ragged(int dim, int dim_v, int step) {
   return failed != 0;
 }
 
-__global__ void count_differences(const uint16_t* a, const uint16_t* b, size_t n, int* count) {
+// A kernel that lets the next one begin at once, and then takes its time.
+__device__ void dawdle() {
+  let_next_begin();
+  for (int i = 0; i < 20; ++i) __nanosleep(1000);
+}
+__global__ void count_differences(const uint16_t* a, const uint16_t* b, size_t n, int* count,
+                                  bool slowly = false) {
+  if (slowly) dawdle();
   const size_t step = size_t{gridDim.x} * blockDim.x;
   for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += step)
     if (a[i] != b[i]) atomicAdd(count, 1);
@@ -284,11 +291,6 @@ struct Link {
   }
 };
 
-// Kernels that let the next one begin at once, and then take their time.
-__device__ void dawdle() {
-  let_next_begin();
-  for (int i = 0; i < 20; ++i) __nanosleep(1000);
-}
 struct Copy {
   char* to;
   const char* from;
@@ -309,12 +311,6 @@ __global__ void bring(Copies copies) {
     for (size_t i = (size_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8; i < c.bytes; i += step)
       *reinterpret_cast<uint64_t*>(c.to + i) = *reinterpret_cast<const uint64_t*>(c.from + i);
 }
-__global__ void compare(const uint16_t* a, const uint16_t* b, size_t n, int* differences) {
-  dawdle();
-  const size_t step = size_t{gridDim.x} * blockDim.x;
-  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += step)
-    if (a[i] != b[i]) atomicAdd(differences, 1);
-}
 
 // A launch begins while the kernel before it runs: it must take nothing that this one still writes,
 // and write nothing that this one still reads. So what it works on changes right before it, or what
@@ -334,10 +330,12 @@ int check_chains(int dim, int dim_v, int step) {
                           copy(link.told, l.told)});
     };
     const auto look = [&](const Link& l) {
-      compare<<<16, 256>>>(link.l.o.data, l.l.o.data, l.l.o.size, differences.data);
-      compare<<<1, 256>>>(reinterpret_cast<const uint16_t*>(link.l.lse.data),
-                          reinterpret_cast<const uint16_t*>(l.l.lse.data), l.l.lse.size * 2,
-                          differences.data);
+      const auto halves = [](const Buffer<float>& x) {
+        return reinterpret_cast<const uint16_t*>(x.data);
+      };
+      count_differences<<<16, 256>>>(link.l.o.data, l.l.o.data, l.l.o.size, differences.data, true);
+      count_differences<<<1, 256>>>(halves(link.l.lse), halves(l.l.lse), l.l.lse.size * 2,
+                                    differences.data, true);
     };
     int launched = forward(link.l.f, nullptr).code == 0, wanted = 1;
     for (int i = 0; i < std::max(1, 100 / step); ++i) {
