@@ -81,7 +81,7 @@ struct Kernel {
       const int length = s.draft.blocks.end - s.draft.blocks.begin;
       return length <= 1 || number + kLateRounds * blocks < certain;
     }
-    // Before the first claim. The kernel before may be this one, captured, with the same number.
+    // Before the first claim: until then the counter's memory is the kernel's before.
     TEA_DEVICE void enter(Claims& claims) {
       wait_for_kernel_before();
       claims.enter(p.launch);
