@@ -296,7 +296,7 @@ ROWS = {
         tool: functools.partial(Suite.sanitize, tool=tool)
         for tool in ("memcheck", "initcheck", "synccheck")
     },
-    "hopper-words": lambda s: last(s.run([s.program("tests/hopper/hopper_words")], 60)),
+    "hopper-primitives": lambda s: last(s.run([s.program("tests/hopper/hopper_primitives")], 60)),
 }
 
 

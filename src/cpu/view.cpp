@@ -13,9 +13,9 @@ namespace tea::cpu {
 
 View::View(const Problem& problem, const Run& r) : p(problem), run(r), size(r.size), rng{} {
   std::memcpy(origin, r.origin_device ? r.origin_device : r.origin, sizeof origin);
-  bool sane = true;
-  for (int64_t& from : origin) from = clamp_origin(from, &sane);
-  if (!sane) report(TEA_STATUS_BAD_ORIGIN);
+  bool valid = true;
+  for (int64_t& from : origin) from = clamp_origin(from, &valid);
+  if (!valid) report(TEA_STATUS_BAD_ORIGIN);
   if (!p.drops()) return;
   const auto* state = run.as<const int64_t>(TEA_RNG_STATE);
   rng = {static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1])};
@@ -27,7 +27,7 @@ void View::report(int32_t bit) const {
 }
 
 Sequence View::checked(Sequence s) const {
-  if (!s.sane) report(TEA_STATUS_BAD_LENGTHS);
+  if (!s.valid) report(TEA_STATUS_BAD_LENGTHS);
   return s;
 }
 
@@ -88,10 +88,10 @@ int64_t View::offset(const RowsOf& of, const RowAt& at) const {
   const int64_t in_head = at.h * of.stride.head;
   if (of.form == TEA_RAGGED) return (at.sequence.start + at.i) * of.stride.seq + in_head;
   if (of.form != TEA_PAGED) return at.b * of.stride.batch + at.i * of.stride.seq + in_head;
-  bool sane = true;
+  bool valid = true;
   const int32_t entry = of.table[at.b * of.table_stride + at.i / of.page_size];
-  const int64_t page = clamp_page(entry, of.pages, &sane);
-  if (!sane) report(TEA_STATUS_BAD_PAGE);
+  const int64_t page = clamp_page(entry, of.pages, &valid);
+  if (!valid) report(TEA_STATUS_BAD_PAGE);
   return page * of.stride.batch + at.i % of.page_size * of.stride.seq + in_head;
 }
 

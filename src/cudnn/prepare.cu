@@ -36,7 +36,7 @@ __device__ void prepare_side(const Prepare& p, const PrepareSide& s) {
   for (int64_t b = first(); b <= p.graph_batch; b += step()) {
     const bool given = b < p.batch;
     const Sequence at = given ? sequence_of(s.side, b) : Sequence{s.side.tokens, 0, true};
-    if (!at.sane) report(p.status, TEA_STATUS_BAD_LENGTHS);
+    if (!at.valid) report(p.status, TEA_STATUS_BAD_LENGTHS);
     if (s.lengths && b < p.graph_batch) s.lengths[b] = static_cast<int32_t>(at.length);
     for (const Starts& starts : s.starts)
       if (starts.out) starts.out[b] = at.start * starts.stride;
@@ -48,11 +48,11 @@ __device__ void prepare_table(const Prepare& p, const PrepareTable& t) {
   if (!t.in) return;
   for (int64_t i = first(); i < p.graph_batch * p.columns; i += step()) {
     const int64_t b = i / p.columns, column = i % p.columns;
-    bool sane = true;
+    bool valid = true;
     const bool read = b < p.batch && column < p.given_columns &&
                       column * p.page_size < sequence_of(p.kv.side, b).length;
-    const int64_t page = read ? clamp_page(t.in[b * t.stride + column], t.pages, &sane) : 0;
-    if (!sane) report(p.status, TEA_STATUS_BAD_PAGE);
+    const int64_t page = read ? clamp_page(t.in[b * t.stride + column], t.pages, &valid) : 0;
+    if (!valid) report(p.status, TEA_STATUS_BAD_PAGE);
     t.out[i] = static_cast<int32_t>(page);
   }
 }

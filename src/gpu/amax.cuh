@@ -1,11 +1,11 @@
-// The largest magnitude that a tensor had, in memory: the one rule by which every kernel raises it.
+// The amax of FP8 tensors in memory: the one rule by which every kernel updates it.
 #pragma once
 #include "gpu/ptx.cuh"
 
 namespace tea {
 
-// Raises an amax, in memory, to a value of at least 0. NaN is passed over, as fmax does: a new one,
-// and one that is there already.
+// Raises an amax in memory to a value that is at least 0. A NaN is ignored as in fmax(), whether it
+// is the value or is stored in memory.
 TEA_DEVICE void raise_amax(float* amax, float value) {
   auto* const word = reinterpret_cast<int*>(amax);
   int seen = *static_cast<volatile int*>(word);

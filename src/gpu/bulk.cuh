@@ -1,12 +1,12 @@
-// Words over PTX for what the copy engine brings and takes: barriers on which loads complete, plain
-// runs of bytes between global and shared memory, and the fence before it reads. From sm_90 on.
+// PTX wrappers for sm_90 and later: mbarriers, bulk copies of contiguous bytes between global and
+// shared memory, and the fence of the async proxy.
 #pragma once
 #include "gpu/ptx.cuh"
 
 namespace tea {
 
-// In a build for tests (TEA_PERTURB), now and then sleeps up to a microsecond: called wherever
-// another role may overtake, so that a missing wait shows as a wrong result.
+// In a test build (TEA_PERTURB), sleeps up to a microsecond at random. Called wherever another warp
+// may overtake this one, so that a missing wait shows as a wrong result.
 TEA_DEVICE void perturb() {
 #if TEA_PERTURB
   uint32_t now;
@@ -16,8 +16,8 @@ TEA_DEVICE void perturb() {
 #endif
 }
 
-// An mbarrier. A wait names the parity of the phase it waits for: a fresh barrier is in phase 0,
-// and the phase before it counts as done.
+// An mbarrier. A wait names the parity of the phase that must have completed. A new barrier is in
+// phase 0, and the phase before it counts as complete.
 struct alignas(8) Barrier {
   uint64_t state;
 };
@@ -26,16 +26,16 @@ TEA_DEVICE void init(Barrier& b, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(&b)), "r"(arrivals)
                : "memory");
 }
-// After init, before another block or the copy engine uses the barriers.
-TEA_DEVICE void publish_barriers() {
+// Required after init() and before another CTA or TMA uses the barriers.
+TEA_DEVICE void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 }
 TEA_DEVICE void arrive(Barrier& b) {
   perturb();
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(&b)) : "memory");
 }
-// Arrives, and holds the phase open until the copy engine has brought this many bytes.
-TEA_DEVICE void arrive_expecting(Barrier& b, uint32_t transaction_bytes) {
+// Arrives, and keeps the phase open until this many bytes have been copied.
+TEA_DEVICE void arrive_and_expect_tx(Barrier& b, uint32_t transaction_bytes) {
   perturb();
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(&b)),
                "r"(transaction_bytes)
@@ -57,28 +57,28 @@ TEA_DEVICE void wait(Barrier& b, uint32_t parity) {
   }
 }
 
-// Ordinary writes to shared memory become visible to the copy engine and the matrix units.
-TEA_DEVICE void fence_shared_to_async() {
+// Makes ordinary writes to shared memory visible to TMA and wgmma.
+TEA_DEVICE void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-// Plain runs; addresses and sizes are multiples of 16 bytes.
-TEA_DEVICE void load_run(void* to, const void* from, uint32_t size, Barrier& b) {
+// Addresses and sizes are multiples of 16 bytes.
+TEA_DEVICE void bulk_load(void* to, const void* from, uint32_t size, Barrier& b) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
       "[%3];\n" ::"r"(shared_address(to)),
       "l"(from), "r"(size), "r"(shared_address(&b))
       : "memory");
 }
-TEA_DEVICE void store_run(void* to, const void* from, uint32_t size) {
+TEA_DEVICE void bulk_store(void* to, const void* from, uint32_t size) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to),
                "r"(shared_address(from)), "r"(size)
                : "memory");
 }
-TEA_DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
-// At most kPending groups still read shared memory.
+TEA_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
+// Waits until at most kPending bulk groups still read shared memory.
 template <int kPending>
-TEA_DEVICE void wait_stores_read() {
+TEA_DEVICE void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
 }
 

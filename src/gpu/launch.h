@@ -1,5 +1,5 @@
-// How kernels are launched: on a stream of the current device, without a synchronisation, with
-// errors under the kernel's name.
+// Kernel launches on a stream of the current device, without synchronisation. Errors name the
+// kernel.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -12,11 +12,11 @@ namespace tea {
 
 inline void require(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return;
-  cudaGetLastError();  // or the next launch in this thread, whose ever it is, reports it again
+  cudaGetLastError();  // clears it; otherwise the next launch of this thread would report it again
   throw Error(TEA_FAILED, std::string(what) + ": " + cudaGetErrorString(code));
 }
 
-inline constexpr int kBlock = 256;  // threads, where a kernel asks for no other number
+inline constexpr int kBlock = 256;  // threads per CTA unless a kernel specifies another number
 
 struct Launch {
   const char* name;  // of the kernel
@@ -34,8 +34,8 @@ void launch(const Launch& how, void (*kernel)(Parameters...), cudaStream_t strea
           how.name);
 }
 
-// More shared memory than a kernel has by default, asked for once for each device, which is legal
-// while a graph is being captured. `allowed` belongs to the kernel.
+// Allows a kernel more shared memory than the default, once for each device. This is legal during
+// graph capture. `allowed` belongs to the kernel.
 template <class Parameters>
 void allow_shared(const Launch& how, void (*kernel)(Parameters), OncePerDevice& allowed) {
   int device = 0;

@@ -1,4 +1,4 @@
-// What is done once for each device, from any thread.
+// Actions that are needed once for each device, from any thread.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -7,12 +7,12 @@ namespace tea {
 
 class OncePerDevice {
  public:
-  // False where it has never been done, and for devices from number 64 on, which are not
-  // remembered. Threads can be first together: what is done may be done again.
+  // False until mark(), and always for devices from number 64 on. Threads may race: the action must
+  // be repeatable.
   bool done(int device) const { return done_.load(std::memory_order_acquire) & bit(device); }
   void mark(int device) { done_.fetch_or(bit(device), std::memory_order_release); }
 
-  // Unless done, calls `action` and, if it returns, remembers that.
+  // Calls `action` unless done, and marks it as done if it does not throw.
   template <class Action>
   void run(int device, Action&& action) {
     if (done(device)) return;

@@ -1,4 +1,4 @@
-// Threads among each other, and constants: what the kernels of every engine say alike.
+// Lane and warp indices, reductions over a quad, and constants.
 #pragma once
 #include "gpu/ptx.cuh"
 
@@ -10,7 +10,7 @@ inline constexpr float kMinusInfinity = -__builtin_huge_valf();
 TEA_DEVICE int lane() { return static_cast<int>(threadIdx.x) % 32; }
 TEA_DEVICE int warp() { return static_cast<int>(threadIdx.x) / 32; }
 
-// Over the four lanes that hold a row of an accumulator between them.
+// Reductions over a quad: the four lanes that share a row of an mma accumulator.
 TEA_DEVICE float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));

@@ -1,42 +1,45 @@
-// From Problem and Run to what a launch needs, and what the copy engine and the kernels cannot do.
+// The Hopper engine: translates Problem and Run into the arguments of a launch, and refuses what
+// TMA and the kernels cannot do.
 #include "hopper/engine.h"
 
 #include <cstring>
 
 #include "core/driver.h"
 #include "core/error.h"
-#include "hopper/forward.h"
+#include "hopper/forward/config.h"
+#include "hopper/forward/forward.h"
 
 namespace tea::hopper {
 namespace {
 
 constexpr uint64_t kCounterBytes = 256;  // more than needed, and the workspace stays aligned
-static_assert(kCounterBytes >= kClaimsBytes);
-constexpr int kFewRows = 64;  // less than one consumer's share of a tile
+static_assert(kCounterBytes >= kTileCounterBytes);
+constexpr int kFewRows = 64;  // the rows of one consumer warpgroup
 
-bool tiles_differ(const Problem& p) {
+// Whether needs_tile_counter() may hold for some extents of the problem.
+bool may_need_tile_counter(const Problem& p) {
   return p.q_form || p.kv_form || p.causal || p.window_left || p.window_right ||
-         has_high_tiles(p.dim_qk, p.v_dim());
+         kTiles[find_tile(p.dim_qk, p.v_dim())].block_m() > 128;
 }
 
 // ------------------------------------------------------------------------------------------ run
 
 int32_t narrow(int64_t rows, const char* what) {
-  if (rows > kMaxRows)
+  if (rows > kMaxSeqlen)
     throw Error(TEA_UNSUPPORTED, std::string(what) + " is " + shown(rows) +
-                                     "; hopper needs at most " + shown(kMaxRows));
+                                     "; hopper needs at most " + shown(kMaxSeqlen));
   return static_cast<int32_t>(rows);
 }
 
-Strided strided(void* data, const tea_strides& s) { return {data, s.batch, s.head, s.seq}; }
+StridedTensor strided(void* data, const tea_strides& s) { return {data, s.batch, s.head, s.seq}; }
 
-Sequences queries(const Problem& p, const Run& run) {
+SequenceLayout queries(const Problem& p, const Run& run) {
   const bool gaps = p.gaps && p.q_form == TEA_RAGGED;
   return {static_cast<Form>(p.q_form), narrow(run.size.max_q, "the longest query sequence"),
           narrow(run.size.tokens_q, "run.tokens_q"), run.as<const int32_t>(TEA_CU_SEQLENS_Q),
           gaps ? run.as<const int32_t>(TEA_OFFSETS_Q) : nullptr};
 }
-Sequences keys(const Problem& p, const Run& run) {
+SequenceLayout keys(const Problem& p, const Run& run) {
   const bool gaps = p.gaps && p.kv_form == TEA_RAGGED;
   return {static_cast<Form>(p.kv_form), narrow(run.size.max_kv, "the longest key sequence"),
           narrow(run.size.tokens_kv, "run.tokens_kv"), run.as<const int32_t>(TEA_CU_SEQLENS_KV),
@@ -46,9 +49,9 @@ static_assert(+TEA_DENSE == static_cast<int>(Form::kDense) &&
               +TEA_PADDED == static_cast<int>(Form::kPadded) &&
               +TEA_RAGGED == static_cast<int>(Form::kRagged));
 
-General general(const Problem& p, const Run& run) {
+ScoreModArguments score_mod(const Problem& p, const Run& run) {
   const tea_bias_strides& s = run.size.bias;
-  General g = {};
+  ScoreModArguments g = {};
   if (p.bias) g.bias = run.tensor[TEA_BIAS];
   g.bias_batch = s.batch, g.bias_head = s.head, g.bias_row = s.row, g.bias_col = s.col;
   g.bias_is_fp32 = p.bias_type() == TEA_FP32;
@@ -61,11 +64,11 @@ General general(const Problem& p, const Run& run) {
   return g;
 }
 
-Forward describe(const Problem& p, const Run& run) {
+ForwardArguments make_arguments(const Problem& p, const Run& run) {
   const Geometry& size = run.size;
-  Forward f = {};
-  // A side without rows may have no memory. Nothing of it is read, but the copy engine refuses to
-  // describe boxes at NULL.
+  ForwardArguments f = {};
+  // Empty tensors may be NULL. Nothing of them is read, but a tensor map cannot be encoded for
+  // NULL.
   const auto memory = [&](tea_tensor t, tea_tensor other) {
     return run.tensor[run.tensor[t] ? t : other];
   };
@@ -87,7 +90,7 @@ Forward describe(const Problem& p, const Run& run) {
   f.batch = narrow(size.batch, "the batch");
   f.heads = p.heads_q, f.heads_kv = p.heads_kv, f.dim = p.dim_qk, f.dim_v = p.v_dim();
   f.scale = static_cast<float>(p.scale_value());
-  f.general = general(p, run);
+  f.score_mod = score_mod(p, run);
   return f;
 }
 
@@ -97,9 +100,9 @@ struct Hopper : Executable {
   Hopper(const Problem& p, int index) : problem(p), device(index) {}
 
   void forward(const Run& run) const override {
-    if (!run.tensor[TEA_Q]) return;  // no row, nothing to write
+    if (!run.tensor[TEA_Q]) return;  // no query row
     const driver::OnDevice current(device);
-    const Outcome outcome = hopper::forward(describe(problem, run), run.stream);
+    const Outcome outcome = hopper::forward(make_arguments(problem, run), run.stream);
     if (outcome.code)
       throw Error(TEA_FAILED, "hopper: " + std::string(outcome.what) + ": " + outcome.text);
   }
@@ -110,7 +113,7 @@ struct Hopper : Executable {
 
 // ----------------------------------------------------------------------------------------- plan
 
-// What the copy engine can address: the first stride that it cannot, as text; empty: all are fine.
+// The first stride that TMA cannot address, as text; empty if there is none.
 std::string bad_stride(const Problem& p) {
   const Geometry size = default_geometry(p);
   const struct {
@@ -130,13 +133,13 @@ std::string bad_stride(const Problem& p) {
 Attempt plan(const Problem& p, const Device& device) {
   TEA_REFUSE_IF(device.is_host(), "device is the host; it runs on GPUs of compute capability 9.0");
   TEA_REFUSE_IF(device.sm != 90, "compute capability is " + shown(device.sm) + " tenths; needs 90");
-  TEA_REFUSE_IF(
-      forward_row(p.dim_qk, p.v_dim()) < 0,
-      "dim_qk is " + shown(p.dim_qk) + " and dim_v " + shown(p.v_dim()) + "; needs at most 256");
+  TEA_REFUSE_IF(find_tile(p.dim_qk, p.v_dim()) < 0, "dim_qk is " + shown(p.dim_qk) + " and dim_v " +
+                                                        shown(p.v_dim()) + "; needs at most 256");
   TEA_REFUSE_IF(p.alignment && p.alignment < 16,
                 "alignment is " + shown(p.alignment) + "; needs 16 or more");
-  TEA_REFUSE_IF(p.seqlen_q > kMaxRows, "seqlen_q is " + shown(p.seqlen_q) + "; needs at most 2^30");
-  TEA_REFUSE_IF(p.seqlen_kv > kMaxRows,
+  TEA_REFUSE_IF(p.seqlen_q > kMaxSeqlen,
+                "seqlen_q is " + shown(p.seqlen_q) + "; needs at most 2^30");
+  TEA_REFUSE_IF(p.seqlen_kv > kMaxSeqlen,
                 "seqlen_kv is " + shown(p.seqlen_kv) + "; needs at most 2^30");
   const std::string stride = bad_stride(p);
   TEA_REFUSE_IF(!stride.empty(), stride);
@@ -148,7 +151,7 @@ Attempt plan(const Problem& p, const Device& device) {
 
 uint64_t workspace(const Problem& p, const Geometry& size) {
   const bool sixteen_bits = p.dtype == TEA_FP16 || p.dtype == TEA_BF16;
-  return sixteen_bits && size.batch && tiles_differ(p) ? kCounterBytes : 0;
+  return sixteen_bits && size.batch && may_need_tile_counter(p) ? kCounterBytes : 0;
 }
 
 }  // namespace tea::hopper

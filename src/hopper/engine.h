@@ -1,5 +1,5 @@
-// The engine of GPUs with compute capability 9.0: the forward pass of forward.h for 16-bit types.
-// Plans that train go back by another engine (core/registry.cpp). No pages and no fp8.
+// The engine for GPUs of compute capability 9.0: the forward pass for 16-bit types, without paged
+// KV and FP8. Another engine runs the backward pass of plans for training.
 #pragma once
 #include "core/engine.h"
 

@@ -1,5 +1,5 @@
-// Tensor maps on the host: what a kernel's copy engine needs to know of a tensor in global memory.
-// The driver encodes them; its entry is looked up at run time, so that nothing links libcuda.
+// Encodes tensor maps on the host. The driver's function is looked up at run time, so that nothing
+// links libcuda.
 #pragma once
 #include <cstdint>
 
@@ -8,9 +8,9 @@
 
 namespace tea::hopper {
 
-// Dimensions innermost first; the innermost is contiguous. Strides in bytes, multiples of 16 below
-// 2^40, in any order; box: elements that one load brings, at most 256 a dimension, and innermost at
-// most the swizzle's bytes.
+// Dimensions are listed innermost first, and the innermost is contiguous. Strides are in bytes,
+// multiples of 16 below 2^40, in any order. The box is what one TMA instruction copies: at most 256
+// elements in each dimension, and at most the swizzle's width in bytes in the innermost.
 struct MapShape {
   Type type;
   Swizzle swizzle;
@@ -20,7 +20,8 @@ struct MapShape {
   uint32_t box[5];
 };
 
-// Returns the driver's code, zero for success: base must be a multiple of 16, extents not zero.
+// Returns the driver's code, 0 for success. `base` must be a multiple of 16, and no extent may be
+// 0.
 int encode(TensorMap* map, const void* base, const MapShape& shape);
 
 }  // namespace tea::hopper

@@ -1,5 +1,5 @@
-// Which columns a row attends to. Causal masks, windows and their alignment are one thing: a band
-// of allowed differences column - row.
+// The columns that a row attends to. Causal masks, windows and their alignment are all expressed as
+// a band: a range of allowed differences column - row.
 #pragma once
 #include <cstdint>
 
@@ -20,10 +20,10 @@ struct Band {
 // overflow.
 inline constexpr int64_t kMaxOrigin = int64_t{1} << 40;
 
-// An origin from device memory, which nobody has checked; *sane turns false where it was nonsense.
-TEA_HOST_DEVICE int64_t clamp_origin(int64_t origin, bool* sane) {
+// An origin from device memory, clamped to the valid range; *valid becomes false if it was outside.
+TEA_HOST_DEVICE int64_t clamp_origin(int64_t origin, bool* valid) {
   if (origin >= 0 && origin <= kMaxOrigin) return origin;
-  *sane = false;
+  *valid = false;
   return origin < 0 ? 0 : kMaxOrigin;
 }
 
@@ -37,18 +37,19 @@ struct MaskRule {
   int64_t window_left, window_right;
 };
 
-// The shift of the diagonal: zero, or what puts it in the bottom right corner of the actual
+// The diagonal's column - row: 0, or for bottom-right alignment the difference of the actual
 // lengths.
 TEA_HOST_DEVICE int64_t diagonal(int32_t bottom_right, int64_t length_q, int64_t length_kv) {
   return bottom_right ? length_kv - length_q : 0;
 }
 
-// A bound in the encoding of a Problem; larger ones than any length would only overflow.
+// Decodes a bound of a Problem. Bounds beyond any length become unbounded, so that sums with them
+// cannot overflow.
 TEA_HOST_DEVICE int64_t window_bound(int64_t encoded) {
   return encoded && encoded - 1 < kUnbounded ? encoded - 1 : kUnbounded;
 }
 
-// origin_row, origin_col: where this shard's row 0 and column 0 lie in the global sequence.
+// origin_row, origin_col: the position of this shard's row 0 and column 0 in the global sequence.
 TEA_HOST_DEVICE Band band(const MaskRule& rule, int64_t delta, int64_t origin_row,
                           int64_t origin_col) {
   const int64_t shift = delta + origin_row - origin_col;

@@ -191,7 +191,7 @@ struct GradUpdates : Updates {
 struct Cut {
   int64_t begin = 0, chunk = -1, first = 0, second = 0;  // chunk -1: nonsense
 
-  TEA_HOST_DEVICE bool sane() const { return chunk >= 0; }
+  TEA_HOST_DEVICE bool valid() const { return chunk >= 0; }
   TEA_HOST_DEVICE bool holds(int64_t local) const {
     return local >= begin && local - begin < 2 * chunk;
   }
@@ -223,7 +223,7 @@ struct PartitionElements : Elementwise {
   tea_cp_partition a;
 
   TEA_HOST_DEVICE void check(int64_t i) const {
-    if (!cut_of(a, a.rank, i).sane()) report(a.status, TEA_STATUS_BAD_LENGTHS);
+    if (!cut_of(a, a.rank, i).valid()) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
   using Cursor = Cut;
   struct Slot {
@@ -250,7 +250,7 @@ struct OrderMoves : Moves {
   bool to_rank_order;
 
   TEA_HOST_DEVICE void check(int64_t i) const {
-    if (!cut_of(a, 0, i).sane()) report(a.status, TEA_STATUS_BAD_LENGTHS);
+    if (!cut_of(a, 0, i).valid()) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
   TEA_HOST_DEVICE Move at(int64_t i) const {
     const int64_t each = quotient(a.tokens, a.world), rank = quotient(i, each);
@@ -271,11 +271,11 @@ struct ValidMoves : Moves {
     const int64_t start = a.cu_seqlens_padded[i], space = a.cu_seqlens_padded[i + 1] - start;
     const int64_t length = int64_t{a.cu_seqlens[i + 1]} - a.cu_seqlens[i];
     const int64_t most = space < a.tokens - start ? space : a.tokens - start;
-    const bool sane = start >= 0 && length >= 0 && length <= most;
-    return {start, start < 0 ? 0 : length < most ? length : most, sane};
+    const bool valid = start >= 0 && length >= 0 && length <= most;
+    return {start, start < 0 ? 0 : length < most ? length : most, valid};
   }
   TEA_HOST_DEVICE void check(int64_t i) const {
-    if (!sequence(i).sane) report(a.status, TEA_STATUS_BAD_LENGTHS);
+    if (!sequence(i).valid) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
   TEA_HOST_DEVICE Move at(int64_t i) const {
     const int64_t n = find_sequence(a.cu_seqlens_padded, a.batch, i);

@@ -56,18 +56,18 @@ __global__ void __launch_bounds__(kScan)
   for (int64_t tile = blockIdx.x * kTile; tile < places.count(); tile += gridDim.x * kTile) {
     const int64_t first = tile + int64_t{threadIdx.x} * kEach;
     int64_t sum[kEach], total = 0;
-    bool sane = true;
+    bool valid = true;
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       const int64_t length = first + k < places.count() ? lengths[places.at(first + k) - 1] : 0;
-      sane &= length >= 0;
+      valid &= length >= 0;
       sum[k] = (k ? sum[k - 1] : 0) + (length > 0 ? length : 0);
     }
     const int64_t own = sum[kEach - 1], base = before + scanned<kScan>(own, &total) - own;
 #pragma unroll
     for (int k = 0; k < kEach; ++k)
       if (first + k < places.count()) cu_seqlens[places.at(first + k)] = saturated(base + sum[k]);
-    if (!sane || base + own > kMost) report(status, TEA_STATUS_BAD_LENGTHS);
+    if (!valid || base + own > kMost) report(status, TEA_STATUS_BAD_LENGTHS);
     before += total;
   }
 }
@@ -149,7 +149,7 @@ __device__ int32_t as_own(int64_t sum) { return static_cast<int32_t>(kNothing - 
 // Writes `value` to sum 0 and to the chosen ones, which the next kernel waits for.
 __global__ void __launch_bounds__(kBlock)
     clear_sums(int32_t* cu_seqlens, const Places places, int32_t value) {
-  let_next_begin();
+  launch_dependent_grids();
   if (thread_index() == 0) cu_seqlens[0] = value;
   for (int64_t i = thread_index(); i < places.count(); i += thread_count())
     cu_seqlens[places.at(i)] = value;
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kBlock) sum_marks(const tea_cu_seqlens a, cons
   int64_t total;
   const int i = threadIdx.x;
   const int64_t sum = scanned<kBlock>(i < count ? tokens[i] : 0, &total);
-  wait_for_kernel_before();
+  wait_on_dependent_grids();
   if (threadIdx.x == 0 && tile > 0) *tiles.last_sum(a, tile) = as_own(total);
   const int64_t before = sum_before(a, tiles, tile);
   if (threadIdx.x == 0) *tiles.last_sum(a, tile) = saturated(before + total);
@@ -242,14 +242,14 @@ __global__ void __launch_bounds__(kBlock) count_marks(const tea_cu_seqlens a, co
     int64_t tokens = sum_over({5}, marked_between(mask + begin, mask + end, lane, kWarp));
     if (lane) continue;
     if (!a.mask_marks_tokens) tokens = end - begin - tokens;
-    wait_for_kernel_before();
+    wait_on_dependent_grids();
     if (a.seqlen <= kMost)
       atomicAdd(counts + row, static_cast<int32_t>(tokens));
     else
       add_saturating(counts + row, tokens);
     __threadfence();
   }
-  wait_for_kernel_before();
+  wait_on_dependent_grids();
   __syncthreads();
   if (threadIdx.x == 0) is_last = atomicAdd(a.cu_seqlens, 1) == static_cast<int32_t>(gridDim.x - 1);
   __syncthreads();
@@ -282,11 +282,11 @@ void sum_masks(const tea_cu_seqlens& a, const Place& place) {
          is_short ? kNothing : 0);
   if (is_short) {
     const dim3 grid(static_cast<unsigned>(tiles.count(a.batch)));
-    return launch_early({"sum_marks", grid}, sum_marks, place, a, tiles);
+    return launch_dependent({"sum_marks", grid}, sum_marks, place, a, tiles);
   }
   const Pieces pieces = {kPiece, (a.seqlen + kPiece - 1) / kPiece};
-  launch_early({"count_marks", blocks_for(a.batch * pieces.of_row * kWarp)}, count_marks, place, a,
-               pieces);
+  launch_dependent({"count_marks", blocks_for(a.batch * pieces.of_row * kWarp)}, count_marks, place,
+                   a, pieces);
 }
 
 void sum_lengths(const tea_cu_seqlens& a, const Place& place) {

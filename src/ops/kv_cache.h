@@ -13,7 +13,7 @@ void append_kv(const tea_kv_append& args, const Place& place);
 struct Appended {
   Sequence added;       // rows of the new tensors
   int64_t first, room;  // where they go, and how many fit; 0 room where the metadata is nonsense
-  bool sane;
+  bool valid;
 };
 
 TEA_HOST_DEVICE int64_t table_width(const tea_kv_append& a) {
@@ -32,7 +32,7 @@ TEA_HOST_DEVICE Appended appended(const tea_kv_append& a, int64_t n) {
                              : padded_sequence(a.cu_new, n, rows);
   const int64_t first = tokens_before(a, n), left = table_width(a) * a.page_size - first;
   const int64_t room = first < 0 || left < 0 ? 0 : left;
-  return {added, first, room, added.sane && first >= 0 && added.length <= room};
+  return {added, first, room, added.valid && first >= 0 && added.length <= room};
 }
 
 // The new tokens of K, or of V.
@@ -42,7 +42,7 @@ struct AppendMoves : Moves {
   int64_t runs;  // of a row
 
   TEA_HOST_DEVICE void check(int64_t n) const {
-    if (!appended(a, n).sane) report(a.status, TEA_STATUS_BAD_LENGTHS);
+    if (!appended(a, n).valid) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
   TEA_HOST_DEVICE Move at(int64_t i) const {
     const int64_t row = quotient(i, runs), run = i - row * runs;

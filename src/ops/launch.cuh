@@ -4,7 +4,7 @@
 #include <bit>
 
 #include "core/driver.h"
-#include "gpu/early.cuh"
+#include "gpu/dependent_launch.cuh"
 #include "gpu/launch.h"
 #include "ops/args.h"
 
@@ -31,18 +31,18 @@ void launch(const Launch& how, void (*kernel)(Parameters...), const Place& place
 }
 
 // The same, but the kernel may begin while the one before it on the stream still runs: see
-// gpu/early.cuh.
+// gpu/dependent_launch.cuh.
 template <class... Parameters>
-void launch_early(const Launch& how, void (*kernel)(Parameters...), const Place& place,
-                  Parameters... arguments) {
+void launch_dependent(const Launch& how, void (*kernel)(Parameters...), const Place& place,
+                      Parameters... arguments) {
   const driver::OnDevice here(place.device);
   void* addresses[] = {static_cast<void*>(&arguments)...};
   cudaLaunchConfig_t config{};
   config.gridDim = how.grid, config.blockDim = how.block;
   config.dynamicSmemBytes = static_cast<size_t>(how.shared);
   config.stream = static_cast<cudaStream_t>(place.stream);
-  require(launch_early(reinterpret_cast<const void*>(kernel), config, addresses,
-                       device_at(place.device).sm >= 90),
+  require(launch_dependent(reinterpret_cast<const void*>(kernel), config, addresses,
+                           device_at(place.device).sm >= 90),
           how.name);
 }
 

@@ -75,7 +75,7 @@ __device__ __forceinline__ void make_moves(const Rule& rule, const Group& g) {
 template <class Rule>
 __global__ void __launch_bounds__(kBlock) move_bytes(const Rule rule, const Group g) {
   make_moves(rule, g);
-  wait_for_kernel_before();  // whose end this one's is to tell
+  wait_on_dependent_grids();  // whose end this one's is to tell
 }
 
 // Of K and of V at once.
@@ -158,7 +158,7 @@ constexpr int kOfTile = 32;  // rows of a block
 // A block lists the sequences that reach its rows, marks those rows, then zeroes the others. All
 // sequences are looked at, for offsets need not ascend.
 __global__ void __launch_bounds__(kBlock) zero_gaps(const ThdMoves m, const Group g) {
-  let_next_begin();
+  launch_dependent_grids();
   __shared__ int2 span[kBlock];  // of rows of the tile
   __shared__ int spans;
   __shared__ bool reached[kOfTile];
@@ -204,7 +204,7 @@ void run_on_gpu(const Rule& rule, const Place& place, bool beside_last) {
   const Launch how = {"move_bytes",
                       blocks_for(std::max(work.moves * group.team.lanes(), work.checks))};
   if (beside_last)
-    launch_early(how, move_bytes<Rule>, place, work, group);
+    launch_dependent(how, move_bytes<Rule>, place, work, group);
   else
     launch(how, move_bytes<Rule>, place, work, group);
 }

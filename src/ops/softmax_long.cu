@@ -63,23 +63,23 @@ __global__ void __launch_bounds__(kThreads) softmax_long(const __grid_constant__
     if (line < 0) return;
     const int bytes = covered(seen_by(line)), stage = static_cast<int>(step % kStages);
     const int64_t first = line * row_bytes;
-    arrive_expecting(full[stage], kTensors * bytes);
+    arrive_and_expect_tx(full[stage], kTensors * bytes);
     if (bytes) {
-      load_run(stage_of(stage), static_cast<const char*>(a.input) + first, bytes, full[stage]);
+      bulk_load(stage_of(stage), static_cast<const char*>(a.input) + first, bytes, full[stage]);
       if (backward)
-        load_run(stage_of(stage) + p.stage, static_cast<const char*>(a.dout) + first, bytes,
-                 full[stage]);
+        bulk_load(stage_of(stage) + p.stage, static_cast<const char*>(a.dout) + first, bytes,
+                  full[stage]);
     }
     for (int at = bytes; at < row_bytes; at += kZeros)
-      store_run(static_cast<char*>(a.output) + first + at, memory, min(kZeros, row_bytes - at));
+      bulk_store(static_cast<char*>(a.output) + first + at, memory, min(kZeros, row_bytes - at));
   };
 
   for (int i = threadIdx.x; i < kZeros / 16; i += kThreads)
     reinterpret_cast<uint4*>(memory)[i] = uint4{};
-  fence_shared_to_async();
+  fence_proxy_async();
   if (threadIdx.x == 0) {
     for (Barrier& barrier : full) init(barrier, 1);
-    publish_barriers();
+    fence_barrier_init();
   }
   __syncthreads();
   if (threadIdx.x == 0)
@@ -153,19 +153,19 @@ __global__ void __launch_bounds__(kThreads) softmax_long(const __grid_constant__
         x[v] = out;
       });
     }
-    fence_shared_to_async();
+    fence_proxy_async();
     __syncthreads();
     if (threadIdx.x == 0) {
-      if (bytes) store_run(static_cast<char*>(a.output) + line * row_bytes, dy, bytes);
-      commit_stores();
-      wait_stores_read<1>();  // the row before has left its stage
+      if (bytes) bulk_store(static_cast<char*>(a.output) + line * row_bytes, dy, bytes);
+      bulk_commit();
+      bulk_wait_read<1>();  // the row before has left its stage
       request(step + kStages - 1);
     }
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
   if (threadIdx.x == 0) {
-    commit_stores();
-    wait_stores_read<0>();
+    bulk_commit();
+    bulk_wait_read<0>();
   }
 #endif
 }

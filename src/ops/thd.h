@@ -19,7 +19,7 @@ struct ThdMoves : Moves {
     return ragged_sequence(a.cu_seqlens, a.offsets, i, a.seqlen, a.tokens);
   }
   TEA_HOST_DEVICE void check(int64_t i) const {
-    if (!sequence(i).sane) report(a.status, TEA_STATUS_BAD_LENGTHS);
+    if (!sequence(i).valid) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
   TEA_HOST_DEVICE Move at(int64_t i) const {
     const int64_t row = quotient(i, runs), run = i - row * runs;

@@ -230,7 +230,7 @@ struct Kernel {
       for (int n = 0; n < OfScores::kTiles; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          x[m][n][i] = probability(x[m][n][i], k.p.scale_log2, lse2[half_of(i)]);
+          x[m][n][i] = probability(x[m][n][i], k.p.scale_log2, lse2[row_slot(i)]);
     }
     put({shared_address(k.s.p)}, spot, x);
     multiply_tiles<kDtype, kDim / 16, Summed::kAlongRows, Summed::kAlongRows>(
@@ -242,7 +242,7 @@ struct Kernel {
 #pragma unroll
       for (int n = 0; n < OfScores::kTiles; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[m][n][i] *= dp[m][n][i] - delta[half_of(i)];
+        for (int i = 0; i < 4; ++i) x[m][n][i] *= dp[m][n][i] - delta[row_slot(i)];
     }
     if (!all) each_hidden(k, spot, at.first, x, [](float& hidden) { hidden = 0; });
     put({shared_address(k.s.ds)}, spot, x);

@@ -144,8 +144,8 @@ struct Kernel {
       for (int n = 0; n < kTiles; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          x[m][n][i] = probability(x[m][n][i], p.scale_log2, lse2[m][half_of(i)]) *
-                       (dp[m][n][i] - delta[m][half_of(i)]);
+          x[m][n][i] = probability(x[m][n][i], p.scale_log2, lse2[m][row_slot(i)]) *
+                       (dp[m][n][i] - delta[m][row_slot(i)]);
       if (!all) hide(x[m], own_row(m), key);
     }
   }
@@ -157,7 +157,7 @@ struct Kernel {
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (!window[half_of(i)].holds(column_of(n, i))) x[n][i] = 0;
+        if (!window[row_slot(i)].holds(column_of(n, i))) x[n][i] = 0;
   }
   TEA_DEVICE void general_scores(Scores& x, int key, int stage, const Head& rules) const {
     float largest = 0;  // the other pass records it

@@ -62,8 +62,8 @@ TEA_DEVICE void load_floats(float (&x)[8], const Rows& rows, int64_t element) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       x[2 * i] =
-          kHalf ? float_of_half(static_cast<uint16_t>(pair[i])) : __uint_as_float(pair[i] << 16);
-      x[2 * i + 1] = kHalf ? float_of_half(static_cast<uint16_t>(pair[i] >> 16))
+          kHalf ? half_to_float(static_cast<uint16_t>(pair[i])) : __uint_as_float(pair[i] << 16);
+      x[2 * i + 1] = kHalf ? half_to_float(static_cast<uint16_t>(pair[i] >> 16))
                            : __uint_as_float(pair[i] & 0xFFFF0000);
     }
   }

@@ -121,7 +121,7 @@ struct Metadata {
 
 struct Extent {
   int64_t start, length;
-  bool sane;
+  bool valid;
   bool operator==(const Extent&) const = default;
 };
 
@@ -137,12 +137,12 @@ Extent extent(const Form& form, const Metadata& m, const Side& side, int64_t n) 
   const Words& cu = m.words.at(side.cu);
   const int64_t length = int64_t{cu[i + 1]} - cu[i];
   Extent e{0, std::clamp<int64_t>(length, 0, side.capacity), length >= 0};
-  e.sane = e.length == length;
+  e.valid = e.length == length;
   if (!form.ragged || e.length == 0) return e;
   e.start = form.gaps ? m.words.at(side.offsets)[i] : cu[i];
   if (e.start < 0 || e.start >= side.tokens) return {0, 0, false};
   const int64_t room = side.tokens - e.start;
-  return {e.start, std::min(e.length, room), e.sane && e.length <= room};
+  return {e.start, std::min(e.length, room), e.valid && e.length <= room};
 }
 
 bool overlap(const Extent& a, const Extent& b) {
@@ -275,8 +275,9 @@ class Batch {
   int32_t expected_status(const Metadata& m) const {
     int32_t status = 0;
     for (int64_t n = 0; n < kBatch; ++n) {
-      const bool sane = extent(form_, m, side_q(), n).sane && extent(form_, m, side_kv(), n).sane;
-      if (!sane) status |= TEA_STATUS_BAD_LENGTHS;
+      const bool valid =
+          extent(form_, m, side_q(), n).valid && extent(form_, m, side_kv(), n).valid;
+      if (!valid) status |= TEA_STATUS_BAD_LENGTHS;
       for (const tea_tensor t : {TEA_TABLE_K, TEA_TABLE_V})
         for (int64_t page = 0; form_.paged && page < used_pages(m, n); ++page) {
           const int32_t entry = m.words.at(t)[static_cast<size_t>(n * kTablePages + page)];

@@ -77,7 +77,7 @@ std::vector<std::string> Inputs::damage(Written direction) const {
   }
   if (const auto where = workspace_.damage())
     out.push_back("redzone of the workspace was written at byte " + std::to_string(*where));
-  if (status_ != 0) out.push_back("status is " + std::to_string(status_) + " for sane metadata");
+  if (status_ != 0) out.push_back("status is " + std::to_string(status_) + " for valid metadata");
   return out;
 }
 

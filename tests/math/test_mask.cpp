@@ -48,17 +48,17 @@ TEST(Mask, OriginsPlaceAShard) {
 }
 
 TEST(Mask, OriginsFromMemoryAreClamped) {
-  bool sane = true;
-  EXPECT_EQ(clamp_origin(0, &sane), 0);
-  EXPECT_EQ(clamp_origin(kMaxOrigin, &sane), kMaxOrigin);
-  EXPECT_TRUE(sane);
+  bool valid = true;
+  EXPECT_EQ(clamp_origin(0, &valid), 0);
+  EXPECT_EQ(clamp_origin(kMaxOrigin, &valid), kMaxOrigin);
+  EXPECT_TRUE(valid);
   const struct {
     int64_t seen, clamped;
   } rows[] = {{-1, 0}, {INT64_MIN, 0}, {kMaxOrigin + 1, kMaxOrigin}, {INT64_MAX, kMaxOrigin}};
   for (const auto& row : rows) {
-    sane = true;
-    EXPECT_EQ(clamp_origin(row.seen, &sane), row.clamped);
-    EXPECT_FALSE(sane) << row.seen;
+    valid = true;
+    EXPECT_EQ(clamp_origin(row.seen, &valid), row.clamped);
+    EXPECT_FALSE(valid) << row.seen;
   }
 }
 

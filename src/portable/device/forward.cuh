@@ -248,7 +248,7 @@ struct Kernel {
 #pragma unroll
       for (int n = 0; n < kOwnV / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[n][i] *= shrink[half_of(i)];
+        for (int i = 0; i < 4; ++i) o[n][i] *= shrink[row_slot(i)];
     }
 
     // ------------------------------------------------------------------------------- scores
@@ -276,7 +276,7 @@ struct Kernel {
         for (int n = 0; n < kCols / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            if (!window[half_of(i)].holds(column_of(n, i))) s[m][n][i] = kMinusInfinity;
+            if (!window[row_slot(i)].holds(column_of(n, i))) s[m][n][i] = kMinusInfinity;
       }
     }
     struct Slopes {  // of ALiBi
@@ -477,7 +477,7 @@ struct Kernel {
         for (int n = 0; n < kOwnV / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            largest = fmaxf(largest, fabsf(finished(o[m][n][i], factors.of[m][half_of(i)])));
+            largest = fmaxf(largest, fabsf(finished(o[m][n][i], factors.of[m][row_slot(i)])));
       raise_by_warp(w.scales.o_amax, largest);
       raise_by_warp(w.scales.s_amax, s_largest);
     }

@@ -108,8 +108,8 @@ struct Strip {
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const bool seen = window[half_of(i)].holds(column_of(n, i));
-        x[n][i] = seen ? probability(x[n][i], kLog2E, lse2[half_of(i)]) : 0.0f;
+        const bool seen = window[row_slot(i)].holds(column_of(n, i));
+        x[n][i] = seen ? probability(x[n][i], kLog2E, lse2[row_slot(i)]) : 0.0f;
       }
     if (w.rng)
       decide(x, head.dropping, row + item.origin_row, column + item.origin_col,
@@ -134,9 +134,9 @@ struct Strip {
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const bool seen = window[half_of(i)].holds(column_of(n, i));
+        const bool seen = window[row_slot(i)].holds(column_of(n, i));
         const float dprob = kept(p[n][i]) ? dp[n][i] * factor * w.keep_factor : 0.0f;
-        p[n][i] = seen ? fabsf(p[n][i]) * (dprob - delta[half_of(i)]) : 0.0f;
+        p[n][i] = seen ? fabsf(p[n][i]) * (dprob - delta[row_slot(i)]) : 0.0f;
       }
   }
   // It as it meets Q and K. `largest`: so far, of FP8.

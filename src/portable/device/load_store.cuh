@@ -97,12 +97,12 @@ TEA_DEVICE uint8_t to_fp8(float x, int32_t dtype) {
 TEA_DEVICE float load_float(const void* data, int32_t dtype, int64_t index) {
   switch (dtype) {
     case TEA_FP16:
-      return float_of_half(static_cast<const uint16_t*>(data)[index]);
+      return half_to_float(static_cast<const uint16_t*>(data)[index]);
     case TEA_BF16:
       return bf16_decode(static_cast<const uint16_t*>(data)[index]);
     case TEA_E4M3:
     case TEA_E5M2:
-      return float_of_half(half_of_fp8(static_cast<const uint8_t*>(data)[index], dtype));
+      return half_to_float(half_of_fp8(static_cast<const uint8_t*>(data)[index], dtype));
     default:
       return static_cast<const float*>(data)[index];
   }
@@ -128,7 +128,7 @@ TEA_DEVICE void store_float(void* data, int32_t dtype, int64_t index, float valu
 
 // As an fp8 type would hold it; other types keep the value.
 TEA_DEVICE float cast_fp8(float x, int32_t dtype) {
-  return is_fp8(dtype) ? float_of_half(half_of_fp8(to_fp8(x, dtype), dtype)) : x;
+  return is_fp8(dtype) ? half_to_float(half_of_fp8(to_fp8(x, dtype), dtype)) : x;
 }
 
 }  // namespace tea::portable

@@ -9,8 +9,8 @@
 
 namespace tea::portable {
 
-__host__ __device__ constexpr int half_of(int i) { return i / 2; }
-TEA_DEVICE int row_of(int i) { return lane() / 4 + 8 * half_of(i); }
+__host__ __device__ constexpr int row_slot(int i) { return i / 2; }
+TEA_DEVICE int row_of(int i) { return lane() / 4 + 8 * row_slot(i); }
 TEA_DEVICE int column_of(int n, int i) { return 8 * n + lane() % 4 * 2 + i % 2; }
 
 // Visible columns of one row, counted from the first column of a tile that is `width` wide.
@@ -102,7 +102,7 @@ TEA_DEVICE void transform(float (&s)[kTiles][4], const Work& w, const Item& item
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) change(s[n][i], half_of(i), column_of(n, i));
+      for (int i = 0; i < 4; ++i) change(s[n][i], row_slot(i), column_of(n, i));
   };
   each([&](float& x, int, int) { x *= scaling.inner * scaling.outer; });
 #pragma unroll 1  // one copy of add_bias() serves both places
@@ -187,7 +187,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) high[half_of(i)] = fmaxf(high[half_of(i)], s[n][i]);
+      for (int i = 0; i < 4; ++i) high[row_slot(i)] = fmaxf(high[row_slot(i)], s[n][i]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], quad_max(high[r]));
   }
@@ -222,7 +222,7 @@ struct OnlineSoftmax {
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int r = half_of(i);
+        const int r = row_slot(i);
         s[n][i] = exp2_fast(kExact ? (s[n][i] - finite[r]) * scale_log2
                                    : fmaf(s[n][i], factor[r], -base[r]));
         sum[r] += s[n][i];

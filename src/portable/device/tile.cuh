@@ -112,7 +112,7 @@ TEA_DEVICE Left<kDtype> load_left(const Tile<kDtype, kDim>& tile, int row, int s
         a.x[s][half] = x.x, a.x[s][2 + half] = x.y;
       }
   } else {
-    load_matrices(a.r, tile.moved(lanes, row, summed));
+    ldmatrix_x4(a.r, tile.moved(lanes, row, summed));
   }
   return a;
 }
@@ -130,7 +130,7 @@ TEA_DEVICE Left<kDtype> load_left_transposed(const Tile<kDtype, kDim>& tile, int
         a.x[s][i] =
             load_shared_float(tile.moved_odd(lanes, summed + 8 * s, row + 8 * (i % 2), i / 2));
   } else {
-    load_matrices_transposed(a.r, tile.moved(lanes, summed, row));
+    ldmatrix_x4_trans(a.r, tile.moved(lanes, summed, row));
   }
   return a;
 }
@@ -149,7 +149,7 @@ TEA_DEVICE Right<kDtype> load_right(const Tile<kDtype, kDim>& tile, int column, 
         b.x[n][s][0] = x.x, b.x[n][s][1] = x.y;
       }
   } else {
-    load_matrices(b.r, tile.moved(column_lanes(tile, l), column, summed));
+    ldmatrix_x4(b.r, tile.moved(column_lanes(tile, l), column, summed));
   }
   return b;
 }
@@ -169,7 +169,7 @@ TEA_DEVICE Right<kDtype> load_right_transposed(const Tile<kDtype, kDim>& tile, i
           b.x[n][s][i] =
               load_shared_float(tile.moved_odd(lanes, summed + 8 * s, column + 8 * n, i));
   } else {
-    load_matrices_transposed(b.r, tile.moved(row_lanes(tile, l), summed, column));
+    ldmatrix_x4_trans(b.r, tile.moved(row_lanes(tile, l), summed, column));
   }
   return b;
 }

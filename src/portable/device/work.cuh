@@ -21,16 +21,16 @@ TEA_DEVICE Sequence sequence_of(const Work& w, const Side& side, int64_t b) {
     s = ragged_sequence(side.cu_seqlens, side.offsets, b, side.capacity, side.tokens);
   else if (side.form != TEA_DENSE)
     s = padded_sequence(side.cu_seqlens, b, side.capacity);
-  if (!s.sane) report(w, TEA_STATUS_BAD_LENGTHS);
+  if (!s.valid) report(w, TEA_STATUS_BAD_LENGTHS);
   return s;
 }
 
 // One of batch, head, row, column.
 TEA_DEVICE int64_t origin_of(const Work& w, int which) {
-  bool sane = true;
+  bool valid = true;
   const int64_t at =
-      clamp_origin(w.origin_device ? w.origin_device[which] : w.origin[which], &sane);
-  if (!sane) report(w, TEA_STATUS_BAD_ORIGIN);
+      clamp_origin(w.origin_device ? w.origin_device[which] : w.origin[which], &valid);
+  if (!valid) report(w, TEA_STATUS_BAD_ORIGIN);
   return at;
 }
 
@@ -54,10 +54,10 @@ TEA_DEVICE int64_t first_element(const Rows& rows, const Side& side, const Seque
 // The element where row i of a head of a sequence in pages begins.
 TEA_DEVICE int64_t paged_element(const Work& w, const Rows& rows, const PageTable& table, int64_t b,
                                  int64_t head, int64_t i) {
-  bool sane = true;
+  bool valid = true;
   const int64_t page =
-      clamp_page(table.entries[b * table.stride + i / w.keys.page_size], table.pages, &sane);
-  if (!sane) report(w, TEA_STATUS_BAD_PAGE);
+      clamp_page(table.entries[b * table.stride + i / w.keys.page_size], table.pages, &valid);
+  if (!valid) report(w, TEA_STATUS_BAD_PAGE);
   return page * rows.batch + i % w.keys.page_size * rows.seq + head * rows.head;
 }
 

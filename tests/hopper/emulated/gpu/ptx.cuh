@@ -53,7 +53,7 @@ using std::min;
 
 inline float exp2_fast(float x) { return std::exp2(x); }
 inline float log2_fast(float x) { return std::log2(x); }
-inline float float_of_half(uint16_t bits) { return fp16_decode(bits); }
+inline float half_to_float(uint16_t bits) { return fp16_decode(bits); }
 
 // Shared memory, and the matrices that a warp loads from it. A row's address comes from another
 // lane: so all lanes run once for their addresses, each from matrix_load = 0 on, and then again.
@@ -63,7 +63,7 @@ inline thread_local int matrix_load;
 inline uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(static_cast<const uint8_t*>(p) - shared_memory);
 }
-inline void load_matrices(uint32_t (&r)[4], uint32_t address) {
+inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
   const unsigned lane = threadIdx.x % 32;
   uint32_t(&rows)[32] = matrix_rows[matrix_load++];
   rows[lane] = address;

@@ -1,0 +1,27 @@
+// The launchers of the forward kernels, one for each kernel that exists.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "hopper/forward/config.h"
+#include "hopper/forward/forward.h"
+
+namespace tea::hopper {
+
+using Launcher = Outcome (*)(const ForwardArguments&, const Selection&, cudaStream_t);
+
+// The launcher of a kernel; null if it is not instantiated. Each variant is defined in a source
+// file of its own (instances/), so that they compile in parallel.
+template <Variant kVariant>
+Launcher find_launcher(int tile, Type type);
+
+// A number that no launch of the process had before, and that uninitialised memory is unlikely to
+// hold; never 0.
+uint64_t next_launch_number();
+
+// The codes of the driver API are those of the runtime API.
+inline Outcome failure(int code, const char* what) {
+  return {code, what, cudaGetErrorString(static_cast<cudaError_t>(code))};
+}
+inline Outcome refusal(const char* what) { return failure(cudaErrorInvalidValue, what); }
+
+}  // namespace tea::hopper

@@ -1,0 +1,26 @@
+// The parameters of a forward kernel: the arguments of the launch and what the host derives from
+// them.
+#pragma once
+#include "hopper/device/tma.cuh"
+#include "hopper/forward/softcap.cuh"
+#include "hopper/forward/work_tile.cuh"
+
+namespace tea::hopper {
+
+struct KernelParams {
+  TensorMap q, k, v, o;  // o: of configurations with tma_store
+  ForwardArguments args;
+  TileOrder order;  // of dense queries
+  TileOrder::Divisors<FastDivisor> divisors;
+  FastDivisor heads_per_kv;
+  bool has_uniform_bounds;
+  SequenceBounds bounds;      // of every sequence, if they are uniform
+  ScoreUnit unit;             // of scores after all modifications
+  float scale_log2;           // unit.factor * log2(e)
+  SoftcapPolynomial softcap;  // of the soft-cap variant
+  uint64_t launch_number;     // the owner of the tile counter
+  int bias_rows;              // of a bias in shared memory: see BiasTile
+  TensorMap bias;
+};
+
+}  // namespace tea::hopper

@@ -1,0 +1,141 @@
+// The order in which the tiles of a launch are visited. A tile is a block of query rows of one head
+// of one batch entry.
+#pragma once
+#include "gpu/fast_divisor.h"
+#include "hopper/device/accumulator.cuh"
+
+namespace tea::hopper {
+
+struct TileIndex {
+  int row_block, head, batch;
+};
+
+// The order of tiles when all sequences have the same length. The tiles of `heads_at_once` heads
+// are interleaved: as many heads as keep their K and V in L2. Heads that do not fill such a group
+// come first, because the last group must be full for all SMs to finish together. longest_first:
+// later rows come before earlier ones, so that under a causal mask the last tiles to start are
+// short.
+struct TileOrder {
+  int row_blocks, heads, batch, heads_at_once;
+  bool longest_first;
+
+  __host__ __device__ int count() const { return row_blocks * heads * batch; }
+  // The number of sequences whose tiles are interleaved when lengths differ and only the device
+  // knows them: a power of two, at most a warp.
+  __host__ __device__ int sequences_at_once() const {
+    int n = 1;
+    while (longest_first && n < 32 && 2 * n * heads <= heads_at_once) n *= 2;
+    return n;
+  }
+
+  // The divisors of at(), which are the same for all tiles. D is int, or FastDivisor where the host
+  // prepares them. remainder: heads that do not fill a group; group_tiles: tiles of a full group.
+  template <class D>
+  struct Divisors {
+    int remainder;
+    D remainder_or_1, heads_at_once, group_tiles, heads;
+  };
+  template <class D>
+  __host__ __device__ Divisors<D> divisors() const {
+    const int left = heads * batch % heads_at_once, tiles = row_blocks * heads_at_once;
+    return {left, D(left > 0 ? left : 1), D(heads_at_once), D(tiles > 0 ? tiles : 1), D(heads)};
+  }
+
+  __host__ __device__ TileIndex at(int number) const { return at(number, divisors<int>()); }
+  template <class D>
+  __host__ __device__ TileIndex at(int number, const Divisors<D>& by) const {
+    const int in_groups = number - by.remainder * row_blocks;
+    int first = 0, row = 0, head = 0;
+    if (in_groups < 0) {
+      row = number / by.remainder_or_1, head = number % by.remainder_or_1;
+    } else {
+      const int group = in_groups / by.group_tiles, rest = in_groups % by.group_tiles;
+      first = by.remainder + group * by.heads_at_once;
+      row = rest / by.heads_at_once, head = rest % by.heads_at_once;
+    }
+    head += first;
+    return {longest_first ? row_blocks - 1 - row : row, head % by.heads, head / by.heads};
+  }
+};
+
+// The order of the tiles of `heads` heads with `consumers` consumer warpgroups. Without a mask all
+// tiles take the same time, and one head at a time needs the least cache. With a mask long tiles
+// come first, from several heads: as many as make three tiles of 128 rows or six of 256 for each
+// SM, at least 32, but at 128 rows at most half as many as there are SMs. Some of the first tiles
+// then find in L2 what others have loaded, and few wait for memory at the same time; whether fewer
+// heads would fit L2 does not matter (measured).
+__host__ __device__ inline TileOrder make_tile_order(int row_blocks, int heads, int heads_per_kv,
+                                                     int batch, int consumers, bool masked) {
+  constexpr int kSms = 132;
+  const auto most = [](int a, int b) { return a > b ? a : b; };
+  const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
+  const int64_t all = int64_t{heads} * batch, group = heads_per_kv;
+  const int many = most(kSms * 3 / 2 * consumers / most(row_blocks, 1), 32);
+  const int64_t together = masked ? least(many, kSms / 4 * consumers) * group : 1;
+  return {row_blocks, heads, batch, most(static_cast<int>(least(together, all)), 1), masked};
+}
+
+// Finds the tile of a number among sequences whose lengths only the device knows: a warp computes a
+// prefix sum over the tiles of 32 sequences at a time. All lanes call, with numbers that never
+// decrease.
+struct SequenceSearch {
+  int window = -32, before = 0, inclusive = 0, total = 0;
+
+  // Tile `number` is tile `rest` of its sequence. Returns false beyond the last tile.
+  template <class Count>
+  TEA_DEVICE bool find(int number, int sequences, Count&& tiles_of, int& sequence, int& rest) {
+    while (number - before >= total) {
+      if (window + 32 >= sequences) return false;
+      before += total;
+      window += 32;
+      inclusive = window + lane() < sequences ? tiles_of(window + lane()) : 0;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int below = __shfl_up_sync(0xffffffff, inclusive, step);
+        if (lane() >= step) inclusive += below;
+      }
+      total = __shfl_sync(0xffffffff, inclusive, 31);
+    }
+    const int index = __popc(__ballot_sync(0xffffffff, number - before >= inclusive));
+    const int passed = __shfl_sync(0xffffffff, inclusive, index > 0 ? index - 1 : 0);
+    sequence = window + index;
+    rest = number - before - (index > 0 ? passed : 0);
+    return true;
+  }
+};
+
+// The same with the tiles of `group` consecutive sequences interleaved, longest first. Otherwise
+// the long tiles of the last sequence would start when everything else has finished.
+// row_blocks_of() gives the row blocks of a sequence, each of which is a tile for every head.
+struct SequenceGroupSearch {
+  SequenceSearch search{};
+
+  template <class D, class Count>
+  TEA_DEVICE bool find(int number, int sequences, const D& heads, int group, Count&& row_blocks_of,
+                       TileIndex& t) {
+    const auto tiles_of = [&](int sequence) { return row_blocks_of(sequence) * heads; };
+    int sequence, rest;
+    if (!search.find(number, sequences, tiles_of, sequence, rest)) return false;
+    const int start = (sequence - search.window) / group * group;  // the group's first lane
+    const int below = __shfl_up_sync(0xffffffff, search.inclusive, 1);
+    const int before = lane() > 0 ? below : 0;  // tiles of the window before this lane's
+    const bool mine = lane() / group == start / group;
+    const int blocks = mine ? (search.inclusive - before) / heads : 0;
+    rest = number - search.before - __shfl_sync(0xffffffff, before, start);
+    int level = __reduce_max_sync(0xffffffff, blocks);
+    for (;; --level) {
+      const uint32_t as_long = __ballot_sync(0xffffffff, blocks >= level);
+      const int tiles = __popc(as_long) * heads;
+      if (rest < tiles) {
+        const int rank = __popc(as_long & ((1u << lane()) - 1));
+        const bool chosen = blocks >= level && rank == rest / heads;
+        const int at = __ffs(static_cast<int>(__ballot_sync(0xffffffff, chosen))) - 1;
+        t = {level - 1, rest % heads, search.window + at};
+        return true;
+      }
+      rest -= tiles;
+    }
+  }
+};
+
+}  // namespace tea::hopper

@@ -1,0 +1,139 @@
+// The work descriptor of a tile: which rows of which sequence it computes, and which keys they
+// attend to. The scheduler warp writes it, all other roles read it.
+#pragma once
+#include "hopper/device/softmax.cuh"
+#include "hopper/forward/config.h"
+#include "hopper/forward/tile_order.cuh"
+#include "te_attention.h"
+
+namespace tea::hopper {
+
+// A half-open range of key blocks or of keys.
+struct Range {
+  int begin, end;
+};
+
+// The part of a descriptor that all tiles of a sequence share. Keys are counted from the first one
+// that any row attends to; a key is visible to a row iff lo <= key - row <= hi.
+struct alignas(16) SequenceBounds {
+  int seqlen_q, start_q;    // rows, and the first of them in a ragged buffer
+  int seqlen_kv, start_kv;  // keys that some row attends to
+  int skipped_keys;         // keys of the sequence before the first of these
+  int lo, hi;
+  int diagonal;  // key - row on the mask's diagonal, counted from the start of the sequence
+};
+
+// What every kernel reads of a descriptor. head < 0: there is no more work.
+struct WorkTileBase : SequenceBounds {
+  int head, head_kv, batch, first_row;
+  Range blocks;  // key blocks that some row of the tile attends to
+  float sink;    // -infinity: none
+};
+
+struct WorkTile : WorkTileBase {
+  // Where consumers are staggered: the blocks that each consumer's 64 rows attend to, and the most
+  // blocks that any of them has.
+  Range consumer_blocks[4];
+  int max_consumer_blocks;
+  // For score modifications: the global positions of row 0 and key 0, ALiBi's diagonal relative to
+  // them, dropout's seed and the third word of its counter, the bias of row 0 and key 0 and its
+  // coordinates in the tensor map, ALiBi's slope.
+  int64_t global_row, global_key, alibi_diagonal;
+  RngState rng;
+  const char* bias;
+  int bias_head, bias_batch;
+  float slope;
+  uint32_t dropout_stream;
+
+  // The keys that a row attends to; for rows past the end of the sequence, those of the last row.
+  TEA_DEVICE Range visible_keys(int row) const {
+    const int r = min(row, seqlen_q - 1);
+    return {max(r + lo, 0), min(r + hi + 1, seqlen_kv)};
+  }
+  // The blocks with a key that one of `count` rows from `row` on attends to.
+  template <int kBlockN>
+  TEA_DEVICE Range visible_blocks(int row, int count) const {
+    const int last = min(row + count, seqlen_q) - 1;
+    const int begin = visible_keys(row).begin, end = visible_keys(last).end;
+    if (last < row || begin >= end) return {0, 0};
+    return {begin / kBlockN, (end + kBlockN - 1) / kBlockN};
+  }
+  // The blocks whose keys all of 64 rows from `row` on attend to, which need no mask.
+  template <int kBlockN>
+  TEA_DEVICE Range unmasked_blocks(int row) const {
+    const int begin = visible_keys(row + 63).begin, end = visible_keys(row).end;
+    return {(begin + kBlockN - 1) / kBlockN, max(end, 0) / kBlockN};
+  }
+};
+
+TEA_HOST_DEVICE int64_t origin_of(const ForwardArguments& a, int dimension, bool* valid) {
+  return clamp_origin(a.origin_device ? a.origin_device[dimension] : a.origin[dimension], valid);
+}
+
+// A difference of key and row, clamped to what no pair of them exceeds.
+TEA_HOST_DEVICE int clamp_difference(int64_t difference) {
+  return static_cast<int>(max(min(difference, int64_t{kMaxSeqlen - 1}), int64_t{-kMaxSeqlen}));
+}
+
+TEA_DEVICE float sink_of(const ForwardArguments& a, int head) {
+  if (a.sink == Sink::kTensor) return a.sinks[head];
+  return a.sink == Sink::kZero ? 0 : kMinusInfinity;
+}
+
+// Invalid lengths and origins are clamped here; the zero-fill warps report them.
+TEA_HOST_DEVICE SequenceBounds bounds_of(const ForwardArguments& a, int batch) {
+  const Sequence q = a.queries.at(batch), kv = a.keys.at(batch);
+  bool valid;
+  const int64_t row = origin_of(a, 2, &valid), key = origin_of(a, 3, &valid);
+  const int64_t delta = diagonal(a.mask.bottom_right, q.length, kv.length);
+  const Band band = tea::band(a.mask, delta, row, key);
+  const int64_t begin = visible_columns(band, 0, kv.length).begin;
+  const int64_t end = visible_columns(band, q.length - 1, kv.length).end;
+  const int64_t skipped = begin < end ? begin : 0;
+  SequenceBounds b;
+  b.seqlen_q = static_cast<int>(q.length);
+  b.start_q = static_cast<int>(q.start);
+  b.seqlen_kv = begin < end ? static_cast<int>(end - begin) : 0;
+  b.start_kv = static_cast<int>(kv.start + skipped);
+  b.skipped_keys = static_cast<int>(skipped);
+  b.lo = clamp_difference(band.lo - skipped);
+  b.hi = clamp_difference(band.hi - skipped);
+  b.diagonal = static_cast<int>(delta);
+  return b;
+}
+// Whether all sequences have the same bounds, and the host knows them.
+inline bool has_uniform_bounds(const ForwardArguments& a) {
+  return is_dense(a) && !a.origin_device;
+}
+
+template <int kBlockM, int kBlockN, class D>
+TEA_DEVICE void describe(WorkTile& w, const ForwardArguments& a, const SequenceBounds& bounds,
+                         const D& heads_per_kv, const TileIndex& t) {
+  static_cast<SequenceBounds&>(w) = bounds;
+  w.head = t.head;
+  w.head_kv = t.head / heads_per_kv;
+  w.batch = t.batch;
+  w.first_row = t.row_block * kBlockM;
+  w.sink = sink_of(a, t.head);
+  w.blocks = w.template visible_blocks<kBlockN>(w.first_row, kBlockM);
+}
+// The tile's position in the global problem.
+TEA_DEVICE void describe_origin(WorkTile& w, const ForwardArguments& a) {
+  bool valid;
+  w.global_row = origin_of(a, 2, &valid);
+  w.global_key = origin_of(a, 3, &valid) + w.skipped_keys;
+  w.alibi_diagonal = w.diagonal + w.global_row - w.global_key;
+}
+// The key blocks of each of kBlockM / 64 consumers.
+template <int kBlockM, int kBlockN>
+TEA_DEVICE void describe_consumer_blocks(WorkTile& w) {
+  w.max_consumer_blocks = 0;
+#pragma unroll 1
+  for (int c = 0; c < kBlockM / 64; ++c) {
+    w.consumer_blocks[c] = w.template visible_blocks<kBlockN>(w.first_row + 64 * c, 64);
+    w.max_consumer_blocks =
+        max(w.max_consumer_blocks, w.consumer_blocks[c].end - w.consumer_blocks[c].begin);
+  }
+}
+
+}  // namespace tea::hopper

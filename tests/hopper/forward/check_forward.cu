@@ -1,0 +1,483 @@
+// Tests of src/hopper/forward*.cu* on the device: every head dimension, type and mask, odd lengths,
+// layouts and groups of heads, against double precision on sampled rows. Tensors lie in memory full
+// of NaN; so do the keys that no row attends to. Then every length from 1 to 1100, ragged sequences
+// against dense ones bit by bit, reruns under contention, and launches that begin while the kernel
+// before them runs. One process per head dimension. What every option computes is tested through
+// the engine, by tests/gpu and te-attn fuzz.
+// Built with -DTEA_PERTURB=1, every role sleeps at random wherever another may overtake it; the
+// digests of the two builds must be the same.
+// usage: check_forward [STEP [WORD]]    runs every STEP-th case, of the groups named with WORD
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "gpu/dependent_launch.cuh"
+#include "hopper/apart.h"
+#include "hopper/forward/forward_case.h"
+
+namespace tea::primitives {
+namespace {
+
+constexpr int kSeconds = 150;  // for a group: a kernel that hangs is ended, and its case named
+
+Outcome run(const Case& c, Data& x) {
+  const Launchable on_device(c, x);
+  const Outcome outcome = forward(on_device.f, nullptr);
+  if (outcome.code) return outcome;
+  finish(c.name());
+  x.o.memory = on_device.o.read();
+  x.lse = on_device.lse.read();
+  return outcome;
+}
+
+// What a row must be, and how far rounding may lead from it.
+struct Row {
+  std::vector<double> o, bound;
+  double lse, lse_bound;
+};
+
+Row exact_row(const Case& c, const Data& x, int b, int h, int row) {
+  const int kv_head = h / (c.h.heads / c.h.heads_kv);
+  const Columns seen = visible_columns(c.band(), row, c.n.rows_kv);
+  const int64_t count = std::max<int64_t>(0, seen.end - seen.begin);
+  std::vector<double> score(count);
+  double top = -INFINITY, total = 0, largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int key = static_cast<int>(seen.begin + i);
+    double magnitude = 0;
+    for (int d = 0; d < c.dim; ++d) {
+      const double product = double{c.decode(x.q.memory[x.q.index(b, h, row, d)])} *
+                             c.decode(x.k.memory[x.k.index(b, kv_head, key, d)]);
+      score[i] += product;
+      magnitude += std::fabs(product);
+    }
+    score[i] /= std::sqrt(static_cast<double>(c.dim));
+    largest = std::max(largest, magnitude / std::sqrt(static_cast<double>(c.dim)));
+    top = std::max(top, score[i]);
+  }
+  for (double& s : score) total += s = std::exp(s - top);
+  const double half = c.type == Type::kBf16 ? 0x1p-8 : 0x1p-11,
+               sum = 0x1p-23 * (2 * largest + count);
+  const double tiny = c.type == Type::kBf16 ? 0 : 0x1p-25;  // what underflows in fp16
+  Row want = {std::vector<double>(c.dim_v, 0), std::vector<double>(c.dim_v, 0), 0, 0};
+  for (int64_t i = 0; i < count; ++i)
+    for (int d = 0; d < c.dim_v; ++d) {
+      const int key = static_cast<int>(seen.begin + i);
+      const double value = c.decode(x.v.memory[x.v.index(b, kv_head, key, d)]);
+      want.o[d] += score[i] / total * value;
+      want.bound[d] += (score[i] / total * (half + sum) + tiny) * std::fabs(value);
+    }
+  for (int d = 0; d < c.dim_v; ++d) want.bound[d] += half * std::fabs(want.o[d]) + tiny;
+  want.lse = count ? top + std::log(total) : -INFINITY;
+  want.lse_bound = 2 * sum + 0x1p-20 * (1 + std::fabs(count ? want.lse : 0));
+  return want;
+}
+
+// The largest error of sampled rows, in bounds; more than 2 fails.
+double worst_error(const Case& c, const Data& x, int samples) {
+  double worst = 0;
+  for (int sample = 0; sample < samples; ++sample) {
+    const int b = random_int(0, c.h.batch - 1), h = random_int(0, c.h.heads - 1);
+    const int row = sample == 0 ? 0 : sample == 1 ? c.n.rows_q - 1 : random_int(0, c.n.rows_q - 1);
+    const Row want = exact_row(c, x, b, h, row);
+    const auto note = [&](double got, double exact, double bound) {
+      if (got == exact) return;  // also both -infinity
+      const double error = std::fabs(got - exact) / bound;
+      worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+    };
+    for (int d = 0; d < c.dim_v; ++d)
+      note(c.decode(x.o.memory[x.o.index(b, h, row, d)]), want.o[d], want.bound[d]);
+    note(x.lse[(size_t{1} * b * c.h.heads + h) * c.n.rows_q + row], want.lse, want.lse_bound);
+  }
+  return worst;
+}
+
+// Every element of O was written, and nothing beside it.
+bool wrote_all_of(const Tensor& o) {
+  std::vector<bool> inside(o.memory.size(), false);
+  for (int b = 0; b < o.batch; ++b)
+    for (int h = 0; h < o.heads; ++h)
+      for (int r = 0; r < o.rows; ++r)
+        for (int c = 0; c < o.dim; ++c) inside[o.index(b, h, r, c)] = true;
+  for (size_t i = 0; i < inside.size(); ++i)
+    if (inside[i] == (o.memory[i] == kPoison)) return false;
+  return true;
+}
+
+void check(const Case& c) {
+  Data x(c);
+  note_work(c.name());
+  const Outcome outcome = run(c, x);
+  const bool ran = outcome.code == 0;
+  expect(ran, c.name() + (ran ? "runs" : std::string(outcome.what) + ": " + outcome.text));
+  if (!ran || c.n.rows_q == 0) return;
+  const double error = worst_error(c, x, 14);
+  expect(error <= 2, c.name() + "error in bounds: " + std::to_string(error));
+  expect(wrote_all_of(x.o), c.name() + "writes O, all of it and nothing else");
+}
+
+// Windows are stored plus one: {causal, bottom right, left, right}.
+const MaskRule kRules[] = {{0, 0, 0, 0},  {1, 0, 0, 0}, {1, 1, 0, 0}, {0, 0, 101, 51},
+                           {1, 1, 34, 0}, {0, 1, 1, 1}, {0, 0, 0, 8}, {0, 1, 301, 0}};
+const Lengths kLengths[] = {{1, 1},     {1, 300},   {300, 1},   {200, 500},
+                            {500, 200}, {129, 129}, {384, 384}, {700, 911},
+                            {192, 640}, {65, 0},    {0, 65},    {1100, 1024}};
+const Heads kHeads[] = {{2, 3, 3}, {1, 6, 2}, {3, 5, 1}, {2, 8, 4}};
+
+int check_dims(int dim, int dim_v, int step) {
+  int number = 0;
+  for (const Type type : {Type::kBf16, Type::kFp16})
+    for (const MaskRule& rule : kRules)
+      for (const Lengths& n : kLengths) {
+        const Heads& h = kHeads[number % std::size(kHeads)];
+        const Layout layout = static_cast<Layout>(number / 3 % 4);
+        if (number++ % step == 0) check({dim, dim_v, type, rule, n, h, layout});
+      }
+  printf("dim %d, %d: %d passed, %d failed\n", dim, dim_v, passed, failed);
+  return failed != 0;
+}
+
+// More tiles than processors, so that blocks go on to further tiles, and lengths of thousands.
+int check_large(int step) {
+  const MaskRule causal = {1, 1, 0, 0}, full = {};
+  int number = 0;
+  for (const int dim : {64, 128, 256})
+    for (const MaskRule& rule : {causal, full})
+      for (const Lengths& n : {Lengths{512, 512}, Lengths{2048, 2048}, Lengths{3000, 4100}})
+        if (number++ % step == 0)
+          check({dim, dim, Type::kBf16, rule, n, {4, 16, 4}, Layout::kBshd});
+  printf("large: %d passed, %d failed\n", passed, failed);
+  return failed != 0;
+}
+
+// Every number of rows and of keys from 1 to 1100, under one mask.
+int check_lengths(int dim, int dim_v, int rule, int step) {
+  constexpr int kMost = 1100;
+  for (int n = 1; n <= kMost; n += step) {
+    const int keys = rule % 2 ? n : n * 7 % kMost + 1;
+    const Case c = {dim,          dim_v,     n % 2 ? Type::kBf16 : Type::kFp16,
+                    kRules[rule], {n, keys}, {1, 2, 1},
+                    Layout::kBshd};
+    Data x(c);
+    note_work(c.name());
+    const Outcome outcome = run(c, x);
+    expect(outcome.code == 0 && worst_error(c, x, 4) <= 2 && wrote_all_of(x.o), c.name());
+  }
+  printf("lengths, mask %d, dim %d, %d: %d passed, %d failed\n", rule, dim, dim_v, passed, failed);
+  return failed != 0;
+}
+
+// SequenceLayout of one buffer, with gaps between them, give the bits that each gives by itself.
+// Where the most that a sequence may have chooses the kernel, its length alone chooses the same.
+int check_ragged(int dim, int dim_v, int step) {
+  const std::vector<int> any = {5, 0, 700, 64, 129, 1, 0, 333, 192, 1027, 80},
+                         apart = {5, 0, 64, 129, 1, 0, 192, 1027, 80}, many = {1100, 0, 1025, 1027},
+                         few = {200, 0, 333, 500, 412, 256};
+  for (int number = 0; number < 16; number += step) {
+    const MaskRule rule = kRules[number % 8];
+    const bool is_few = number >= 8;
+    const std::vector<int>& lengths = is_few ? few : dim == 64 ? apart : dim == 256 ? many : any;
+    std::vector<int> cu = {0}, starts;
+    int tokens = 0;
+    for (const int n : lengths) {
+      tokens += 3;  // a gap
+      starts.push_back(tokens);
+      tokens += n;
+      cu.push_back(cu.back() + n);
+    }
+    starts.push_back(tokens);
+    tokens += 9;
+    Case all = {dim, dim_v, Type::kBf16, rule, {tokens, tokens}, {1, 4, 2}, Layout::kBshd};
+    Data x(all);
+    for (Tensor* t : {&x.q, &x.k, &x.v}) {
+      std::fill(t->memory.begin(), t->memory.end(), kNaN);
+      for (size_t i = 0; i < lengths.size(); ++i)
+        fill(*t, all, {starts[i], starts[i] + lengths[i]});
+    }
+    Launchable ragged(all, x);
+    const Buffer<int> cu_seqlens(cu), offsets(starts);
+    const int batch = static_cast<int>(lengths.size());
+    SequenceLayout side = {Form::kRagged, is_few ? 500 : 1100, tokens, cu_seqlens.data,
+                           offsets.data};
+    ragged.f.queries = ragged.f.keys = side;
+    ragged.f.batch = batch;
+    const Outcome outcome = forward(ragged.f, nullptr);
+    expect(outcome.code == 0, all.name() + "ragged runs");
+    finish(all.name());
+    const std::vector<uint16_t> got = ragged.o.read();
+    std::vector<uint16_t> want(got.size(), 0);  // gaps are zeros
+    for (int i = 0; i < batch; ++i) {
+      if (lengths[i] == 0) continue;
+      Launchable dense(all, x);
+      const auto at = [&](StridedTensor& t) {
+        t.data = static_cast<uint16_t*>(t.data) + starts[i] * t.row;
+      };
+      for (StridedTensor* t : {&dense.f.q, &dense.f.k, &dense.f.v, &dense.f.o}) at(*t);
+      dense.f.queries = dense.f.keys = {Form::kDense, lengths[i]};
+      forward(dense.f, nullptr);
+      finish(all.name());
+      const std::vector<uint16_t> one = dense.o.read();
+      const int64_t row = x.o.at_row;
+      std::copy_n(one.begin() + starts[i] * row, lengths[i] * row, want.begin() + starts[i] * row);
+    }
+    expect(got == want, all.name() + "ragged equals dense, bit by bit");
+  }
+  printf("ragged, dim %d, %d: %d passed, %d failed\n", dim, dim_v, passed, failed);
+  return failed != 0;
+}
+
+// A kernel that lets the next one begin at once, and then takes its time.
+__device__ void dawdle() {
+  launch_dependent_grids();
+  for (int i = 0; i < 20; ++i) __nanosleep(1000);
+}
+__global__ void count_differences(const uint16_t* a, const uint16_t* b, size_t n, int* count,
+                                  bool slowly = false) {
+  if (slowly) dawdle();
+  const size_t step = size_t{gridDim.x} * blockDim.x;
+  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += step)
+    if (a[i] != b[i]) atomicAdd(count, 1);
+}
+
+// The same bits from a thousand runs, while another stream keeps half the device busy.
+int check_reruns(int dim, int dim_v, int step) {
+  const Case c = {dim, dim_v, Type::kBf16, kRules[1], {700, 911}, {2, 6, 2}, Layout::kBshd};
+  Data x(c);
+  const Launchable first(c, x), again(c, x), other(c, x);
+  const Buffer<int> differences(std::vector<int>{0});
+  cudaStream_t stream, busy;
+  cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  cudaStreamCreateWithFlags(&busy, cudaStreamNonBlocking);
+  forward(first.f, nullptr);
+  finish(c.name());
+  int launched = 0;
+  for (int i = 0; i < 1000; i += step) {
+    if (i % 3 == 0) forward(other.f, busy);
+    launched += forward(again.f, stream).code == 0;
+    count_differences<<<64, 256, 0, stream>>>(first.o.data, again.o.data, first.o.size,
+                                              differences.data);
+  }
+  finish(c.name());
+  expect(launched == (999 / step) + 1, c.name() + "all reruns were launched");
+  expect(differences.read() == std::vector<int>{0}, c.name() + "the same bits each time");
+  printf("reruns, dim %d, %d: %d passed, %d failed\n", dim, dim_v, passed, failed);
+  return failed != 0;
+}
+
+// What a kernel is told in device memory beside its tensors.
+struct Told {
+  int64_t rng[2];
+  int cu_seqlens[9];
+  float sinks[8];
+};
+const Told kTold[] = {{{1, 2}, {0, 700, 701, 1034, 1546, 1610, 2010, 2139, 2739}, {0, 1, 2, 3}},
+                      {{9, 8}, {0, 12, 712, 1362, 1362, 1662, 1884, 2584, 2683}, {5, 4, -3, 1}}};
+enum class Way { kPlain, kSinks, kRagged, kCapped, kGeneral, kDropped };
+
+// A launch that reads all of that.
+struct Link {
+  Launchable l;
+  Buffer<Told> told;
+
+  Link(const Case& c, const Data& x, const Told& t, Way way) : l(c, x), told(std::vector{t}) {
+    ForwardArguments& f = l.f;
+    if (way == Way::kSinks) f.sink = Sink::kTensor, f.sinks = told.data->sinks;
+    if (way >= Way::kGeneral) f.score_mod.dropout = 0.25f, f.score_mod.rng_state = told.data->rng;
+    if (way == Way::kCapped || way == Way::kGeneral) f.score_mod.softcap = 20;
+    if (way != Way::kRagged) return;
+    const int tokens = c.h.batch * c.n.rows_q;
+    f.lse = {l.lse.data, 0, tokens, 1};
+    f.batch = 8;
+    f.queries = f.keys = {Form::kRagged, c.n.rows_q, tokens, told.data->cu_seqlens, nullptr};
+  }
+};
+
+struct Copy {
+  char* to;
+  const char* from;
+  size_t bytes;
+};
+template <class T>
+Copy copy(const Buffer<T>& to, const Buffer<T>& from) {
+  return {reinterpret_cast<char*>(to.data), reinterpret_cast<const char*>(from.data),
+          to.size * sizeof(T)};
+}
+struct Copies {
+  Copy all[4];
+};
+__global__ void bring(Copies copies) {
+  dawdle();
+  const size_t step = size_t{gridDim.x} * blockDim.x * 8;
+  for (const Copy& c : copies.all)
+    for (size_t i = (size_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8; i < c.bytes; i += step)
+      *reinterpret_cast<uint64_t*>(c.to + i) = *reinterpret_cast<const uint64_t*>(c.from + i);
+}
+
+// A launch begins while the kernel before it runs: it must take nothing that this one still writes,
+// and write nothing that this one still reads. So what it works on changes right before it, or what
+// it wrote is read right before the next one writes it.
+void check_chain(const Case& c, const Data& x, const Data& y, Way way, int rounds) {
+  const std::string name = c.name() + "way " + std::to_string(static_cast<int>(way));
+  note_work(name);
+  const Link links[] = {{c, x, kTold[0], way}, {c, y, kTold[1], way}}, link(c, x, kTold[0], way);
+  const Buffer<int> differences(std::vector<int>{0});
+  for (const Link& l : links) expect(forward(l.l.f, nullptr).code == 0, name);
+  finish(name);
+  const auto turn_to = [&](const Link& l) {
+    bring<<<16, 256>>>({copy(link.l.q, l.l.q), copy(link.l.k, l.l.k), copy(link.l.v, l.l.v),
+                        copy(link.told, l.told)});
+  };
+  const auto look = [&](const Link& l) {
+    const auto halves = [](const Buffer<float>& x) {
+      return reinterpret_cast<const uint16_t*>(x.data);
+    };
+    count_differences<<<16, 256>>>(link.l.o.data, l.l.o.data, l.l.o.size, differences.data, true);
+    count_differences<<<1, 256>>>(halves(link.l.lse), halves(l.l.lse), l.l.lse.size * 2,
+                                  differences.data, true);
+  };
+  int launched = forward(link.l.f, nullptr).code == 0, wanted = 1;
+  for (int i = 0; i < rounds; ++i) {
+    const Link &now = links[i % 2], &next = links[1 - i % 2];
+    if (i / 2 % 2) turn_to(next);
+    look(now);
+    if (i / 2 % 2 == 0) turn_to(next);
+    for (int again = 0; again <= i % 3; ++again, ++wanted)
+      launched += forward(link.l.f, nullptr).code == 0;
+  }
+  finish(name);
+  expect(launched == wanted, name + ": all were launched");
+  expect(differences.read() == std::vector<int>{0}, name + ": the same bits as alone");
+}
+int check_chains(int dim, int dim_v, int step) {
+  constexpr Way kWays[] = {Way::kPlain,  Way::kSinks,   Way::kRagged,
+                           Way::kCapped, Way::kGeneral, Way::kDropped};
+  for (const int rule : {0, 1}) {
+    const Case c = {dim, dim_v, Type::kBf16, kRules[rule], {700, 700}, {4, 8, 2}, Layout::kBshd};
+    const Data x(c), y(c);
+    for (const Way way : kWays) check_chain(c, x, y, way, std::max(1, 100 / step));
+  }
+  printf("chains, dim %d, %d: %d passed, %d failed\n", dim, dim_v, passed, failed);
+  return failed != 0;
+}
+
+// What a launch wrote, as one number (FNV-1a).
+uint64_t digest(const Launchable& l) {
+  uint64_t hash = 0xCBF29CE484222325;
+  const auto add = [&](const auto& values) {
+    for (const auto& x : values) {
+      uint32_t bits = 0;
+      memcpy(&bits, &x, sizeof x);
+      hash = (hash ^ bits) * 0x100000001B3;
+    }
+  };
+  add(l.o.read());
+  add(l.lse.read());
+  return hash;
+}
+
+// The same bits from several runs of every kernel, and their digest, which is that of other builds.
+int check_digests(int dim, int dim_v, int) {
+  const Buffer<int64_t> rng(std::vector<int64_t>{1234, 5678});
+  constexpr const char* kWays[] = {"plain",   "general", "biased", "softcap_exp",
+                                   "dropped", "few",     "many"};
+  for (const Type type : {Type::kBf16, Type::kFp16})
+    for (const int rule : {0, 1, 3})
+      for (int way = 0; way < 7; ++way) {
+        if (way > 4 && dim != 64) continue;  // rows of which the kernel is chosen by the lengths
+        const Lengths n = way == 5   ? Lengths{400, 500}
+                          : way == 6 ? Lengths{1100, 1200}
+                                     : Lengths{700, 911};
+        const Case c = {dim, dim_v, type, kRules[rule], n, {2, 6, 2}, Layout::kBshd};
+        const std::string name = c.name() + kWays[way];
+        const Data x(c);
+        Launchable l(c, x);
+        ScoreModArguments& g = l.f.score_mod;
+        const int row = 912;  // of a bias, a multiple of 16 bytes: the copy engine brings it
+        const Buffer<uint16_t> bias(normals(c));
+        if (way == 1) g.softcap = 20, g.alibi = true, g.dropout = 0.25f, g.rng_state = rng.data;
+        if (way == 2) g.bias = bias.data, g.bias_row = row, g.bias_head = 24, g.bias_col = 1;
+        if (way == 3) g.softcap = 20;
+        if (way == 4) g.dropout = 0.25f, g.rng_state = rng.data;
+        note_work(name);
+        uint64_t first = 0;
+        for (int run = 0; run < 8; ++run) {
+          cudaMemset(l.o.data, 0xA5, l.o.size * 2);
+          const bool launched = forward(l.f, nullptr).code == 0;
+          finish(name);
+          const uint64_t now = digest(l);
+          if (run == 0) first = now;
+          expect(launched && now == first,
+                 name + ": the same bits from run " + std::to_string(run));
+        }
+        printf("digest %s %016llx\n", name.c_str(), static_cast<unsigned long long>(first));
+      }
+  printf("digests, dim %d, %d: %d passed, %d failed\n", dim, dim_v, passed, failed);
+  return failed != 0;
+}
+
+int check_refusals() {
+  ForwardArguments f = {};
+  f.batch = f.heads = f.heads_kv = 1;
+  f.queries = f.keys = {Form::kDense, 1};
+  f.dim = f.dim_v = 264;
+  f.scale = 1;
+  const auto refused = [&](const std::string& why) {
+    const Outcome o = forward(f, nullptr);
+    expect(o.code == cudaErrorInvalidValue && o.what == why,
+           why + ", got " + (o.what ? o.what : "none"));
+  };
+  refused("head dimensions beyond the table");
+  f.dim = f.dim_v = 64;
+  refused("tiles of different lengths without a counter");  // the last of 192 rows may be shorter
+  f.dim = f.dim_v = 128;
+  f.q = f.k = f.v = f.o = {reinterpret_cast<void*>(8), 128, 128, 128};
+  refused("cuTensorMapEncodeTiled of q");  // pointers that are no multiple of 16
+  f.mask.causal = 1;
+  refused("tiles of different lengths without a counter");
+  f.batch = 1 << 30;
+  f.queries.max_seqlen = 1 << 12;
+  refused("more tiles than can be counted");
+  printf("refusals: %d passed, %d failed\n", passed, failed);
+  return failed != 0;
+}
+
+}  // namespace
+}  // namespace tea::primitives
+
+int main(int count, char** arguments) {
+  using namespace tea::primitives;
+  const int step = count > 1 ? std::max(1, atoi(arguments[1])) : 1;
+  constexpr int kDims[][2] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256},
+                              {8, 8},   {72, 40}, {80, 96},   {64, 128},  {160, 160}, {248, 200}};
+  const std::string word = count > 2 ? arguments[2] : "";
+  std::vector<tea::Apart> groups;  // at once: most of the time is the host's
+  const auto start_group = [&](const std::string& name, auto&& work) {
+    if (name.find(word) != name.npos) groups.push_back(tea::start_apart(name, kSeconds, work));
+  };
+  start_group("refusals", check_refusals);
+  start_group("large", [=] { return check_large(step); });
+  const auto start = [&](const char* what, int (*check)(int, int, int), const int(&d)[2]) {
+    const std::string name = what + std::to_string(d[0]) + ", " + std::to_string(d[1]);
+    start_group(name, [=, dim = d[0], dim_v = d[1]] { return check(dim, dim_v, step); });
+  };
+  for (const auto& d : kDims) start("dim ", check_dims, d);
+  for (int i = 0; i < 6; ++i) {  // one of each row of the table
+    start("ragged ", check_ragged, kDims[i]);
+    start("reruns ", check_reruns, kDims[i]);
+    start("digests ", check_digests, kDims[i]);
+    start("chains ", check_chains, kDims[i]);
+    for (int rule = 0; rule < 4; ++rule) {
+      const int dim = kDims[i][0], dim_v = kDims[i][1];
+      start_group("lengths " + std::to_string(dim) + ", " + std::to_string(dim_v),
+                  [=] { return check_lengths(dim, dim_v, rule, step); });
+    }
+  }
+  int bad = 0;
+  for (const tea::Apart& group : groups) {
+    const int status = tea::wait_apart(group);
+    bad += status != 0;
+    if (status != 0) printf("FAILED group %s: %d\n", group.name.c_str(), status);
+  }
+  printf("%d of %zu groups failed\n", bad, groups.size());
+  return bad != 0;
+}

@@ -1,0 +1,142 @@
+// A forward pass for the tests of src/hopper/forward*.cu*: sizes, layout and mask; tensors on the
+// host, in memory full of NaN; the same on the device, ready to launch.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "hopper/device/ptx.cuh"
+#include "hopper/forward/forward.h"
+#include "hopper/primitives.h"
+#include "math/formats.h"
+
+namespace tea::primitives {
+
+using namespace tea::hopper;
+
+// Poison is finite in both types and far beyond every mean of the values, so that none equals it.
+constexpr uint16_t kNaN = 0x7FFF, kPoison = 0x7BAD;
+
+enum class Layout { kBshd, kBhsd, kSbhd, kPacked };  // kPacked: three tensors side by side
+
+// A 16-bit tensor on the host with its place in memory.
+struct Tensor {
+  int batch, heads, rows, dim;
+  int64_t at_batch, at_head, at_row;
+  std::vector<uint16_t> memory;
+
+  Tensor(Layout l, int b, int h, int r, int d, uint16_t fill)
+      : batch(b), heads(h), rows(r), dim(d) {
+    const int64_t wide = (d + 7) / 8 * 8, apart = l == Layout::kPacked ? 3 : 1;
+    at_head = l == Layout::kBhsd ? r * wide : wide;
+    at_row = l == Layout::kBhsd ? wide : l == Layout::kSbhd ? b * h * wide : apart * h * wide;
+    at_batch = l == Layout::kSbhd ? h * wide : l == Layout::kBhsd ? h * r * wide : r * at_row;
+    memory.assign(std::max<int64_t>(8, apart * b * h * r * wide), fill);
+  }
+  size_t index(int b, int h, int r, int c) const {
+    return b * at_batch + h * at_head + r * at_row + c;
+  }
+  StridedTensor at(uint16_t* data) const { return {data, at_batch, at_head, at_row}; }
+};
+
+struct Lengths {
+  int rows_q, rows_kv;
+};
+struct Heads {
+  int batch, heads, heads_kv;
+};
+struct Case {
+  int dim, dim_v;
+  Type type;
+  MaskRule rule;
+  Lengths n;
+  Heads h;
+  Layout layout;
+
+  Band band() const {
+    return tea::band(rule, diagonal(rule.bottom_right, n.rows_q, n.rows_kv), 0, 0);
+  }
+  std::string name() const {
+    const auto text = [](auto... x) { return ((std::to_string(x) + " ") + ...); };
+    return "dim " + text(dim, dim_v) + (type == Type::kBf16 ? "bf16 " : "fp16 ") + "rows " +
+           text(n.rows_q, n.rows_kv) + "batch, heads " + text(h.batch, h.heads, h.heads_kv) +
+           "mask " + text(rule.causal, rule.bottom_right, rule.window_left, rule.window_right) +
+           "layout " + text(static_cast<int>(layout));
+  }
+  float decode(uint16_t x) const { return type == Type::kBf16 ? bf16_decode(x) : fp16_decode(x); }
+  uint16_t encode(float x) const { return type == Type::kBf16 ? bf16_encode(x) : fp16_encode(x); }
+};
+
+// Normal numbers in a case's type, to be copied from anywhere among them.
+inline std::vector<uint16_t> normals(const Case& c) {
+  std::vector<uint16_t> v(1000003);
+  for (uint16_t& x : v) x = c.encode(random_normal());
+  return v;
+}
+inline const uint16_t* some_normals(const Case& c, int count) {
+  static std::vector<uint16_t> pools[2];
+  std::vector<uint16_t>& pool = pools[c.type == Type::kFp16];
+  if (pool.empty()) pool = normals(c);
+  return &pool[random_int(0, static_cast<int>(pool.size()) - count)];
+}
+
+inline void fill(Tensor& t, const Case& c, Columns rows) {
+  for (int b = 0; b < t.batch; ++b)
+    for (int h = 0; h < t.heads; ++h)
+      for (int64_t r = rows.begin; r < rows.end; ++r)
+        std::copy_n(some_normals(c, t.dim), t.dim,
+                    &t.memory[t.index(b, h, static_cast<int>(r), 0)]);
+}
+
+struct Data {
+  Tensor q, k, v, o;
+  std::vector<float> lse;
+
+  explicit Data(const Case& c)
+      : q(c.layout, c.h.batch, c.h.heads, c.n.rows_q, c.dim, kNaN),
+        k(c.layout, c.h.batch, c.h.heads_kv, c.n.rows_kv, c.dim, kNaN),
+        v(c.layout, c.h.batch, c.h.heads_kv, c.n.rows_kv, c.dim_v, kNaN),
+        o(c.layout, c.h.batch, c.h.heads, c.n.rows_q, c.dim_v, kPoison),
+        lse(size_t{1} * c.h.batch * c.h.heads * c.n.rows_q) {
+    const Columns attended = {visible_columns(c.band(), 0, c.n.rows_kv).begin,
+                              visible_columns(c.band(), c.n.rows_q - 1, c.n.rows_kv).end};
+    fill(q, c, {0, c.n.rows_q});
+    fill(k, c, attended);
+    fill(v, c, attended);
+  }
+};
+
+// On the device, ready to launch.
+struct Launchable {
+  Buffer<uint16_t> q, k, v, o;
+  Buffer<float> lse;
+  Buffer<char> counter{kTileCounterBytes};
+  ForwardArguments f = {};
+
+  Launchable(const Case& c, const Data& x)
+      : q(x.q.memory),
+        k(x.k.memory),
+        v(x.v.memory),
+        o(x.o.memory),
+        lse(std::max<size_t>(1, x.lse.size())) {
+    f.q = x.q.at(q.data);
+    f.k = x.k.at(k.data);
+    f.v = x.v.at(v.data);
+    f.o = x.o.at(o.data);
+    f.lse = {lse.data, int64_t{c.h.heads} * c.n.rows_q, c.n.rows_q, 1};
+    f.queries = {Form::kDense, c.n.rows_q};
+    f.keys = {Form::kDense, c.n.rows_kv};
+    f.mask = c.rule;
+    f.counter = counter.data;
+    f.is_fp16 = c.type == Type::kFp16;
+    f.batch = c.h.batch;
+    f.heads = c.h.heads;
+    f.heads_kv = c.h.heads_kv;
+    f.dim = c.dim;
+    f.dim_v = c.dim_v;
+    f.scale = 1 / std::sqrt(static_cast<float>(c.dim));
+  }
+};
+
+}  // namespace tea::primitives

@@ -1,0 +1,564 @@
+// What a tile is, and what the general kernels do to its scores: the device code of the forward
+// pass compiled for the host, thread by thread, against the definition in double precision.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "hopper/forward/score_mod.cuh"
+#include "hopper/forward/tile_order.cuh"
+
+namespace tea::hopper {
+namespace {
+
+constexpr int kHeads = 4;
+
+struct Draw {
+  std::mt19937 generator;
+  int between(int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(generator);
+  }
+  bool sometimes() { return between(0, 1); }
+  float normal() { return std::normal_distribution<float>()(generator); }
+};
+
+// One side: lengths, and a ragged buffer with gaps before each sequence and behind the last.
+struct Lengths {
+  std::vector<int32_t> cu_seqlens{0}, offsets;
+  SequenceLayout sequences;
+
+  Lengths(Draw& d, int batch, int most) {
+    int tokens = 0;
+    for (int i = 0; i < batch; ++i) {
+      const int length = d.between(0, most);
+      cu_seqlens.push_back(cu_seqlens.back() + length);
+      offsets.push_back(tokens += d.between(0, 5));
+      tokens += length;
+    }
+    offsets.push_back(tokens);
+    sequences.form = static_cast<Form>(d.between(0, 2));
+    sequences.max_seqlen = most;
+    if (sequences.form != Form::kDense) sequences.cu_seqlens = cu_seqlens.data();
+    if (sequences.form != Form::kRagged) return;
+    sequences.tokens = tokens + 3;
+    sequences.offsets = offsets.data();
+  }
+};
+
+// A random problem with every option, and its definition.
+struct Problem {
+  Draw d;
+  const int batch, most_q, most_kv;
+  const Type type;
+  Lengths q, kv;
+  ForwardArguments f = {};
+  std::vector<char> bias;
+  std::vector<float> slopes, sinks;
+  int copied = 0;  // blocks whose bias a thread took from shared memory
+  int whole = 0;   // and whose cells are dropout's
+  int64_t rng[2];
+
+  Problem(uint32_t seed, Type t)
+      : d{std::mt19937(seed)},
+        batch(d.between(1, 3)),
+        most_q(d.between(1, 200)),
+        most_kv(d.between(1, 260)),
+        type(t),
+        q(d, batch, most_q),
+        kv(d, batch, most_kv),
+        rng{d.between(0, 1 << 30), int64_t{d.between(0, 1 << 30)} << 20} {
+    f.batch = batch, f.heads = kHeads, f.heads_kv = 2, f.dim = f.dim_v = 64;
+    f.scale = d.between(0, 3) ? 0.3f : -0.2f;
+    f.queries = q.sequences, f.keys = kv.sequences;
+    f.mask = {d.sometimes(), d.sometimes(), d.sometimes() ? d.between(1, 100) : 0,
+              d.sometimes() ? d.between(1, 100) : 0};
+    if (d.sometimes())
+      for (int64_t& o : f.origin) o = d.sometimes() ? 16 * d.between(0, 5) : d.between(0, 100);
+    for (int i = 0; i < batch * kHeads; ++i) slopes.push_back(d.normal());
+    for (int i = 0; i < kHeads; ++i) sinks.push_back(d.normal());
+    f.sink = static_cast<Sink>(d.between(0, 2)), f.sinks = sinks.data();
+    ScoreModArguments& g = f.score_mod;
+    constexpr float kCaps[] = {0.5f, 3, 50, 1e6f};
+    if (d.sometimes()) g.softcap = kCaps[d.between(0, 3)];
+    if (d.sometimes()) g.dropout = 0.3f;
+    g.rng_state = rng;
+    g.alibi = d.sometimes();
+    if (d.sometimes()) g.slopes = slopes.data(), g.slopes_batch = d.sometimes() ? kHeads : 0;
+    if (d.between(0, 2)) add_bias();
+  }
+
+  void add_bias() {
+    ScoreModArguments& g = f.score_mod;
+    g.bias_is_fp32 = d.sometimes(), g.bias_before_scale = d.sometimes();
+    int64_t size = 1;
+    const bool aligned = d.sometimes();  // rows begin at multiples of 16 bytes, or anywhere
+    const auto stride = [&](int n, int64_t smallest) {
+      if (d.between(0, 3) == 0) return int64_t{0};  // broadcast
+      const int64_t s = std::max(size, smallest);
+      size = aligned ? (s * n + 7) / 8 * 8 : s * n + d.between(0, 1);
+      return s;
+    };
+    g.bias_col = aligned ? stride(most_kv, 1) : stride(most_kv, d.between(1, 2));
+    g.bias_row = stride(most_q, 1);
+    g.bias_head = stride(kHeads, 1), g.bias_batch = stride(batch, 1);
+    bias.resize(static_cast<size_t>(size + 1) * 4);
+    for (int64_t i = 0; i <= size; ++i) {
+      const float x = d.between(0, 15) ? d.normal() : -INFINITY;
+      const uint16_t code = type == Type::kBf16 ? bf16_encode(x) : fp16_encode(x);
+      if (g.bias_is_fp32)
+        memcpy(&bias[static_cast<size_t>(i) * 4], &x, 4);
+      else
+        memcpy(&bias[static_cast<size_t>(i) * 2], &code, 2);
+    }
+    g.bias = bias.data();
+  }
+
+  // Of the definition; i and j count from the start of the sequence.
+  int64_t delta(int b) const {
+    return diagonal(f.mask.bottom_right, f.queries.at(b).length, f.keys.at(b).length);
+  }
+  Band band(int b) const { return tea::band(f.mask, delta(b), f.origin[2], f.origin[3]); }
+  double bias_at(int b, int h, int64_t i, int64_t j) const {
+    const ScoreModArguments& g = f.score_mod;
+    const auto at =
+        static_cast<size_t>(b * g.bias_batch + h * g.bias_head + i * g.bias_row + j * g.bias_col);
+    if (g.bias_is_fp32) {
+      float x;
+      memcpy(&x, &bias[at * 4], 4);
+      return double{x};
+    }
+    uint16_t code;
+    memcpy(&code, &bias[at * 2], 2);
+    return double{type == Type::kBf16 ? bf16_decode(code) : fp16_decode(code)};
+  }
+  double score(double x, int b, int h, int64_t i, int64_t j) const {
+    const ScoreModArguments& g = f.score_mod;
+    if (g.bias && g.bias_before_scale) x += bias_at(b, h, i, j);
+    x *= double{f.scale};
+    if (g.softcap > 0) x = softcap(x, double{g.softcap});
+    if (g.bias && !g.bias_before_scale) x += bias_at(b, h, i, j);
+    const int64_t distance = alibi_distance(i + f.origin[2], delta(b), j + f.origin[3]);
+    const double slope = !g.alibi   ? 0
+                         : g.slopes ? double{g.slopes[b * g.slopes_batch + h]}
+                                    : alibi_slope(h, kHeads);
+    return x - slope * static_cast<double>(distance);
+  }
+  bool keeps(int b, int h, int64_t i, int64_t j) const {
+    return dropout_keeps({static_cast<uint64_t>(rng[0]), static_cast<uint64_t>(rng[1])},
+                         dropout_stream(b + f.origin[0], h + f.origin[1]), i + f.origin[2],
+                         j + f.origin[3], dropout_threshold(f.score_mod.dropout));
+  }
+};
+
+// The band and the keys of the tile show each row what it may see, and nothing more is loaded than
+// the rows of the sequence see between them.
+void check_columns(const Problem& p, const WorkTile& w) {
+  const int64_t length = p.f.keys.at(w.batch).length;
+  int64_t first = INT32_MAX, last = 0;
+  for (int i = 0; i < w.seqlen_q; ++i) {
+    const Columns want = visible_columns(p.band(w.batch), i, length),
+                  got = visible_columns({w.lo, w.hi}, i, w.seqlen_kv);
+    const bool sees = want.begin < want.end;
+    ASSERT_EQ(w.seqlen_kv > 0 && got.begin < got.end, sees) << "row " << i;
+    if (!sees) continue;
+    ASSERT_EQ(got.begin + w.skipped_keys, want.begin) << "row " << i;
+    ASSERT_EQ(got.end + w.skipped_keys, want.end) << "row " << i;
+    first = std::min(first, want.begin), last = std::max(last, want.end);
+  }
+  if (first > last) return;
+  EXPECT_EQ(w.skipped_keys, first);
+  EXPECT_EQ(w.seqlen_kv, last - first);
+  EXPECT_EQ(w.start_kv, p.f.keys.at(w.batch).start + first);
+}
+
+// The bias of 64 rows in a block, as the copy engine leaves it: garbage where no tensor is.
+template <int kCols>
+BiasTile copy_bias(const Problem& p, const WorkTile& w, int block) {
+  const ScoreModArguments& g = p.f.score_mod;
+  if (!g.bias || g.bias_is_fp32 || g.bias_col != 1 || w.skipped_keys % 8) return {};
+  const int rows = g.bias_row ? 64 : 1;
+  memset(shared_memory, 0xFF, BiasTile::bytes(kCols));  // NaN
+  for (int row = 0; row < rows; ++row)
+    for (int c = 0; c < kCols; ++c) {
+      const int64_t i = rows > 1 ? w.first_row + row : 0, j = w.skipped_keys + block * kCols + c;
+      if (i >= p.f.queries.max_seqlen || j >= p.f.keys.max_seqlen) continue;
+      const auto from =
+          static_cast<size_t>(w.batch * g.bias_batch + w.head * g.bias_head + i * g.bias_row + j);
+      memcpy(shared_memory + c / BiasTile::kColumns * BiasTile::kSlabBytes +
+                 swizzled(BiasTile::kSwizzle, row, c % BiasTile::kColumns * 2),
+             &p.bias[from * 2], 2);
+    }
+  return {shared_memory, rows};
+}
+
+// What the other lanes of the thread's warp ask of shared memory.
+template <Type kType, int kCols>
+void collect_addresses(const BiasTile& bias) {
+  if (!bias.rows || threadIdx.x % 32) return;
+  const unsigned first = threadIdx.x;
+  for (; threadIdx.x < first + 32; ++threadIdx.x) {
+    float any[kCols / 2] = {};
+    matrix_load = 0;
+    add_bias<kType>(any, 1, bias);
+  }
+  threadIdx.x = first;
+}
+
+// A thread's elements of a block, as the kernel treats them.
+template <Type kType, int kCols>
+void check_thread(Problem& p, const WorkTile& w, int block, const BiasTile& bias) {
+  const int row = w.first_row + accumulator_row(0), column = block * kCols;
+  const ElementOrigin corner = {row, column + accumulator_column(0)};
+  uint32_t seen[2];
+  for (int r = 0; r < 2; ++r) {
+    const Columns c = visible_columns({w.lo, w.hi}, row + 8 * r, w.seqlen_kv);
+    seen[r] = column_mask<kCols>(static_cast<int>(std::max(c.begin - column, int64_t{0})),
+                                 static_cast<int>(std::min(c.end - column, int64_t{kCols})));
+    if (row + 8 * r >= w.seqlen_q) seen[r] = 0;
+  }
+  float raw[kCols / 2], bent[kCols / 2], kept[kCols / 2];
+  for (int i = 0; i < kCols / 2; ++i) raw[i] = bent[i] = 4 * p.d.normal(), kept[i] = 1;
+  matrix_load = 0;
+  float highest[2], largest[2] = {kMinusInfinity, kMinusInfinity};
+  if (p.f.score_mod.bias)
+    modify_scores<kType, true>(bent, p.f, w, corner, seen, bias, highest);
+  else
+    modify_scores<kType, false>(bent, p.f, w, corner, seen, bias, highest);
+  const ScoreUnit unit = modifies_scores(p.f) ? score_unit(p.f) : ScoreUnit{1, 0};
+  for (float& x : bent) x = std::fma(unit.factor, x, unit.offset);
+  p.copied += bias.rows > 0;
+  uint32_t weights[kCols / 16][4];  // of which dropout alone takes pairs
+  for (auto& four : weights) std::fill_n(four, 4, ~0u);
+  if (p.f.score_mod.dropout > 0) apply_dropout(kept, p.f, w, corner);
+  const bool whole = p.f.score_mod.dropout > 0 && dropout_is_tile_aligned(p.f);
+  if (whole) apply_dropout(weights, p.f, w, corner);
+  p.whole += whole;
+  for (int i = 0; i < kCols / 2; ++i) {
+    const int64_t at = w.first_row + accumulator_row(i), key = column + accumulator_column(i),
+                  j = key + w.skipped_keys;
+    const bool sees = at < w.seqlen_q && key < w.seqlen_kv && visible(p.band(w.batch), at, j);
+    ASSERT_EQ(seen[row_slot(i)] >> index_in_row(i) & 1, sees) << "row " << at << " key " << j;
+    if (!sees) continue;
+    const double want = p.score(double{raw[i]}, w.batch, w.head, at, j);
+    const double unsure = 1e-5 + 3e-7 * double{p.f.score_mod.softcap} + 1e-6 * std::fabs(want);
+    largest[row_slot(i)] = std::max(largest[row_slot(i)], bent[i]);
+    if (double{bent[i]} != want) {  // minus infinity is minus infinity
+      ASSERT_NEAR(double{bent[i]}, want, unsure) << "row " << at << " key " << j;
+    }
+    const bool stays = p.f.score_mod.dropout == 0 || p.keeps(w.batch, w.head, at, j);
+    ASSERT_EQ(kept[i] != 0, stays) << "row " << at << " key " << j;
+    const uint32_t pair = weights[i / 8][i % 8 / 2] >> i % 2 * 16 & 0xFFFF;
+    ASSERT_EQ(pair, !whole || stays ? 0xFFFFu : 0) << "row " << at << " key " << j;
+  }
+  if (!softcap_is_last(p.f)) return;
+  for (int r = 0; r < 2; ++r) {
+    const float top = std::fma(unit.factor, highest[r], unit.offset);
+    if (top != largest[r]) {
+      ASSERT_NEAR(top, largest[r], 1e-5f + 3e-7f * p.f.score_mod.softcap) << "row half " << r;
+    }
+  }
+}
+
+// Counts how many times a bias came from shared memory, and how many times dropout took pairs.
+template <Type kType, int kCols>
+void check_tile(uint32_t seed, int* copied, int* whole) {
+  Problem p(seed, kType);
+  if (kCols % BiasTile::kColumns)
+    p.f.score_mod.bias = nullptr;  // then kernels for a bias have others
+  const int b = p.d.between(0, p.batch - 1), h = p.d.between(0, kHeads - 1);
+  const Sequence q = p.f.queries.at(b);
+  if (q.length == 0) return;
+  WorkTile w;
+  const TileIndex tile = {p.d.between(0, static_cast<int>(q.length - 1) / 64), h, b};
+  const SequenceBounds common = bounds_of(p.f, has_uniform_bounds(p.f) ? 0 : b);
+  describe<64, kCols>(w, p.f, common, FastDivisor(p.f.heads / p.f.heads_kv), tile);
+  describe_origin(w, p.f);
+  describe_score_mod(w, p.f);
+  EXPECT_EQ(w.seqlen_q, q.length);
+  EXPECT_EQ(w.start_q, q.start);
+  EXPECT_EQ(w.head_kv, h / (p.f.heads / p.f.heads_kv));
+  check_columns(p, w);
+  const Range clear = w.unmasked_blocks<kCols>(w.first_row);
+  for (int block = w.blocks.begin; block < w.blocks.end; ++block) {
+    for (int i = w.first_row; i < std::min(w.first_row + 64, w.seqlen_q); ++i) {
+      const Columns c = visible_columns({w.lo, w.hi}, i, w.seqlen_kv);
+      const bool all = c.begin <= block * kCols && c.end >= (block + 1) * kCols;
+      ASSERT_TRUE(all || block < clear.begin || block >= clear.end);
+    }
+    const BiasTile bias = copy_bias<kCols>(p, w, block);
+    for (unsigned thread = 0; thread < 128; ++thread) {
+      threadIdx.x = thread;
+      collect_addresses<kType, kCols>(bias);
+      check_thread<kType, kCols>(p, w, block, bias);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+  *copied += p.copied;
+  *whole += p.whole;
+}
+
+TEST(HopperWork, ScoresOfRandomTilesAgreeWithTheDefinition) {
+  int copied = 0, whole = 0;
+  for (uint32_t seed = 0; seed < 400 && !HasFatalFailure(); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    check_tile<Type::kBf16, 128>(seed, &copied, &whole);
+    check_tile<Type::kFp16, 64>(seed, &copied, &whole);
+    check_tile<Type::kBf16, 96>(seed, &copied, &whole);
+    check_tile<Type::kFp16, 80>(seed, &copied, &whole);
+    check_tile<Type::kBf16, 112>(seed, &copied, &whole);
+  }
+  EXPECT_GT(copied, 1000);
+  EXPECT_GT(whole, 1000);
+}
+
+// Every uniform beside thresholds of all sizes, in both halves.
+TEST(HopperDropout, PairsKeepWhatIsNotBelowTheThreshold) {
+  for (const uint32_t threshold : {1u, 2u, 6554u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu, 0x10000u})
+    for (uint32_t u = 0; u < 0x10000; ++u) {
+      const uint32_t other = u * 40503u & 0xFFFF;
+      const uint32_t want = (u >= threshold ? 0xFFFFu : 0) | (other >= threshold ? 0xFFFF0000u : 0);
+      ASSERT_EQ(kept_pair(u | other << 16, threshold), want) << u << " and " << other;
+    }
+}
+
+// A soft cap is a polynomial where all scores of a thread are below 1 in its units, else
+// exponentials and a division for four: both at, before and behind that place, and at what is no
+// number.
+TEST(HopperWork, TheSoftCapIsTheSameOnBothSidesOfItsPolynomial) {
+  constexpr int kCount = 8;
+  for (int n = -1300; n <= 1300; ++n)
+    for (const float other : {0.0f, 0.999f, 1.0f, -1.001f, 40.0f, -INFINITY}) {
+      float s[kCount], highest[2];
+      for (float& x : s) x = static_cast<float>(n) / 1000;
+      s[5] = other;
+      const float raw[2] = {s[0], other};
+      softcap_scores(s, highest);
+      const auto want = [](float x) { return -1 / (1 + std::exp2(double{x})); };
+      EXPECT_NEAR(s[0], want(raw[0]), 1.5e-7) << n << " beside " << other;
+      EXPECT_NEAR(s[5], want(other), 1.5e-7) << n << " beside " << other;
+      for (int r = 0; r < 2; ++r) {
+        const float top = row_slot(5) == r ? std::max(raw[0], other) : raw[0];
+        EXPECT_NEAR(highest[r], want(top), 1.5e-7) << n << " beside " << other;
+      }
+    }
+  float s[kCount] = {}, highest[2];
+  s[2] = NAN;
+  softcap_scores(s, highest);
+  EXPECT_TRUE(std::isnan(s[2]));
+}
+
+// The largest difference of logarithms of weights from the definition, in units of what is allowed.
+// Every fourth product is the largest that there is, `most` of the cap; of the others some are not
+// seen, if any may be so.
+double worst_under_cap(float scale, float cap, double most, bool some_unseen) {
+  constexpr int kCount = 64;
+  Draw d;
+  float s[kCount], shrink[2];
+  double scores[kCount], top[2] = {-INFINITY, -INFINITY};
+  uint32_t seen[2] = {~0u, ~0u};
+  for (int i = 0; i < kCount; ++i) {
+    const double of_cap = most * (i % 8 == 1 ? 1 : i % 8 == 2 ? -1 : std::sin(d.normal()));
+    s[i] = static_cast<float>(of_cap * double{cap} / double{scale});
+    scores[i] = double{cap} * std::tanh(double{s[i]} * double{scale} / double{cap});
+    if (some_unseen && i % 5 == 0) {
+      seen[row_slot(i)] &= ~(1u << index_in_row(i));
+      s[i] = kMinusInfinity;
+      scores[i] = -INFINITY;
+    }
+    top[row_slot(i)] = std::max(top[row_slot(i)], scores[i]);
+  }
+  OnlineSoftmax softmax;
+  softmax.start();
+  const SoftcapPolynomial c = make_softcap_polynomial(scale, cap);
+  SoftcapSoftmax b;
+  b.update_max(c, softmax, s, seen, 2 * cap * kLog2E, shrink);
+  b.exponentials(c, s, seen);
+  double worst = 0;
+  for (int i = 0; i < kCount; ++i) {
+    const double want = scores[i] - top[row_slot(i)];
+    const double unsure = 2e-6 + 5e-7 * double{cap} + 1e-6 * std::fabs(want);
+    if (want < -80)
+      worst = std::max(worst, s[i] < 1e-34f ? 0 : 1e9);
+    else
+      worst = std::max(worst, std::fabs(std::log(double{s[i]}) - want) / unsure);
+    const double is = double{std::fma(2 * cap, softmax.row_max[row_slot(i)], cap)};
+    worst = std::max(worst, std::fabs(is - top[row_slot(i)]) / (5e-7 * double{cap}));
+  }
+  return worst;
+}
+
+// Up to a quarter of the cap the exponents have a polynomial, for all scores of a warp or for none.
+// Where the coefficients of caps leave the range of floats, it serves no score.
+TEST(HopperWork, TheSoftmaxUnderACapIsTheSameOnBothSidesOfItsPolynomial) {
+  for (const float cap : {0.3f, 20.0f, 50.0f, 400.0f})
+    for (const float scale : {0.125f, 1.0f, 3.0f})
+      for (const double most : {0.0, 0.01, 0.249, 0.2501, 0.4, 2.0, 30.0, 1000.0})
+        for (const bool some_unseen : {false, true})
+          EXPECT_LT(worst_under_cap(scale, cap, most, some_unseen), 1)
+              << cap << ' ' << scale << ' ' << most << ' ' << some_unseen;
+  EXPECT_GT(make_softcap_polynomial(0.125f, 50).limit, 0);
+  for (const float cap : {1e-30f, 1e-9f, 1e9f, 1e30f})
+    EXPECT_LT(make_softcap_polynomial(0.125f, cap).limit, 0);
+  for (const float cap : {1e-9f, 1e-4f}) EXPECT_LT(worst_under_cap(0.125f, cap, 0.1, true), 1);
+}
+
+// What is no number stays none, and rows that see nothing weigh nothing, near zero and far from it.
+TEST(HopperWork, UnderACapWhatIsNoNumberStaysNone) {
+  for (const float other : {1.0f, 1000.0f}) {
+    float s[8] = {NAN, 1, kMinusInfinity, kMinusInfinity, other, 2, kMinusInfinity, kMinusInfinity};
+    float shrink[2];
+    const uint32_t seen[2] = {~0u, 0};
+    OnlineSoftmax softmax;
+    softmax.start();
+    const SoftcapPolynomial c = make_softcap_polynomial(1, 50);
+    SoftcapSoftmax b;
+    b.update_max(c, softmax, s, seen, 100 * kLog2E, shrink);
+    EXPECT_EQ(b.use_polynomial, other < 2);
+    b.exponentials(c, s, seen);
+    EXPECT_TRUE(std::isnan(s[0]));
+    for (const int i : {2, 3, 6, 7}) EXPECT_EQ(s[i], 0) << i;
+    EXPECT_EQ(softmax.row_max[1], kMinusInfinity);
+  }
+}
+
+// Of 132 blocks that claim causal tiles: the mean share of work over the largest. A tile costs its
+// blocks of keys and two more. ahead: tiles that a block has claimed beyond the one it works on.
+double balance(const TileOrder& order, int ahead) {
+  struct Block {
+    int64_t free = 0;          // when it begins the next one
+    std::vector<int> claimed;  // what they cost, the next one first
+  };
+  std::vector<Block> blocks(132);
+  int64_t total = 0, end = 0;
+  int next = 0;
+  const auto claim = [&](Block& b) {
+    if (next == order.count()) return;
+    b.claimed.push_back(order.at(next++).row_block + 3);
+    total += b.claimed.back();
+  };
+  for (int i = 0; i < ahead; ++i)
+    for (Block& b : blocks) claim(b);
+  for (;;) {
+    Block* first = nullptr;
+    for (Block& b : blocks)
+      if ((!b.claimed.empty() || next < order.count()) && (!first || b.free < first->free))
+        first = &b;
+    if (!first) return static_cast<double>(total) / 132 / static_cast<double>(end);
+    claim(*first);
+    first->free += first->claimed.front();
+    end = std::max(end, first->free);
+    first->claimed.erase(first->claimed.begin());
+  }
+}
+
+// A cache that held one byte less than 32 heads took 31, and the last of 128 had the processors to
+// themselves: 0.90 to 0.96 in half of these shapes. So did, with two tiles ahead, blocks that had
+// claimed what others could have begun: 0.92 to 0.96 where 128 or 256 have few heads.
+TEST(HopperOrder, CausalTilesEndEvenly) {
+  for (const int dim : {64, 128, 256})
+    for (const int rows : {512, 1024, 2048, 4096, 16384})
+      for (const int heads : {2048 / dim, 2048 / dim + 1, 40}) {
+        const int height = dim == 64 ? 192 : 128, blocks = (rows + height - 1) / height;
+        const TileOrder order = make_tile_order(blocks, heads, 1, 16384 / rows, height / 64, true);
+        for (const int ahead : {0, 1})
+          EXPECT_GT(balance(order, ahead), ahead ? 0.96 : 0.97)
+              << dim << ", " << rows << " rows, " << heads << " heads, " << ahead << " ahead";
+      }
+}
+
+TEST(HopperOrder, APreparedDivisorDivides) {
+  std::vector<int> numbers = {0, 1, 2, 3, 65535, 65536, INT32_MAX - 1, INT32_MAX};
+  Draw d{std::mt19937(6)};
+  for (int i = 0; i < 200; ++i) numbers.push_back(d.between(0, INT32_MAX) >> d.between(0, 30));
+  for (const int by : numbers) {
+    if (by == 0) continue;
+    const FastDivisor divisor(by);
+    for (const int n : numbers) {
+      for (const int near : {n, n / by * by, std::max(n / by * by - 1, 0)}) {
+        ASSERT_EQ(near / divisor, near / by) << near << " by " << by;
+        ASSERT_EQ(near % divisor, near % by) << near << " by " << by;
+      }
+    }
+  }
+}
+
+TEST(HopperOrder, PreparedStepsLeadToTheSameTiles) {
+  for (const int heads : {1, 3, 8, 16})
+    for (const int at_once : {1, 2, 5, 8, 48}) {
+      const TileOrder order = {5, heads, 3, std::min(at_once, 3 * heads), true};
+      const TileOrder::Divisors<FastDivisor> divisors = order.divisors<FastDivisor>();
+      for (int n = 0; n < order.count(); ++n) {
+        const TileIndex a = order.at(n), b = order.at(n, divisors);
+        ASSERT_TRUE(a.row_block == b.row_block && a.head == b.head && a.batch == b.batch)
+            << n << " of " << heads << " heads, " << at_once << " at once";
+      }
+    }
+}
+
+// A row with scores exp(top) * sum, or none, and a sink or none.
+TEST(HopperWork, TheEndOfARowAccountsForTheSink) {
+  Draw d{std::mt19937(5)};
+  for (int i = 0; i < 2000; ++i) {
+    const double top = 5 * d.normal(), sum = 1 + std::fabs(d.normal());
+    const double sink = d.sometimes() ? 5 * d.normal() : -INFINITY;
+    const bool none = d.between(0, 4) == 0;
+    OnlineSoftmax softmax;
+    softmax.start();
+    if (!none) {
+      softmax.row_max[0] = static_cast<float>(top);
+      softmax.row_sum[0] = static_cast<float>(sum) / 4;  // of one thread in four
+    }
+    const OnlineSoftmax::RowResult end = softmax.finalize({1, 0}, static_cast<float>(sink)).row[0];
+    const double seen = none ? 0 : sum * std::exp(top), total = seen + std::exp(sink);
+    const auto near = [](double got, double want) {
+      return got == want || std::fabs(got - want) <= 5e-6 * (1 + std::fabs(want));
+    };
+    EXPECT_TRUE(near(end.lse, std::log(total))) << end.lse;
+    EXPECT_TRUE(near(end.factor, none ? 0 : std::exp(top) / total)) << end.factor;
+    EXPECT_TRUE(near(end.max, none ? -INFINITY : top)) << end.max;
+    EXPECT_TRUE(near(end.sum_exp, none ? 0 : total / std::exp(top))) << end.sum_exp;
+  }
+}
+
+// Caught by review: from about 2^31 on, the rounding of a top times the scale took exponentials out
+// of range, and O became NaN. Range of scores whose tops rise and fall, of every magnitude.
+TEST(HopperSoftmax, ScoresOfAnyMagnitudeHaveASum) {
+  constexpr int kCount = 8, kBlocks = 6;
+  const float scale = 0.3f;
+  Draw d{std::mt19937(7)};
+  for (int power = 0; power < 120; ++power) {
+    const float magnitude = std::ldexp(1.0f, power);
+    OnlineSoftmax softmax;
+    softmax.start();
+    double accumulated = 0, top = -INFINITY, total = 0;
+    std::vector<double> all;
+    for (int block = 0; block < kBlocks; ++block) {
+      float s[kCount], shrink[2];
+      for (int i = 0; i < kCount; ++i) {
+        const float x = block == 0 ? -INFINITY : d.normal() * magnitude;  // first, nothing is seen
+        s[i] = i == 3 && block == 4 ? static_cast<float>(top) : x;        // a tie
+        if (row_slot(i) == 0) all.push_back(double{s[i]}), top = std::fmax(top, double{s[i]});
+      }
+      float highest[2];
+      thread_row_max(s, highest);
+      softmax.update(s, highest, scale * kLog2E, shrink);
+      accumulated *= double{shrink[0]};
+      for (int i = 0; i < kCount; ++i)
+        if (row_slot(i) == 0) accumulated += double{s[i]};
+    }
+    for (const double x : all) total += std::exp((x - top) * double{scale});
+    const OnlineSoftmax::RowResult end = softmax.finalize({scale, 0}).row[0];
+    const double own = top * double{scale};
+    // A product with the top is rounded; beyond kFar only the largest score has a weight.
+    const bool far = std::fabs(own) >= double{OnlineSoftmax::kExactScaleFrom} * double{kLn2};
+    const double unsure = 1e-5 + (far ? 0 : 2e-7 * std::fabs(own));
+    EXPECT_NEAR(4 * accumulated * double{end.factor}, 1, 1e-5) << "2^" << power;  // of a quad
+    EXPECT_NEAR(std::log(double{end.sum_exp} / 4), std::log(total), unsure) << "2^" << power;
+    EXPECT_NEAR(double{end.max}, own, 1e-6 * std::fabs(own)) << "2^" << power;
+    EXPECT_NEAR(double{end.lse}, own + std::log(4 * total), unsure + 1e-6 * std::fabs(own));
+  }
+}
+
+}  // namespace
+}  // namespace tea::hopper
