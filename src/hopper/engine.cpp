@@ -2,8 +2,6 @@
 // TMA and the kernels cannot do.
 #include "hopper/engine.h"
 
-#include <cstring>
-
 #include "core/driver.h"
 #include "core/error.h"
 #include "hopper/forward/config.h"
@@ -12,86 +10,16 @@
 namespace tea::hopper {
 namespace {
 
-constexpr uint64_t kCounterBytes = 256;  // more than needed, and the workspace stays aligned
+constexpr uint64_t kCounterBytes =
+    256;  // keeps the alignment of a workspace that is divided further
 static_assert(kCounterBytes >= kTileCounterBytes);
 constexpr int kFewRows = 64;  // the rows of one consumer warpgroup
 
-// Whether needs_tile_counter() may hold for some extents of the problem.
-bool may_need_tile_counter(const Problem& p) {
-  return p.q_form || p.kv_form || p.causal || p.window_left || p.window_right ||
-         kTiles[find_tile(p.dim_qk, p.v_dim())].block_m() > 128;
-}
-
-// ------------------------------------------------------------------------------------------ run
-
-int32_t narrow(int64_t rows, const char* what) {
+// What plan() has checked for the problem may be exceeded by the extents of a run.
+void require_seqlen(int64_t rows, const char* what) {
   if (rows > kMaxSeqlen)
     throw Error(TEA_UNSUPPORTED, std::string(what) + " is " + shown(rows) +
                                      "; hopper needs at most " + shown(kMaxSeqlen));
-  return static_cast<int32_t>(rows);
-}
-
-StridedTensor strided(void* data, const tea_strides& s) { return {data, s.batch, s.head, s.seq}; }
-
-SequenceLayout queries(const Problem& p, const Run& run) {
-  const bool gaps = p.gaps && p.q_form == TEA_RAGGED;
-  return {static_cast<Form>(p.q_form), narrow(run.size.max_q, "the longest query sequence"),
-          narrow(run.size.tokens_q, "run.tokens_q"), run.as<const int32_t>(TEA_CU_SEQLENS_Q),
-          gaps ? run.as<const int32_t>(TEA_OFFSETS_Q) : nullptr};
-}
-SequenceLayout keys(const Problem& p, const Run& run) {
-  const bool gaps = p.gaps && p.kv_form == TEA_RAGGED;
-  return {static_cast<Form>(p.kv_form), narrow(run.size.max_kv, "the longest key sequence"),
-          narrow(run.size.tokens_kv, "run.tokens_kv"), run.as<const int32_t>(TEA_CU_SEQLENS_KV),
-          gaps ? run.as<const int32_t>(TEA_OFFSETS_KV) : nullptr};
-}
-static_assert(+TEA_DENSE == static_cast<int>(Form::kDense) &&
-              +TEA_PADDED == static_cast<int>(Form::kPadded) &&
-              +TEA_RAGGED == static_cast<int>(Form::kRagged));
-
-ScoreModArguments score_mod(const Problem& p, const Run& run) {
-  const tea_bias_strides& s = run.size.bias;
-  ScoreModArguments g = {};
-  if (p.bias) g.bias = run.tensor[TEA_BIAS];
-  g.bias_batch = s.batch, g.bias_head = s.head, g.bias_row = s.row, g.bias_col = s.col;
-  g.bias_is_fp32 = p.bias_type() == TEA_FP32;
-  g.bias_before_scale = p.bias == TEA_BIAS_PRE_SCALE;
-  g.alibi = p.alibi != TEA_ALIBI_NONE;
-  if (p.alibi == TEA_ALIBI_SLOPES) g.slopes = run.as<const float>(TEA_SLOPES);
-  g.slopes_batch = run.size.slopes;
-  g.softcap = p.softcap;
-  if (p.drops()) g.dropout = p.dropout, g.rng_state = run.as<const int64_t>(TEA_RNG_STATE);
-  return g;
-}
-
-ForwardArguments make_arguments(const Problem& p, const Run& run) {
-  const Geometry& size = run.size;
-  ForwardArguments f = {};
-  // Empty tensors may be NULL. Nothing of them is read, but a tensor map cannot be encoded for
-  // NULL.
-  const auto memory = [&](tea_tensor t, tea_tensor other) {
-    return run.tensor[run.tensor[t] ? t : other];
-  };
-  f.q = strided(run.tensor[TEA_Q], size.q), f.k = strided(memory(TEA_K, TEA_O), size.k);
-  f.v = strided(memory(TEA_V, TEA_O), size.v), f.o = strided(memory(TEA_O, TEA_Q), size.o);
-  if (p.writes_lse()) f.lse = strided(run.tensor[TEA_LSE], size.lse);
-  if (p.outputs & TEA_OUTPUT_MAX) f.max = strided(run.tensor[TEA_MAX], size.lse);
-  if (p.outputs & TEA_OUTPUT_SUM_EXP) f.sum_exp = strided(run.tensor[TEA_SUM_EXP], size.lse);
-  f.queries = queries(p, run), f.keys = keys(p, run);
-  f.mask = p.mask();
-  std::memcpy(f.origin, run.origin, sizeof f.origin);
-  f.origin_device = run.origin_device, f.status = run.status;
-  f.sink = p.softmax == TEA_SOFTMAX_LEARNABLE    ? Sink::kTensor
-           : p.softmax == TEA_SOFTMAX_OFF_BY_ONE ? Sink::kZero
-                                                 : Sink::kNone;
-  f.sinks = run.as<const float>(TEA_SINK);
-  f.counter = run.workspace;
-  f.is_fp16 = p.dtype == TEA_FP16;
-  f.batch = narrow(size.batch, "the batch");
-  f.heads = p.heads_q, f.heads_kv = p.heads_kv, f.dim = p.dim_qk, f.dim_v = p.v_dim();
-  f.scale = static_cast<float>(p.scale_value());
-  f.score_mod = score_mod(p, run);
-  return f;
 }
 
 struct Hopper : Executable {
@@ -101,6 +29,10 @@ struct Hopper : Executable {
 
   void forward(const Run& run) const override {
     if (!run.tensor[TEA_Q]) return;  // no query row
+    require_seqlen(run.size.max_q, "the longest query sequence");
+    require_seqlen(run.size.max_kv, "the longest key sequence");
+    require_seqlen(run.size.tokens_q, "run.tokens_q");
+    require_seqlen(run.size.tokens_kv, "run.tokens_kv");
     const driver::OnDevice current(device);
     const Outcome outcome = hopper::forward(make_arguments(problem, run), run.stream);
     if (outcome.code)
@@ -150,8 +82,12 @@ Attempt plan(const Problem& p, const Device& device) {
 }
 
 uint64_t workspace(const Problem& p, const Geometry& size) {
-  const bool sixteen_bits = p.dtype == TEA_FP16 || p.dtype == TEA_BF16;
-  return sixteen_bits && size.batch && may_need_tile_counter(p) ? kCounterBytes : 0;
+  if (p.dtype != TEA_FP16 && p.dtype != TEA_BF16) return 0;
+  Run run{};
+  run.size = size;
+  const AttentionArguments args = make_arguments(p, run);
+  const Selection selected = select_kernel(args);
+  return selected.tile >= 0 && needs_tile_counter(args, selected) ? kCounterBytes : 0;
 }
 
 }  // namespace tea::hopper

@@ -54,7 +54,7 @@ constexpr Config config(int number) {
 }
 
 struct Parameters {
-  BackwardWork work;
+  BackwardArguments work;
   int tiles;  // of the keys of a sequence
   float scale_log2;
 };
@@ -107,7 +107,7 @@ struct Kernel {
   struct Block {
     const Parameters& p;
     Smem& s;
-    const Item item;
+    const SequencePair seq;
     const int kv_head, key;     // the first key
     const int low, high, keys;  // the band, and the keys of the sequence
     const Columns seeing;       // rows of the sequence that see anything
@@ -118,42 +118,43 @@ struct Kernel {
     return static_cast<int>(max(min(x, int64_t{1} << 30), -(int64_t{1} << 30)));
   }
   static TEA_DEVICE Block block_of(const Parameters& p, Smem& s) {
-    const Work& w = p.work.w;
+    const AttentionArguments& args = p.work.args;
     const unsigned n = blockIdx.x, tile = n % p.tiles, rest = n / p.tiles;
-    const Item item = item_of(w, rest / w.heads_kv);
-    const int key = static_cast<int>(tile) * kCols, keys = static_cast<int>(item.kv.length);
-    const Columns rows = seeing_rows(item, key, min(key + kCols, keys));
+    const SequencePair seq = sequence_pair_of(args, rest / args.heads_kv);
+    const int key = static_cast<int>(tile) * kCols, keys = static_cast<int>(seq.kv.length);
+    const Columns rows = seeing_rows(seq, key, min(key + kCols, keys));
     return {p,
             s,
-            item,
-            static_cast<int>(rest % w.heads_kv),
+            seq,
+            static_cast<int>(rest % args.heads_kv),
             key,
-            within_int(item.band.lo),
-            within_int(item.band.hi),
+            within_int(seq.band.lo),
+            within_int(seq.band.hi),
             keys,
-            seeing_rows(item),
+            seeing_rows(seq),
             within_int(rows.begin),
             key < keys ? within_int(rows.end) : 0};
   }
 
-  static TEA_DEVICE void load_keys(const Block& k, const Operand& to, const Rows& rows, int dim) {
-    const int64_t at = first_element(rows, k.p.work.w.keys, k.item.kv, k.item.b, k.kv_head);
-    load_rows<kGeneral, kCols, kThreads>(to, rows, at, k.key, k.item.attended, 0, dim);
+  static TEA_DEVICE void load_keys(const Block& k, const Operand& to, const StridedTensor& rows,
+                                   int dim) {
+    const int64_t at = first_element(rows, k.p.work.args.keys, k.seq.kv, k.seq.batch, k.kv_head);
+    load_rows<kGeneral, kCols, kThreads>(to, rows, at, k.key, k.seq.attended, 0, dim);
   }
-  static TEA_DEVICE void load_queries(const Block& k, const Operand& to, const Rows& rows, int dim,
-                                      const Walk& at) {
-    const int64_t from = first_element(rows, k.p.work.w.queries, k.item.q, k.item.b, at.head);
+  static TEA_DEVICE void load_queries(const Block& k, const Operand& to, const StridedTensor& rows,
+                                      int dim, const Walk& at) {
+    const int64_t from = first_element(rows, k.p.work.args.queries, k.seq.q, k.seq.batch, at.head);
     load_rows<kGeneral, kRows, kThreads>(to, rows, from, at.first, k.seeing, 0, dim);
   }
   static TEA_DEVICE void load_step(const Block& k, const Walk& at, int stage) {
-    const Work& w = k.p.work.w;
+    const AttentionArguments& args = k.p.work.args;
     const RowSums& sums = k.p.work.sums;
-    load_queries(k, {shared_address(k.s.q[stage])}, w.q, w.dim_qk, at);
-    load_queries(k, {shared_address(k.s.dout[stage])}, w.dout, w.dim_v, at);
+    load_queries(k, {shared_address(k.s.q[stage])}, args.q, args.dim_qk, at);
+    load_queries(k, {shared_address(k.s.dout[stage])}, args.dout, args.dim_v, at);
     const int i = afresh_thread(static_cast<int>(threadIdx.x)), row = at.first + i;
     if (i < kRows) {
       const bool valid = row >= k.seeing.begin && row < k.seeing.end;
-      const int64_t entry = valid ? first_entry(k.p.work, k.item, at.head) + row : 0;
+      const int64_t entry = valid ? first_entry(k.p.work, k.seq, at.head) + row : 0;
       copy_4(shared_address(&k.s.lse2[stage][i]), sums.lse2 + entry, valid);
       copy_4(shared_address(&k.s.delta[stage][i]), sums.delta + entry, valid);
     }
@@ -250,12 +251,12 @@ struct Kernel {
 
   static TEA_DEVICE void general_scores(const Block& k, const Walk& at, int stage, const Spot& spot,
                                         float* largest) {
-    const Work& w = k.p.work.w;
-    const Factors f = factors_of(w);
-    const Head head = head_of(w, k.item, at.head);
+    const AttentionArguments& args = k.p.work.args;
+    const Factors f = factors_of(args);
+    const Head head = head_of(args, k.seq, at.head);
     const Operand q{shared_address(k.s.q[stage])}, dout{shared_address(k.s.dout[stage])};
     const auto strip = [&](int m) {
-      return Strip<OfScores::kTiles>{w, k.item, head, at.first + spot.row + 16 * m,
+      return Strip<OfScores::kTiles>{args, k.seq, head, at.first + spot.row + 16 * m,
                                      k.key + spot.column};
     };
     Scores x = {}, dp = {};
@@ -292,8 +293,8 @@ struct Kernel {
   static TEA_DEVICE void add_to_sums(const Block& k, const Walk& at, const QuerySums& dq, int row,
                                      int column, int lane) {
     const RowSums& sums = k.p.work.sums;
-    const int64_t first = first_entry(k.p.work, k.item, at.head);
-    const int length = static_cast<int>(k.item.q.length);
+    const int64_t first = first_entry(k.p.work, k.seq, at.head);
+    const int length = static_cast<int>(k.seq.q.length);
 #pragma unroll
     for (int m = 0; m < OfQueries::kRows16; ++m) {
       const int top = at.first + row + 16 * m;
@@ -336,7 +337,7 @@ struct Kernel {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int r = row + 16 * m + 8 * half + lane() / 4;
-        const bool any = k.key + r >= k.item.attended.begin && k.key + r < k.item.attended.end;
+        const bool any = k.key + r >= k.seq.attended.begin && k.key + r < k.seq.attended.end;
 #pragma unroll
         for (int n = 0; n < OfKeys::kTiles; ++n)
           store_two(tile, r, column + 8 * n + lane() % 4 * 2,
@@ -371,19 +372,19 @@ struct Kernel {
         for (int i = 0; i < 4; ++i)
           sums[row + 16 * m + row_of(i)][column + column_of(n, i)] = x[m][n][i];
     __syncthreads();
-    store_sums<kCols, kDim, kThreads>(sums, to, k.key, count, k.item.attended);
+    store_sums<kCols, kDim, kThreads>(sums, to, k.key, count, k.seq.attended);
   }
   static TEA_DEVICE void store_keys(const Block& k, const KeySums& dk, const KeySums& dv) {
-    const Work& w = k.p.work.w;
-    const Factors f = factors_of<!kGeneral>(w);
-    const auto place = [&](const Rows& to) {
-      return first_element(to, w.keys, k.item.kv, k.item.b, k.kv_head);
+    const AttentionArguments& args = k.p.work.args;
+    const Factors f = factors_of<!kGeneral>(args);
+    const auto place = [&](const StridedTensor& to) {
+      return first_element(to, args.keys, k.seq.kv, k.seq.batch, k.kv_head);
     };
-    const int64_t count = w.keys.form == TEA_RAGGED ? k.item.kv.length : w.keys.capacity;
+    const int64_t count = args.keys.form == TEA_RAGGED ? k.seq.kv.length : args.keys.max_seqlen;
     const Result to_dk = {
-        w.dk, place(w.dk), 0, w.dim_qk, f.dk, scalar(w.scales.dk), w.scales.dk_amax};
-    const Result to_dv = {
-        w.dv, place(w.dv), 0, w.dim_v, f.dv, scalar(w.scales.dv), w.scales.dv_amax};
+        args.dk, place(args.dk), 0, args.dim_qk, f.dk, scalar(args.fp8.dk), args.fp8.dk_amax};
+    const Result to_dv = {args.dv,         place(args.dv), 0, args.dim_v, f.dv, scalar(args.fp8.dv),
+                          args.fp8.dv_amax};
     if constexpr (kGeneral) {
       store_general(k, dk, to_dk, count);
       store_general(k, dv, to_dv, count);
@@ -400,9 +401,9 @@ struct Kernel {
   static TEA_DEVICE void body(const Parameters& p) {
     extern __shared__ __align__(128) uint8_t memory[];
     const Block k = block_of(p, *reinterpret_cast<Smem*>(memory));
-    const Work& w = p.work.w;
+    const AttentionArguments& args = p.work.args;
     const Operand keys{shared_address(k.s.k)}, values{shared_address(k.s.v)};
-    const int group = w.heads_q / w.heads_kv, first_head = k.kv_head * group;
+    const int group = args.heads_q / args.heads_kv, first_head = k.kv_head * group;
     const int stop = k.begin / kRows * kRows, tiles = (k.end - stop + kRows - 1) / kRows;
     const int count = k.begin < k.end ? tiles * group : 0;
     const int last = stop + (tiles - 1) * kRows;
@@ -410,8 +411,8 @@ struct Kernel {
     typename OfKeys::Sums dk = {}, dv = {};
     float largest = 0;
     if (count > 0) {
-      load_keys(k, keys, w.k, w.dim_qk);
-      load_keys(k, values, w.v, w.dim_v);
+      load_keys(k, keys, args.k, args.dim_qk);
+      load_keys(k, values, args.v, args.dim_v);
       load_step(k, next, 0);
     }
     for (int n = 0; n < count; ++n, at.advance()) {
@@ -441,7 +442,7 @@ struct Kernel {
     }
     __syncthreads();
     store_keys(k, dk, dv);
-    if constexpr (kGeneral) raise_by_warp(w.scales.dp_amax, largest);
+    if constexpr (kGeneral) raise_by_warp(args.fp8.dp_amax, largest);
   }
 };
 
@@ -452,16 +453,16 @@ struct Pass {
   template <int kNumber>
   using Kernel = portable::Kernel<config(kNumber)>;
   template <class K>
-  static int64_t tiles(const Work& w) {
-    return (w.keys.capacity + K::kCols - 1) / K::kCols;
+  static int64_t tiles(const AttentionArguments& args) {
+    return (args.keys.max_seqlen + K::kCols - 1) / K::kCols;
   }
-  static int64_t heads(const Work& w) { return w.heads_kv; }
+  static int64_t heads(const AttentionArguments& args) { return args.heads_kv; }
 };
 
 // Null: none fits.
-const Choice<Pass>* choose(const Work& w, const Device& device) {
-  const bool general = !is_plain(w, {&w.q, &w.k, &w.v, &w.dout, &w.dk, &w.dv});
-  return choose<Pass>(w, device, [&](const Row& row) { return row.general || !general; });
+const Choice<Pass>* choose(const AttentionArguments& args, const Device& device) {
+  const bool general = !is_plain(args, {&args.q, &args.k, &args.v, &args.dout, &args.dk, &args.dv});
+  return choose<Pass>(args, device, [&](const Row& row) { return row.general || !general; });
 }
 
 // The workspace in pieces of a multiple of 256 bytes, all but dq always.
@@ -492,17 +493,18 @@ void backward(const Problem& problem, const Device& device, const Run& run) {
   if (!limit.empty()) throw Error(TEA_UNSUPPORTED, "portable: " + limit);
   const auto stream = static_cast<cudaStream_t>(run.stream);
   const Plan plan = plan_of(problem, run.size);
-  BackwardWork work{make_work(problem, run), {}, run.size.batch};
-  const Work& w = work.w;
-  const Choice<Pass>* const fast = choose(w, device);
-  char* const memory = static_cast<char*>(w.workspace);
+  BackwardArguments work{make_arguments(problem, run), {}, run.size.batch};
+  const AttentionArguments& args = work.args;
+  const Choice<Pass>* const fast = choose(args, device);
+  char* const memory = static_cast<char*>(args.workspace);
   const bool adds = fast && plan.dq > 0;
   work.sums = {reinterpret_cast<float*>(memory), reinterpret_cast<float*>(memory + plan.per_row),
                adds ? reinterpret_cast<float*>(memory + 2 * plan.per_row) : nullptr, plan.rows,
                plan.width};
 
-  clear_gaps(w, w.queries, {{w.dq, w.heads_q, w.dim_qk}}, false, run.stream);
-  clear_gaps(w, w.keys, {{w.dk, w.heads_kv, w.dim_qk}, {w.dv, w.heads_kv, w.dim_v}}, false,
+  clear_gaps(args, args.queries, {{args.dq, args.heads_q, args.dim_qk}}, false, run.stream);
+  clear_gaps(args, args.keys,
+             {{args.dk, args.heads_kv, args.dim_qk}, {args.dv, args.heads_kv, args.dim_v}}, false,
              run.stream);
   prepare_rows(work, stream);
   if (fast)
@@ -513,8 +515,8 @@ void backward(const Problem& problem, const Device& device, const Run& run) {
     finish_dq(work, stream);
   else if (!queries_alone(work, device, stream))
     wide_queries(work, stream);
-  if (w.bias.gradient) wide_bias(work, stream);
-  if (w.dsink) sum_dsink(work, stream);
+  if (args.bias.gradient) wide_bias(work, stream);
+  if (args.dsink) sum_dsink(work, stream);
 }
 
 }  // namespace tea::portable

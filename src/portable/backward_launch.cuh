@@ -26,29 +26,30 @@ __global__ void __launch_bounds__(Pass::template Kernel<kNumber>::kThreads)
 }
 
 template <class Pass, int kNumber>
-void launch_tiles(const BackwardWork& work, cudaStream_t stream) {
+void launch_tiles(const BackwardArguments& work, cudaStream_t stream) {
   static OncePerDevice allowed;
   using K = typename Pass::template Kernel<kNumber>;
   using Parameters = typename Pass::Parameters;
-  const Work& w = work.w;
-  const int64_t tiles = Pass::template tiles<K>(w), blocks = tiles * Pass::heads(w) * w.batch;
+  const AttentionArguments& args = work.args;
+  const int64_t tiles = Pass::template tiles<K>(args),
+                blocks = tiles * Pass::heads(args) * args.batch;
   if (blocks == 0) return;
   const Launch how{Pass::name, static_cast<unsigned>(blocks), K::kThreads,
                    sizeof(typename K::Smem)};
   allow_shared(how, entry<Pass, kNumber>, allowed);
   launch(how, entry<Pass, kNumber>, stream,
-         Parameters{work, static_cast<decltype(Parameters::tiles)>(tiles), w.scale * kLog2E});
+         Parameters{work, static_cast<decltype(Parameters::tiles)>(tiles), args.scale * kLog2E});
 }
 
 template <class Pass>
 struct Choice {
   std::decay_t<decltype(Pass::table[0])> row;
   int shared;
-  void (*bf16)(const BackwardWork&, cudaStream_t);
-  void (*fp16)(const BackwardWork&, cudaStream_t);
+  void (*bf16)(const BackwardArguments&, cudaStream_t);
+  void (*fp16)(const BackwardArguments&, cudaStream_t);
 
-  void run(const BackwardWork& work, cudaStream_t stream) const {
-    (tile_type(work.w) == TEA_FP16 ? fp16 : bf16)(work, stream);
+  void run(const BackwardArguments& work, cudaStream_t stream) const {
+    (tile_type(work.args) == TEA_FP16 ? fp16 : bf16)(work, stream);
   }
 };
 template <class Pass, int kRow>
@@ -66,9 +67,10 @@ constexpr auto kChoices =
 
 // The first row that `serves` and is large enough; null: none.
 template <class Pass, class Serves>
-const Choice<Pass>* choose(const Work& w, const Device& device, const Serves& serves) {
-  if (tile_type(w) == TEA_FP32) return nullptr;
-  const int dim = std::max(w.dim_qk, w.dim_v);
+const Choice<Pass>* choose(const AttentionArguments& args, const Device& device,
+                           const Serves& serves) {
+  if (tile_type(args) == TEA_FP32) return nullptr;
+  const int dim = std::max(args.dim_qk, args.dim_v);
   const auto fits = [&](const Choice<Pass>& c) {
     return serves(c.row) && dim <= c.row.dim && c.shared <= device.shared_bytes;
   };

@@ -7,8 +7,8 @@
 #include <initializer_list>
 
 #include "core/device.h"
+#include "gpu/arguments.h"
 #include "math/load_store.h"
-#include "portable/work.h"
 
 namespace tea::portable {
 
@@ -22,38 +22,40 @@ struct RowSums {
   int32_t width;  // of a row of dq: dim_qk, up to a multiple of 16
 };
 
-struct BackwardWork {
-  Work w;
+struct BackwardArguments {
+  AttentionArguments args;
   RowSums sums;
   int64_t bias_batch;  // of dbias
 };
 
 // backward_rows.cu: LSE and delta of every row, and dq cleared; dQ from dq; the gradient of sinks.
-void prepare_rows(const BackwardWork& work, cudaStream_t stream);
-void finish_dq(const BackwardWork& work, cudaStream_t stream);
-void sum_dsink(const BackwardWork& work, cudaStream_t stream);
+void prepare_rows(const BackwardArguments& work, cudaStream_t stream);
+void finish_dq(const BackwardArguments& work, cudaStream_t stream);
+void sum_dsink(const BackwardArguments& work, cudaStream_t stream);
 
 // backward_queries.cu: dQ without atomics. False where it has no kernel that fits.
-bool queries_alone(const BackwardWork& work, const Device& device, cudaStream_t stream);
+bool queries_alone(const BackwardArguments& work, const Device& device, cudaStream_t stream);
 
 // backward_wide.cu: in pieces of the head dimensions, so that any fit, and without atomics.
-void wide_keys(const BackwardWork& work, cudaStream_t stream);     // dK, dV
-void wide_queries(const BackwardWork& work, cudaStream_t stream);  // dQ
-void wide_bias(const BackwardWork& work, cudaStream_t stream);     // dBias
+void wide_keys(const BackwardArguments& work, cudaStream_t stream);     // dK, dV
+void wide_queries(const BackwardArguments& work, cudaStream_t stream);  // dQ
+void wide_bias(const BackwardArguments& work, cudaStream_t stream);     // dBias
 
 // The type in which operands lie in tiles: the inputs' own; in fp8 the type of dO, so that it and
 // the codes are both exact there.
-inline int32_t tile_type(const Work& w) {
-  if (!is_fp8(w.q.dtype)) return w.q.dtype;
-  return is_fp8(w.dout.dtype) ? +TEA_FP16 : w.dout.dtype;
+inline int32_t tile_type(const AttentionArguments& args) {
+  if (!is_fp8(args.q.dtype)) return args.q.dtype;
+  return is_fp8(args.dout.dtype) ? +TEA_FP16 : args.dout.dtype;
 }
 
 // Whether the kernels without the general rules serve, which copy 16 bytes of these tensors at
 // once.
-inline bool is_plain(const Work& w, std::initializer_list<const Rows*> tensors) {
+inline bool is_plain(const AttentionArguments& args,
+                     std::initializer_list<const StridedTensor*> tensors) {
   bool wide = true;
-  for (const Rows* rows : tensors) wide &= rows->wide != 0;
-  return has_plain_scores(w) && w.scale > 0 && wide && tile_type(w) == w.q.dtype;
+  for (const StridedTensor* rows : tensors) wide &= rows->is_vectorizable != 0;
+  return !has_score_mod(args) && !args.has_dropout && args.scale > 0 && wide &&
+         tile_type(args) == args.q.dtype;
 }
 
 }  // namespace tea::portable

@@ -39,7 +39,7 @@ constexpr Config config(int number) {
 }
 
 struct Parameters {
-  BackwardWork work;
+  BackwardArguments work;
   unsigned tiles;  // of the rows of a sequence
   float scale_log2;
 };
@@ -62,28 +62,28 @@ struct Kernel {
   static_assert(sizeof(Smem) <= 227 * 1024, "the shared-memory plan does not fit");
 
   const Parameters& p;
-  const Work& w;
+  const AttentionArguments& args;
   Smem& s;
-  const Item& item;
+  const SequencePair& seq;
   const int head, kv_head, first;
   const Factors f;
   Columns rows;  // of the tile that see anything
   float lse2[kTall][2], delta[kTall][2];
   float dq[kTall][kDim / 8][4];
 
-  TEA_DEVICE Kernel(const Parameters& from, Smem& smem, const Item& of, int h, int row)
+  TEA_DEVICE Kernel(const Parameters& from, Smem& smem, const SequencePair& of, int h, int row)
       : p(from),
-        w(from.work.w),
+        args(from.work.args),
         s(smem),
-        item(of),
+        seq(of),
         head(h),
-        kv_head(h / (w.heads_q / w.heads_kv)),
+        kv_head(h / (args.heads_q / args.heads_kv)),
         first(row),
-        f(factors_of<!kGeneral>(w)),
+        f(factors_of<!kGeneral>(args)),
         rows(seeing_rows(of)),
         dq{} {
     rows = {max(rows.begin, int64_t{first}), min(rows.end, int64_t{first} + kRows)};
-    const int64_t entry = first_entry(p.work, item, head);
+    const int64_t entry = first_entry(p.work, seq, head);
 #pragma unroll
     for (int m = 0; m < kTall; ++m)
 #pragma unroll
@@ -99,19 +99,19 @@ struct Kernel {
 
   // ---------------------------------------------------------------------------------- copies
 
-  TEA_DEVICE void load_queries(uint8_t* to, const Rows& from, int dim) const {
+  TEA_DEVICE void load_queries(uint8_t* to, const StridedTensor& from, int dim) const {
     load_rows<kGeneral, kRows, kThreads>(Operand{shared_address(to)}, from,
-                                         first_element(from, w.queries, item.q, item.b, head),
+                                         first_element(from, args.queries, seq.q, seq.batch, head),
                                          first, rows, 0, dim);
   }
-  TEA_DEVICE void load_keys(uint8_t* to, const Rows& from, int dim, int key) const {
+  TEA_DEVICE void load_keys(uint8_t* to, const StridedTensor& from, int dim, int key) const {
     load_rows<kGeneral, kCols, kThreads>(Operand{shared_address(to)}, from,
-                                         first_element(from, w.keys, item.kv, item.b, kv_head), key,
-                                         item.attended, 0, dim);
+                                         first_element(from, args.keys, seq.kv, seq.batch, kv_head),
+                                         key, seq.attended, 0, dim);
   }
   TEA_DEVICE void load_step(int key, int stage) const {
-    load_keys(s.k[stage], w.k, w.dim_qk, key);
-    load_keys(s.v[stage], w.v, w.dim_v, key);
+    load_keys(s.k[stage], args.k, args.dim_qk, key);
+    load_keys(s.v[stage], args.v, args.dim_v, key);
     commit_copies();
   }
 
@@ -120,12 +120,12 @@ struct Kernel {
   // Whether the warp's rows see any, or all, of the keys from `key` on.
   TEA_DEVICE bool sees_any(int key) const {
     const int row = own_row();
-    return key <= row + kOwnRows - 1 + item.band.hi && key + kCols - 1 >= row + item.band.lo;
+    return key <= row + kOwnRows - 1 + seq.band.hi && key + kCols - 1 >= row + seq.band.lo;
   }
   TEA_DEVICE bool sees_all(int key) const {
     const int row = own_row(), last = row + kOwnRows - 1;
-    return row >= rows.begin && last < rows.end && key + kCols <= item.kv.length &&
-           key + kCols - 1 <= row + item.band.hi && key >= last + item.band.lo;
+    return row >= rows.begin && last < rows.end && key + kCols <= seq.kv.length &&
+           key + kCols - 1 <= row + seq.band.hi && key >= last + seq.band.lo;
   }
 
   TEA_DEVICE void multiply_scores(Scores& x, const uint8_t* queries, const uint8_t* keys) const {
@@ -152,7 +152,7 @@ struct Kernel {
   TEA_DEVICE void hide(float (&x)[kTiles][4], int row, int key) const {
     Window window[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) window[r] = window_of(item, row + row_of(2 * r), key, kCols);
+    for (int r = 0; r < 2; ++r) window[r] = window_of(seq, row + row_of(2 * r), key, kCols);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
@@ -162,7 +162,7 @@ struct Kernel {
   TEA_DEVICE void general_scores(Scores& x, int key, int stage, const Head& rules) const {
     float largest = 0;  // the other pass records it
     float bend[kTall][kTiles][4];
-    const auto strip = [&](int m) { return Strip<kTiles>{w, item, rules, own_row(m), key}; };
+    const auto strip = [&](int m) { return Strip<kTiles>{args, seq, rules, own_row(m), key}; };
     multiply_scores(x, s.q, s.k[stage]);
 #pragma unroll
     for (int m = 0; m < kTall; ++m) {
@@ -203,13 +203,13 @@ struct Kernel {
 
   TEA_DEVICE void walk() {
     if (rows.begin >= rows.end) return;
-    const Columns keys = seen_keys(item, rows.begin, rows.end);
+    const Columns keys = seen_keys(seq, rows.begin, rows.end);
     const int begin = static_cast<int>(keys.begin) / kCols * kCols;
     const int end = static_cast<int>(keys.end);
     if (begin >= end) return;
-    const Head rules = kGeneral ? head_of(w, item, head) : Head{};
-    load_queries(s.q, w.q, w.dim_qk);
-    load_queries(s.dout, w.dout, w.dim_v);
+    const Head rules = kGeneral ? head_of(args, seq, head) : Head{};
+    load_queries(s.q, args.q, args.dim_qk);
+    load_queries(s.dout, args.dout, args.dim_v);
     load_step(begin, 0);
     int stage = 0;
     for (int key = begin; key < end; key += kCols, stage ^= 1) {
@@ -230,14 +230,14 @@ struct Kernel {
 
   // Rows of the tile as far as the tensor has them; those that see nothing as zeros.
   TEA_DEVICE void store() const {
-    const int64_t count = w.queries.form == TEA_RAGGED ? item.q.length : w.queries.capacity;
-    const Result to = {w.dq,
-                       first_element(w.dq, w.queries, item.q, item.b, head),
+    const int64_t count = args.queries.form == TEA_RAGGED ? seq.q.length : args.queries.max_seqlen;
+    const Result to = {args.dq,
+                       first_element(args.dq, args.queries, seq.q, seq.batch, head),
                        0,
-                       w.dim_qk,
+                       args.dim_qk,
                        f.dq,
-                       scalar(w.scales.dq),
-                       w.scales.dq_amax};
+                       scalar(args.fp8.dq),
+                       args.fp8.dq_amax};
     __syncthreads();  // every warp has read Q and dO
     if constexpr (kGeneral)
       store_general(to, count);
@@ -286,11 +286,11 @@ struct Kernel {
 
   static TEA_DEVICE void body(const Parameters& p) {
     extern __shared__ __align__(128) uint8_t memory[];
-    const unsigned n = blockIdx.x, heads = static_cast<unsigned>(p.work.w.heads_q);
+    const unsigned n = blockIdx.x, heads = static_cast<unsigned>(p.work.args.heads_q);
     // The last tile first: under a causal mask it is the longest.
     const int tile = static_cast<int>(p.tiles - 1 - n % p.tiles);
-    const Item item = item_of(p.work.w, n / p.tiles / heads);
-    Kernel kernel(p, *reinterpret_cast<Smem*>(memory), item, static_cast<int>(n / p.tiles % heads),
+    const SequencePair seq = sequence_pair_of(p.work.args, n / p.tiles / heads);
+    Kernel kernel(p, *reinterpret_cast<Smem*>(memory), seq, static_cast<int>(n / p.tiles % heads),
                   tile * kRows);
     kernel.walk();
     kernel.store();
@@ -304,19 +304,19 @@ struct Pass {
   template <int kNumber>
   using Kernel = portable::Kernel<config(kNumber)>;
   template <class K>
-  static int64_t tiles(const Work& w) {
-    return (w.queries.capacity + K::kRows - 1) / K::kRows;
+  static int64_t tiles(const AttentionArguments& args) {
+    return (args.queries.max_seqlen + K::kRows - 1) / K::kRows;
   }
-  static int64_t heads(const Work& w) { return w.heads_q; }
+  static int64_t heads(const AttentionArguments& args) { return args.heads_q; }
 };
 
 }  // namespace
 
-bool queries_alone(const BackwardWork& work, const Device& device, cudaStream_t stream) {
-  const Work& w = work.w;
-  const bool general = !is_plain(w, {&w.q, &w.k, &w.v, &w.dout, &w.dq});
+bool queries_alone(const BackwardArguments& work, const Device& device, cudaStream_t stream) {
+  const AttentionArguments& args = work.args;
+  const bool general = !is_plain(args, {&args.q, &args.k, &args.v, &args.dout, &args.dq});
   const Choice<Pass>* const found =
-      choose<Pass>(w, device, [&](const Row& row) { return row.general == general; });
+      choose<Pass>(args, device, [&](const Row& row) { return row.general == general; });
   if (found) found->run(work, stream);
   return found;
 }

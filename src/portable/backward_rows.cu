@@ -14,14 +14,14 @@ constexpr int kThreads = 256, kSinkThreads = 1024;
 
 // A team of neighbouring lanes, a power of two, has a row of a head.
 struct Parameters {
-  BackwardWork work;
+  BackwardArguments work;
   unsigned team;
 };
 struct Place {
   int row, head, member;
 };
 TEA_DEVICE Place place_of(const Parameters& p) {
-  const unsigned heads = static_cast<unsigned>(p.work.w.heads_q);
+  const unsigned heads = static_cast<unsigned>(p.work.args.heads_q);
   const unsigned n = blockIdx.x * (kThreads / p.team) + threadIdx.x / p.team;
   return {static_cast<int>(n / heads), static_cast<int>(n % heads),
           static_cast<int>(threadIdx.x & (p.team - 1))};
@@ -30,13 +30,13 @@ TEA_DEVICE Place place_of(const Parameters& p) {
 // Calls work(item) for each sequence of the block. One thread finds it for all: on rows this short
 // that would cost each of them as much as the row does.
 template <class Body>
-TEA_DEVICE void each_item(const Work& w, Body&& body) {
-  __shared__ Item item;
-  for (int64_t b = blockIdx.y; b < w.batch; b += gridDim.y) {
+TEA_DEVICE void for_each_sequence(const AttentionArguments& args, Body&& body) {
+  __shared__ SequencePair seq;
+  for (int64_t b = blockIdx.y; b < args.batch; b += gridDim.y) {
     __syncthreads();
-    if (threadIdx.x == 0) item = item_of(w, b);
+    if (threadIdx.x == 0) seq = sequence_pair_of(args, b);
     __syncthreads();
-    body(item);
+    body(seq);
   }
 }
 
@@ -45,7 +45,7 @@ constexpr int kAny = TEA_DTYPE_DEFAULT;
 
 // Eight elements from `element` on.
 template <int kDtype>
-TEA_DEVICE void load_floats(float (&x)[8], const Rows& rows, int64_t element) {
+TEA_DEVICE void load_floats(float (&x)[8], const StridedTensor& rows, int64_t element) {
   if constexpr (kDtype == kAny) {
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) {
@@ -70,22 +70,23 @@ TEA_DEVICE void load_floats(float (&x)[8], const Rows& rows, int64_t element) {
 }
 
 template <int kDtype>
-TEA_DEVICE void prepare_row(const Parameters& p, const Item& item, const Place& at) {
-  const Work& w = p.work.w;
+TEA_DEVICE void prepare_row(const Parameters& p, const SequencePair& seq, const Place& at) {
+  const AttentionArguments& args = p.work.args;
   const RowSums& sums = p.work.sums;
-  const bool inside = at.row < item.q.length;
-  const Columns seeing = seeing_rows(item);
+  const bool inside = at.row < seq.q.length;
+  const Columns seeing = seeing_rows(seq);
   const bool sees = inside && at.row >= seeing.begin && at.row < seeing.end;
-  const int64_t entry = first_entry(p.work, item, at.head) + at.row;
+  const int64_t entry = first_entry(p.work, seq, at.head) + at.row;
   float delta = 0;
   if (sees) {
-    const int64_t o = first_element(w.o, w.queries, item.q, item.b, at.head) + at.row * w.o.seq;
+    const int64_t o =
+        first_element(args.o, args.queries, seq.q, seq.batch, at.head) + at.row * args.o.seq;
     const int64_t dout =
-        first_element(w.dout, w.queries, item.q, item.b, at.head) + at.row * w.dout.seq;
-    for (int d = at.member * 8; d < w.dim_v; d += static_cast<int>(p.team) * 8) {
+        first_element(args.dout, args.queries, seq.q, seq.batch, at.head) + at.row * args.dout.seq;
+    for (int d = at.member * 8; d < args.dim_v; d += static_cast<int>(p.team) * 8) {
       float x[8], y[8];
-      load_floats<kDtype>(x, w.o, o + d);
-      load_floats<kDtype>(y, w.dout, dout + d);
+      load_floats<kDtype>(x, args.o, o + d);
+      load_floats<kDtype>(y, args.dout, dout + d);
 #pragma unroll
       for (int i = 0; i < 8; ++i) delta = fmaf(x[i], y[i], delta);
     }
@@ -95,10 +96,11 @@ TEA_DEVICE void prepare_row(const Parameters& p, const Item& item, const Place& 
       *reinterpret_cast<float4*>(sums.dq + entry * sums.width + d) = {};
   for (unsigned d = p.team / 2; d > 0; d /= 2) delta += __shfl_xor_sync(0xffffffff, delta, d);
   if (!inside || at.member != 0) return;
-  const int64_t per_row = first_per_row(w, item.q, item.b, at.head) + at.row * w.per_row.seq;
-  const float lse = w.per_row.lse[per_row];
-  delta *= scalar(w.scales.o_inv) * scalar(w.scales.dout_inv);
-  if (w.per_row.dlse) delta -= w.per_row.dlse[per_row];
+  const int64_t per_row =
+      first_per_row(args, seq.q, seq.batch, at.head) + at.row * args.statistics.seq;
+  const float lse = args.statistics.lse[per_row];
+  delta *= scalar(args.fp8.o_inv) * scalar(args.fp8.dout_inv);
+  if (args.statistics.dlse) delta -= args.statistics.dlse[per_row];
   sums.lse2[entry] = lse == kMinusInfinity ? -kMinusInfinity : lse * kLog2E;
   sums.delta[entry] = delta;
 }
@@ -107,7 +109,7 @@ template <int kDtype>
 __global__ void __launch_bounds__(kThreads, kDtype == kAny ? 4 : 6)
     prepare_entry(const __grid_constant__ Parameters p) {
   const Place at = place_of(p);
-  each_item(p.work.w, [&](const Item& item) { prepare_row<kDtype>(p, item, at); });
+  for_each_sequence(p.work.args, [&](const SequencePair& seq) { prepare_row<kDtype>(p, seq, at); });
 }
 
 // dQ's sums stand 16 dimensions at a time as accumulators hold them: the lane t of a quad has
@@ -123,7 +125,8 @@ TEA_DEVICE void load_sums(float (&x)[16], const float* from) {
 
 // Up to 16 elements from `element` on.
 template <int kDtype>
-TEA_DEVICE void store_floats(const float (&x)[16], int count, const Rows& rows, int64_t element) {
+TEA_DEVICE void store_floats(const float (&x)[16], int count, const StridedTensor& rows,
+                             int64_t element) {
   if constexpr (kDtype == kAny) {
 #pragma unroll
     for (int i = 0; i < 16; ++i)
@@ -140,30 +143,30 @@ TEA_DEVICE void store_floats(const float (&x)[16], int count, const Rows& rows, 
 
 // Returns the largest magnitude before the output's scale.
 template <int kDtype>
-TEA_DEVICE float finish_row(const Parameters& p, const Item& item, const Place& at) {
-  const Work& w = p.work.w;
+TEA_DEVICE float finish_row(const Parameters& p, const SequencePair& seq, const Place& at) {
+  const AttentionArguments& args = p.work.args;
   const RowSums& sums = p.work.sums;
-  const int64_t rows = w.queries.form == TEA_RAGGED ? item.q.length : w.queries.capacity;
+  const int64_t rows = args.queries.form == TEA_RAGGED ? seq.q.length : args.queries.max_seqlen;
   if (at.row >= rows) return 0;
-  const Columns seeing = seeing_rows(item);
+  const Columns seeing = seeing_rows(seq);
   const bool sees = at.row >= seeing.begin && at.row < seeing.end;
-  const int64_t first = first_entry(p.work, item, at.head);
-  const int length = static_cast<int>(item.q.length);
+  const int64_t first = first_entry(p.work, seq, at.head);
+  const int length = static_cast<int>(seq.q.length);
   const int64_t element =
-      first_element(w.dq, w.queries, item.q, item.b, at.head) + at.row * w.dq.seq;
+      first_element(args.dq, args.queries, seq.q, seq.batch, at.head) + at.row * args.dq.seq;
   const DqBlock block = dq_block(sums, first, at.row / 16 * 16, length);
-  const float factor = factors_of(w).dq, scale = scalar(w.scales.dq);
+  const float factor = factors_of(args).dq, scale = scalar(args.fp8.dq);
   float largest = 0;
-  for (int d = at.member * 16; d < w.dim_qk; d += static_cast<int>(p.team) * 16) {
+  for (int d = at.member * 16; d < args.dim_qk; d += static_cast<int>(p.team) * 16) {
     float x[16] = {};
     if (sees) load_sums(x, block.at(at.row % 16, d));
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       x[i] *= factor;
-      if (d + i < w.dim_qk) largest = fmaxf(largest, fabsf(x[i]));
+      if (d + i < args.dim_qk) largest = fmaxf(largest, fabsf(x[i]));
       x[i] *= scale;
     }
-    store_floats<kDtype>(x, w.dim_qk - d, w.dq, element + d);
+    store_floats<kDtype>(x, args.dim_qk - d, args.dq, element + d);
   }
   return largest;
 }
@@ -172,27 +175,28 @@ template <int kDtype>
 __global__ void __launch_bounds__(kThreads) finish_entry(const __grid_constant__ Parameters p) {
   const Place at = place_of(p);
   float largest = 0;
-  each_item(p.work.w,
-            [&](const Item& item) { largest = fmaxf(largest, finish_row<kDtype>(p, item, at)); });
-  raise_by_warp(p.work.w.scales.dq_amax, largest);
+  for_each_sequence(p.work.args, [&](const SequencePair& seq) {
+    largest = fmaxf(largest, finish_row<kDtype>(p, seq, at));
+  });
+  raise_by_warp(p.work.args.fp8.dq_amax, largest);
 }
 
 // One block for each head; rows are added up in an order that only the sizes decide. In double
 // precision, since a sink far below its row's scores, too small for a float to hold, may meet a
 // delta as far above 1.
 __global__ void __launch_bounds__(kSinkThreads)
-    dsink_entry(const __grid_constant__ BackwardWork work) {
+    dsink_entry(const __grid_constant__ BackwardArguments work) {
   __shared__ double share[kSinkThreads];
-  const Work& w = work.w;
+  const AttentionArguments& args = work.args;
   const int64_t head = blockIdx.x;
-  const double sink = sink_of(w, head);
+  const double sink = sink_of(args, head);
   double sum = 0;
-  for (int64_t b = 0; b < w.batch; ++b) {
-    const Item item = item_of(w, b);
-    const float* const delta = work.sums.delta + first_entry(work, item, head);
-    const float* const lses = w.per_row.lse + first_per_row(w, item.q, b, head);
-    for (int64_t i = threadIdx.x; i < item.q.length; i += kSinkThreads) {
-      const double lse = lses[i * w.per_row.seq];
+  for (int64_t b = 0; b < args.batch; ++b) {
+    const SequencePair seq = sequence_pair_of(args, b);
+    const float* const delta = work.sums.delta + first_entry(work, seq, head);
+    const float* const lses = args.statistics.lse + first_per_row(args, seq.q, b, head);
+    for (int64_t i = threadIdx.x; i < seq.q.length; i += kSinkThreads) {
+      const double lse = lses[i * args.statistics.seq];
       if (lse != kMinusInfinity) sum -= exp(sink - lse) * delta[i];
     }
   }
@@ -201,49 +205,51 @@ __global__ void __launch_bounds__(kSinkThreads)
     __syncthreads();
     if (threadIdx.x < n) share[threadIdx.x] += share[threadIdx.x + n];
   }
-  if (threadIdx.x == 0) w.dsink[head] = static_cast<float>(share[0]);
+  if (threadIdx.x == 0) args.dsink[head] = static_cast<float>(share[0]);
 }
 
-void launch_rows(const char* name, void (*kernel)(Parameters), const BackwardWork& work, int pieces,
-                 cudaStream_t stream) {
-  const Work& w = work.w;
-  if (w.batch == 0 || w.queries.capacity == 0) return;
+void launch_rows(const char* name, void (*kernel)(Parameters), const BackwardArguments& work,
+                 int pieces, cudaStream_t stream) {
+  const AttentionArguments& args = work.args;
+  if (args.batch == 0 || args.queries.max_seqlen == 0) return;
   unsigned team = 1;
   while (team < static_cast<unsigned>(pieces) && team < 32) team *= 2;
-  const int64_t rows = w.queries.capacity * w.heads_q, per_block = kThreads / team;
+  const int64_t rows = args.queries.max_seqlen * args.heads_q, per_block = kThreads / team;
   const dim3 grid{static_cast<unsigned>((rows + per_block - 1) / per_block),
-                  static_cast<unsigned>(std::min<int64_t>(w.batch, 65535))};
+                  static_cast<unsigned>(std::min<int64_t>(args.batch, 65535))};
   launch({name, grid, kThreads}, kernel, stream, Parameters{work, team});
 }
 
 // The type for which a kernel is made that serves all these tensors.
-int kernel_type(std::initializer_list<const Rows*> all) {
+int kernel_type(std::initializer_list<const StridedTensor*> all) {
   const int32_t type = (*all.begin())->dtype;
-  const auto fits = [type](const Rows* rows) { return rows->dtype == type && rows->wide; };
+  const auto fits = [type](const StridedTensor* rows) {
+    return rows->dtype == type && rows->is_vectorizable;
+  };
   const bool half = type == TEA_FP16 || type == TEA_BF16;
   return half && std::all_of(all.begin(), all.end(), fits) ? type : kAny;
 }
 
 }  // namespace
 
-void prepare_rows(const BackwardWork& work, cudaStream_t stream) {
-  const int type = kernel_type({&work.w.o, &work.w.dout});
+void prepare_rows(const BackwardArguments& work, cudaStream_t stream) {
+  const int type = kernel_type({&work.args.o, &work.args.dout});
   const auto kernel = type == TEA_BF16   ? prepare_entry<TEA_BF16>
                       : type == TEA_FP16 ? prepare_entry<TEA_FP16>
                                          : prepare_entry<kAny>;
-  launch_rows("backward, before the tiles", kernel, work, work.w.dim_v / 8, stream);
+  launch_rows("backward, before the tiles", kernel, work, work.args.dim_v / 8, stream);
 }
 
-void finish_dq(const BackwardWork& work, cudaStream_t stream) {
-  const int type = kernel_type({&work.w.dq});
+void finish_dq(const BackwardArguments& work, cudaStream_t stream) {
+  const int type = kernel_type({&work.args.dq});
   const auto kernel = type == TEA_BF16   ? finish_entry<TEA_BF16>
                       : type == TEA_FP16 ? finish_entry<TEA_FP16>
                                          : finish_entry<kAny>;
-  launch_rows("backward, dQ after the tiles", kernel, work, (work.w.dim_qk + 15) / 16, stream);
+  launch_rows("backward, dQ after the tiles", kernel, work, (work.args.dim_qk + 15) / 16, stream);
 }
 
-void sum_dsink(const BackwardWork& work, cudaStream_t stream) {
-  launch({"backward, dsink", static_cast<unsigned>(work.w.heads_q), kSinkThreads}, dsink_entry,
+void sum_dsink(const BackwardArguments& work, cudaStream_t stream) {
+  launch({"backward, dsink", static_cast<unsigned>(work.args.heads_q), kSinkThreads}, dsink_entry,
          stream, work);
 }
 

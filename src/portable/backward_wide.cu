@@ -22,7 +22,7 @@ constexpr int kSide = 64, kThreads = 256, kWarpsDown = 4, kWarpsAcross = 2;
 constexpr int kTiles = kSide / kWarpsAcross / 8;  // of a warp's scores: 16 rows, 8 kTiles columns
 
 struct Parameters {
-  BackwardWork work;
+  BackwardArguments work;
   int64_t tiles;   // along the output's rows, or its columns
   int64_t across;  // dBias: tiles along its columns
   int pieces;      // of the head dimensions
@@ -44,12 +44,12 @@ struct Wide {
   };
   static_assert(sizeof(Smem) <= 99 * 1024, "the smallest limit of any GPU from sm_80 on");
 
-  const BackwardWork& work;
+  const BackwardArguments& work;
   Smem& s;
   const Factors f;
   float largest_ds = 0;
 
-  TEA_DEVICE Wide(const BackwardWork& from, Smem& smem)
+  TEA_DEVICE Wide(const BackwardArguments& from, Smem& smem)
       : work(from), s(smem), f(factors_of(from.w)) {}
 
   static TEA_DEVICE int down() { return warp() % kWarpsDown * 16; }
@@ -60,13 +60,13 @@ struct Wide {
   TEA_DEVICE Tile<kDtype, kSide> ds() const { return {shared_address(s.ds)}; }
 
   // Rows of a tensor on the side of the queries, or of the keys, as far as they matter.
-  TEA_DEVICE void load(const Operand& to, const Rows& rows, const Item& item, bool queries,
-                       int64_t head, int first, int begin, int dim) const {
-    const Work& w = work.w;
-    const int64_t at = queries ? first_element(rows, w.queries, item.q, item.b, head)
-                               : first_element(rows, w.keys, item.kv, item.b, head);
-    load_rows<true, kSide, kThreads>(to, rows, at, first,
-                                     queries ? seeing_rows(item) : item.attended, begin, dim);
+  TEA_DEVICE void load(const Operand& to, const StridedTensor& rows, const SequencePair& seq,
+                       bool queries, int64_t head, int first, int begin, int dim) const {
+    const AttentionArguments& args = work.args;
+    const int64_t at = queries ? first_element(rows, args.queries, seq.q, seq.batch, head)
+                               : first_element(rows, args.keys, seq.kv, seq.batch, head);
+    load_rows<true, kSide, kThreads>(to, rows, at, first, queries ? seeing_rows(seq) : seq.attended,
+                                     begin, dim);
   }
   static TEA_DEVICE void arrive() {
     commit_copies();
@@ -78,25 +78,25 @@ struct Wide {
     int row, key;  // the tile's first
   };
   // x = rows of `rows` times keys of `keys`, over `dim`.
-  TEA_DEVICE void product(Scores& x, const Rows& rows, const Rows& keys, const Item& item,
-                          int64_t head, At at, int dim) const {
-    const int64_t kv_head = head / (work.w.heads_q / work.w.heads_kv);
+  TEA_DEVICE void product(Scores& x, const StridedTensor& rows, const StridedTensor& keys,
+                          const SequencePair& seq, int64_t head, At at, int dim) const {
+    const int64_t kv_head = head / (work.args.heads_q / work.args.heads_kv);
     for (int begin = 0; begin < dim; begin += kPiece) {
       __syncthreads();
-      load(left(), rows, item, true, head, at.row, begin, dim);
-      load(right(), keys, item, false, kv_head, at.key, begin, dim);
+      load(left(), rows, seq, true, head, at.row, begin, dim);
+      load(right(), keys, seq, false, kv_head, at.key, begin, dim);
       arrive();
       multiply_tiles<kDtype, kPiece / 16, Summed::kAlongRows, Summed::kAlongRows>(
           x, left(), down(), right(), across() * 8 * kTiles);
     }
   }
 
-  TEA_DEVICE void row_sums(const float* from, int64_t entry, const Item& item, int row,
+  TEA_DEVICE void row_sums(const float* from, int64_t entry, const SequencePair& seq, int row,
                            float (&to)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int i = row + row_of(2 * r);
-      to[r] = i < item.q.length ? from[entry + i] : 0.0f;
+      to[r] = i < seq.q.length ? from[entry + i] : 0.0f;
     }
   }
 
@@ -112,15 +112,15 @@ struct Wide {
 
   // x: the gradient of each score of the tile at hand, before (dBias after the cap) or after the
   // slope of the soft cap. P goes to its tile where wanted.
-  TEA_DEVICE void gradients(Scores& x, const Item& item, const Head& head, At at, bool wants_p,
-                            bool wants_bend) {
-    const Work& w = work.w;
-    const int64_t entry = first_entry(work, item, head.number);
+  TEA_DEVICE void gradients(Scores& x, const SequencePair& seq, const Head& head, At at,
+                            bool wants_p, bool wants_bend) {
+    const AttentionArguments& args = work.args;
+    const int64_t entry = first_entry(work, seq, head.number);
     const int row = at.row + down();
-    const Strip<kTiles> strip{w, item, head, row, at.key + across() * 8 * kTiles};
+    const Strip<kTiles> strip{args, seq, head, row, at.key + across() * 8 * kTiles};
     float bend[kTiles][4], lse2[2], delta[2];
-    product(x, w.q, w.k, item, head.number, at, w.dim_qk);
-    row_sums(work.sums.lse2, entry, item, row, lse2);
+    product(x, args.q, args.k, seq, head.number, at, args.dim_qk);
+    row_sums(work.sums.lse2, entry, seq, row, lse2);
     strip.weigh(x[0], bend, f.scores, lse2);
     if (wants_p) put(p(), x, [&](float value) { return strip.operand(value, f.p); });
     if (wants_bend)
@@ -129,12 +129,12 @@ struct Wide {
 #pragma unroll
         for (int i = 0; i < 4; ++i) x[0][n][i] *= fmaxf(bend[n][i], 0.0f);
     Scores dp = {};
-    product(dp, w.dout, w.v, item, head.number, at, w.dim_v);
-    row_sums(work.sums.delta, entry, item, row, delta);
+    product(dp, args.dout, args.v, seq, head.number, at, args.dim_v);
+    row_sums(work.sums.delta, entry, seq, row, delta);
     strip.slope(x[0], dp[0], f.dprob, delta);
   }
-  TEA_DEVICE void put_gradients(const Scores& x, const Item& item, const Head& head) {
-    const Strip<kTiles> strip{work.w, item, head, 0, 0};
+  TEA_DEVICE void put_gradients(const Scores& x, const SequencePair& seq, const Head& head) {
+    const Strip<kTiles> strip{work.args, seq, head, 0, 0};
     put(ds(), x, [&](float value) { return strip.slope_operand(value, f, &largest_ds); });
   }
 
@@ -154,20 +154,20 @@ struct Wide {
   }
 
   TEA_DEVICE void keys(int64_t b, int64_t kv_head, int first, int begin) {
-    const Work& w = work.w;
-    const Item item = item_of(w, b);
-    const int group = w.heads_q / w.heads_kv;
-    const Columns rows = seeing_rows(item, first, min(int64_t{first} + kSide, item.kv.length));
+    const AttentionArguments& args = work.args;
+    const SequencePair seq = sequence_pair_of(args, b);
+    const int group = args.heads_q / args.heads_kv;
+    const Columns rows = seeing_rows(seq, first, min(int64_t{first} + kSide, seq.kv.length));
     Output dk = {}, dv = {};
     for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-      const Head head = head_of(w, item, h);
+      const Head head = head_of(args, seq, h);
       for (int row = static_cast<int>(rows.begin) / kSide * kSide; row < rows.end; row += kSide) {
         Scores x = {};
-        gradients(x, item, head, {row, first}, true, true);
-        put_gradients(x, item, head);
+        gradients(x, seq, head, {row, first}, true, true);
+        put_gradients(x, seq, head);
         __syncthreads();
-        load(left(), w.q, item, true, h, row, begin, w.dim_qk);
-        load(right(), w.dout, item, true, h, row, begin, w.dim_v);
+        load(left(), args.q, seq, true, h, row, begin, args.dim_qk);
+        load(right(), args.dout, seq, true, h, row, begin, args.dim_v);
         arrive();
         const int column = across() * 8 * kOutTiles;
         multiply_tiles<kDtype, kSide / 16, Summed::kAcrossRows, Summed::kAcrossRows>(
@@ -176,40 +176,43 @@ struct Wide {
             dv, p(), down(), right(), column);
       }
     }
-    const int64_t all = w.keys.form == TEA_RAGGED ? item.kv.length : w.keys.capacity;
-    const auto place = [&](const Rows& to) {
-      return first_element(to, w.keys, item.kv, b, kv_head);
+    const int64_t all = args.keys.form == TEA_RAGGED ? seq.kv.length : args.keys.max_seqlen;
+    const auto place = [&](const StridedTensor& to) {
+      return first_element(to, args.keys, seq.kv, b, kv_head);
     };
-    store(dk, {w.dk, place(w.dk), begin, w.dim_qk, f.dk, scalar(w.scales.dk), w.scales.dk_amax},
-          first, all, item.attended);
-    store(dv, {w.dv, place(w.dv), begin, w.dim_v, f.dv, scalar(w.scales.dv), w.scales.dv_amax},
-          first, all, item.attended);
-    raise_by_warp(w.scales.dp_amax, largest_ds);
+    store(
+        dk,
+        {args.dk, place(args.dk), begin, args.dim_qk, f.dk, scalar(args.fp8.dk), args.fp8.dk_amax},
+        first, all, seq.attended);
+    store(dv,
+          {args.dv, place(args.dv), begin, args.dim_v, f.dv, scalar(args.fp8.dv), args.fp8.dv_amax},
+          first, all, seq.attended);
+    raise_by_warp(args.fp8.dp_amax, largest_ds);
   }
 
   TEA_DEVICE void queries(int64_t b, int64_t h, int first, int begin) {
-    const Work& w = work.w;
-    const Item item = item_of(w, b);
-    const Head head = head_of(w, item, h);
-    const int64_t kv_head = h / (w.heads_q / w.heads_kv);
-    Columns rows = seeing_rows(item);
+    const AttentionArguments& args = work.args;
+    const SequencePair seq = sequence_pair_of(args, b);
+    const Head head = head_of(args, seq, h);
+    const int64_t kv_head = h / (args.heads_q / args.heads_kv);
+    Columns rows = seeing_rows(seq);
     rows = {max(rows.begin, int64_t{first}), min(rows.end, int64_t{first} + kSide)};
-    const Columns keys = rows.begin < rows.end ? seen_keys(item, rows.begin, rows.end) : Columns{};
+    const Columns keys = rows.begin < rows.end ? seen_keys(seq, rows.begin, rows.end) : Columns{};
     Output dq = {};
     for (int key = static_cast<int>(keys.begin) / kSide * kSide; key < keys.end; key += kSide) {
       Scores x = {};
-      gradients(x, item, head, {first, key}, false, true);
-      put_gradients(x, item, head);
+      gradients(x, seq, head, {first, key}, false, true);
+      put_gradients(x, seq, head);
       __syncthreads();
-      load(right(), w.k, item, false, kv_head, key, begin, w.dim_qk);
+      load(right(), args.k, seq, false, kv_head, key, begin, args.dim_qk);
       arrive();
       multiply_tiles<kDtype, kSide / 16, Summed::kAlongRows, Summed::kAcrossRows>(
           dq, ds(), down(), right(), across() * 8 * kOutTiles);
     }
-    const int64_t all = w.queries.form == TEA_RAGGED ? item.q.length : w.queries.capacity;
-    const int64_t place = first_element(w.dq, w.queries, item.q, b, h);
-    store(dq, {w.dq, place, begin, w.dim_qk, f.dq, scalar(w.scales.dq), w.scales.dq_amax}, first,
-          all, rows);
+    const int64_t all = args.queries.form == TEA_RAGGED ? seq.q.length : args.queries.max_seqlen;
+    const int64_t place = first_element(args.dq, args.queries, seq.q, b, h);
+    store(dq, {args.dq, place, begin, args.dim_qk, f.dq, scalar(args.fp8.dq), args.fp8.dq_amax},
+          first, all, rows);
   }
 
   // The part of dBias at `tile`, of one (batch, head), from all that shares it.
@@ -218,30 +221,30 @@ struct Wide {
     bool lacks[4];
   };
   TEA_DEVICE void bias(const BiasTile& tile) {
-    const Work& w = work.w;
-    const bool pre = w.bias.kind == TEA_BIAS_PRE_SCALE;
+    const AttentionArguments& args = work.args;
+    const bool pre = args.bias.kind == TEA_BIAS_PRE_SCALE;
     Scores sum = {};
-    const int64_t last_b = tile.lacks[0] ? w.batch : min(tile.batch + 1, w.batch);
-    const int64_t last_h = tile.lacks[1] ? w.heads_q : tile.head + 1;
+    const int64_t last_b = tile.lacks[0] ? args.batch : min(tile.batch + 1, args.batch);
+    const int64_t last_h = tile.lacks[1] ? args.heads_q : tile.head + 1;
     for (int64_t b = tile.batch; b < last_b; ++b) {
-      const Item item = item_of(w, b);
-      const int64_t last_row = tile.lacks[2] ? item.q.length : min(tile.row + 1, item.q.length);
+      const SequencePair seq = sequence_pair_of(args, b);
+      const int64_t last_row = tile.lacks[2] ? seq.q.length : min(tile.row + 1, seq.q.length);
       for (int64_t h = tile.head; h < last_h; ++h) {
-        const Head head = head_of(w, item, h);
+        const Head head = head_of(args, seq, h);
         for (int64_t row = tile.row; row < last_row; row += kSide) {
-          Columns rows = seeing_rows(item);
+          Columns rows = seeing_rows(seq);
           rows = {max(rows.begin, row), min(rows.end, row + kSide)};
           if (rows.begin >= rows.end) continue;
-          Columns keys = seen_keys(item, rows.begin, rows.end);
+          Columns keys = seen_keys(seq, rows.begin, rows.end);
           keys = {max(keys.begin / kSide * kSide, tile.column),
                   tile.lacks[3] ? keys.end : min(keys.end, tile.column + 1)};
           for (int64_t key = keys.begin; key < keys.end; key += kSide) {
             Scores x = {};
-            gradients(x, item, head, {static_cast<int>(row), static_cast<int>(key)}, false, pre);
+            gradients(x, seq, head, {static_cast<int>(row), static_cast<int>(key)}, false, pre);
 #pragma unroll
             for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-              for (int i = 0; i < 4; ++i) sum[0][n][i] += x[0][n][i] * (pre ? w.scale : 1.0f);
+              for (int i = 0; i < 4; ++i) sum[0][n][i] += x[0][n][i] * (pre ? args.scale : 1.0f);
           }
         }
       }
@@ -267,17 +270,17 @@ struct Wide {
     if (tile.lacks[3] && thread < (tile.lacks[2] ? 1 : kSide))
       for (int i = 1; i < kSide; ++i) x[thread][0] += x[thread][i];
     __syncthreads();
-    const Work& w = work.w;
-    const tea_bias_strides& stride = w.bias.gradient_stride;
-    const int64_t rows = tile.lacks[2] ? 1 : w.queries.capacity - tile.row;
-    const int64_t columns = tile.lacks[3] ? 1 : w.keys.capacity - tile.column;
+    const AttentionArguments& args = work.args;
+    const tea_bias_strides& stride = args.bias.gradient_stride;
+    const int64_t rows = tile.lacks[2] ? 1 : args.queries.max_seqlen - tile.row;
+    const int64_t columns = tile.lacks[3] ? 1 : args.keys.max_seqlen - tile.column;
     const int64_t at = tile.batch * stride.batch + tile.head * stride.head + tile.row * stride.row +
                        tile.column * stride.col;
     for (int n = thread; n < kSide * kSide; n += kThreads) {
       const int row = n / kSide, column = n % kSide;
       if (row < rows && column < columns)
-        store_float(w.bias.gradient, w.bias.dtype, at + row * stride.row + column * stride.col,
-                    x[row][column]);
+        store_float(args.bias.gradient, args.bias.dtype,
+                    at + row * stride.row + column * stride.col, x[row][column]);
     }
   }
 };
@@ -290,7 +293,7 @@ __global__ void __launch_bounds__(kThreads) entry(const __grid_constant__ Parame
   extern __shared__ __align__(128) uint8_t memory[];
   using W = Wide<kDtype>;
   W wide(p.work, *reinterpret_cast<typename W::Smem*>(memory));
-  const Work& w = p.work.w;
+  const AttentionArguments& args = p.work.args;
   int64_t n = blockIdx.x;
   const auto next = [&n](int64_t count) {
     const int64_t at = n % count;
@@ -298,9 +301,9 @@ __global__ void __launch_bounds__(kThreads) entry(const __grid_constant__ Parame
     return at;
   };
   if constexpr (kPass == kBias) {
-    const int lacks = w.bias.broadcast;
+    const int lacks = args.bias.broadcast;
     const int64_t column = next(p.across) * kSide, row = next(p.tiles) * kSide;
-    const int64_t head = next(lacks & TEA_BROADCAST_HEAD ? 1 : w.heads_q);
+    const int64_t head = next(lacks & TEA_BROADCAST_HEAD ? 1 : args.heads_q);
     wide.bias({n,
                head,
                row,
@@ -310,7 +313,7 @@ __global__ void __launch_bounds__(kThreads) entry(const __grid_constant__ Parame
   } else {
     const int begin = static_cast<int>(next(p.pieces)) * W::kPiece;
     const int first = static_cast<int>(next(p.tiles)) * kSide;
-    const int64_t head = next(kPass == kKeys ? w.heads_kv : w.heads_q);
+    const int64_t head = next(kPass == kKeys ? args.heads_kv : args.heads_q);
     if constexpr (kPass == kKeys)
       wide.keys(n, head, first, begin);
     else
@@ -333,7 +336,7 @@ void launch_tiles(Parameters p, int dim, int64_t others, cudaStream_t stream) {
 
 template <int kPass>
 void launch_pass(const Parameters& p, int dim, int64_t others, cudaStream_t stream) {
-  switch (tile_type(p.work.w)) {
+  switch (tile_type(p.work.args)) {
     case TEA_FP16:
       return launch_tiles<TEA_FP16, kPass>(p, dim, others, stream);
     case TEA_BF16:
@@ -347,25 +350,25 @@ int64_t tiles(int64_t n) { return (n + kSide - 1) / kSide; }
 
 }  // namespace
 
-void wide_keys(const BackwardWork& work, cudaStream_t stream) {
-  const Work& w = work.w;
-  launch_pass<kKeys>({work, tiles(w.keys.capacity), 1, 0}, std::max(w.dim_qk, w.dim_v),
-                     w.heads_kv * w.batch, stream);
+void wide_keys(const BackwardArguments& work, cudaStream_t stream) {
+  const AttentionArguments& args = work.args;
+  launch_pass<kKeys>({work, tiles(args.keys.max_seqlen), 1, 0}, std::max(args.dim_qk, args.dim_v),
+                     args.heads_kv * args.batch, stream);
 }
 
-void wide_queries(const BackwardWork& work, cudaStream_t stream) {
-  const Work& w = work.w;
-  launch_pass<kQueries>({work, tiles(w.queries.capacity), 1, 0}, w.dim_qk, w.heads_q * w.batch,
-                        stream);
+void wide_queries(const BackwardArguments& work, cudaStream_t stream) {
+  const AttentionArguments& args = work.args;
+  launch_pass<kQueries>({work, tiles(args.queries.max_seqlen), 1, 0}, args.dim_qk,
+                        args.heads_q * args.batch, stream);
 }
 
-void wide_bias(const BackwardWork& work, cudaStream_t stream) {
-  const Work& w = work.w;
-  const int lacks = w.bias.broadcast;
+void wide_bias(const BackwardArguments& work, cudaStream_t stream) {
+  const AttentionArguments& args = work.args;
+  const int lacks = args.bias.broadcast;
   const int64_t batch = lacks & TEA_BROADCAST_BATCH ? 1 : work.bias_batch;
-  const int64_t heads = lacks & TEA_BROADCAST_HEAD ? 1 : w.heads_q;
-  const int64_t down = lacks & TEA_BROADCAST_ROW ? 1 : tiles(w.queries.capacity);
-  const int64_t across = lacks & TEA_BROADCAST_COL ? 1 : tiles(w.keys.capacity);
+  const int64_t heads = lacks & TEA_BROADCAST_HEAD ? 1 : args.heads_q;
+  const int64_t down = lacks & TEA_BROADCAST_ROW ? 1 : tiles(args.queries.max_seqlen);
+  const int64_t across = lacks & TEA_BROADCAST_COL ? 1 : tiles(args.keys.max_seqlen);
   launch_pass<kBias>({work, down, across, 0}, 1, batch * heads, stream);
 }
 

@@ -21,11 +21,11 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   const int64_t block = p.first_block + blockIdx.x;
   const Tiling::Tile tile = t.at(block / blocks_per_tile * t.splits);
   const int local = static_cast<int>(block % blocks_per_tile) * kMergeWarps + warp();
-  const Item item = item_of(p.w, tile.b);
+  const SequencePair seq = sequence_pair_of(p.args, tile.b);
   const Query at = query_of(t, tile, local);
-  if (at.row >= written_rows(p.w, item)) return;
+  if (at.row >= written_rows(p.args, seq)) return;
 
-  const bool valid = at.row < item.q.length;
+  const bool valid = at.row < seq.q.length;
   const int64_t first = tile.number * t.splits * t.rows + local;
   float max = kMinusInfinity, total = 0, o[kMostColumns / 32] = {};
   for (int s = 0; valid && s < t.splits; ++s) max = fmaxf(max, p.partial.top[first + s * t.rows]);
@@ -36,18 +36,18 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
     total += p.partial.sum[part] * weight;
 #pragma unroll
     for (int i = 0; i < kMostColumns / 32; ++i)
-      if (lane() + 32 * i < p.w.dim_v)
-        o[i] += p.partial.o[part * p.w.dim_v + lane() + 32 * i] * weight;
+      if (lane() + 32 * i < p.args.dim_v)
+        o[i] += p.partial.o[part * p.args.dim_v + lane() + 32 * i] * weight;
   }
-  const RowResult result = result_of(max, total, valid ? sink_of(p.w, at.head) : 0.0f);
-  const float factor = valid ? result.factor * value_factor(p.w, false) : 0.0f;
-  if (lane() == 0) store_per_row(p.w, item, at, result, max, total);
+  const RowResult result = result_of(max, total, valid ? sink_of(p.args, at.head) : 0.0f);
+  const float factor = valid ? result.factor * value_factor(p.args, false) : 0.0f;
+  if (lane() == 0) store_per_row(p.args, seq, at, result, max, total);
   const int64_t to =
-      first_element(p.w.o, p.w.queries, item.q, item.b, at.head) + at.row * p.w.o.seq;
+      first_element(p.args.o, p.args.queries, seq.q, seq.batch, at.head) + at.row * p.args.o.seq;
 #pragma unroll
   for (int i = 0; i < kMostColumns / 32; ++i)
-    if (lane() + 32 * i < p.w.dim_v)
-      store_float(p.w.o.data, p.w.o.dtype, to + lane() + 32 * i, finished(o[i], factor));
+    if (lane() + 32 * i < p.args.dim_v)
+      store_float(p.args.o.data, p.args.o.dtype, to + lane() + 32 * i, finished(o[i], factor));
 }
 // ---------------------------------------------------------------------------------------- launch
 
@@ -85,10 +85,11 @@ Tiling few_queries(const Problem& p, const Geometry& size) {
   return t;
 }
 
-bool is_plain(const Problem& p, const Work& w) {
+bool is_plain(const Problem& p, const AttentionArguments& args) {
   return (p.dtype == TEA_BF16 || p.dtype == TEA_FP16) && p.kv_form != TEA_PAGED &&
-         has_plain_scores(w) && w.scale > 0 && w.q.wide && w.k.wide && w.v.wide && w.o.wide &&
-         w.queries.capacity < int64_t{1} << 30 && w.keys.capacity < int64_t{1} << 30;
+         !has_score_mod(args) && !args.has_dropout && args.scale > 0 && args.q.is_vectorizable &&
+         args.k.is_vectorizable && args.v.is_vectorizable && args.o.is_vectorizable &&
+         args.queries.max_seqlen < int64_t{1} << 30 && args.keys.max_seqlen < int64_t{1} << 30;
 }
 
 int64_t partial_rows(const Tiling& t, int64_t batch) {
@@ -118,26 +119,26 @@ uint64_t forward_workspace(const Problem& problem, const Geometry& size) {
 
 void forward(const Problem& problem, const Run& run) {
   const auto stream = static_cast<cudaStream_t>(run.stream);
-  Parameters p{make_work(problem, run),
+  Parameters p{make_arguments(problem, run),
                few_queries(problem, run.size),
                {},
                0,
                problem.heads_q / problem.heads_kv};
-  clear_gaps(p.w, p.w.queries, {{p.w.o, p.w.heads_q, p.w.dim_v}}, true, stream);
+  clear_gaps(p.args, p.args.queries, {{p.args.o, p.args.heads_q, p.args.dim_v}}, true, stream);
   Tiling& t = p.tiling;
   int number = table_row(problem) * kVariants + general_variant(problem);
-  if (t.pack == 1 && t.splits == 1 && is_plain(problem, p.w)) {
+  if (t.pack == 1 && t.splits == 1 && is_plain(problem, p.args)) {
     number = table_row(problem) * kVariants + (problem.dtype == TEA_BF16 ? kPlainBf16 : kPlainFp16);
     const Row row = config(number).row;
     const int64_t rows = t.row_blocks * t.rows;
     t.rows = 16 * row.warps * row.tall;
     t.row_blocks = ceil_div(rows, t.rows);
   }
-  const int64_t tiles = p.w.batch * t.heads * t.row_blocks;
+  const int64_t tiles = p.args.batch * t.heads * t.row_blocks;
   if (tiles == 0) return;
-  auto* const memory = static_cast<float*>(p.w.workspace);
-  const int64_t rows = partial_rows(t, p.w.batch);
-  p.partial = {memory, memory + rows * p.w.dim_v, memory + rows * (p.w.dim_v + 1)};
+  auto* const memory = static_cast<float*>(p.args.workspace);
+  const int64_t rows = partial_rows(t, p.args.batch);
+  p.partial = {memory, memory + rows * p.args.dim_v, memory + rows * (p.args.dim_v + 1)};
   launch_kernel(number, p, tiles * t.splits, stream);
   if (t.splits > 1)
     launch_all({"forward, merging splits", {}, 32 * kMergeWarps}, merge_entry, p,

@@ -1,6 +1,6 @@
 // The forward pass on any GPU from sm_80 on.
 #pragma once
-#include "portable/work.h"
+#include "gpu/arguments.h"
 
 namespace tea::portable {
 

@@ -5,7 +5,7 @@
 
 #include <iterator>
 
-#include "portable/work.h"
+#include "gpu/arguments.h"
 
 namespace tea::portable {
 
@@ -90,7 +90,7 @@ struct Partial {
 };
 
 struct Parameters {
-  Work w;
+  AttentionArguments args;
   Tiling tiling;
   Partial partial;
   int64_t first_block;  // of this launch

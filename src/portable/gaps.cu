@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "gpu/launch.h"
+#include "portable/device/arguments.cuh"
 #include "portable/device/load_store.cuh"
-#include "portable/device/work.cuh"
 #include "portable/gaps.h"
 
 namespace tea::portable {
@@ -13,16 +13,16 @@ namespace {
 constexpr int kTokens = 64, kThreads = 128, kMost = 2;
 
 struct Parameters {
-  Work w;
-  Side side;
+  AttentionArguments args;
+  SequenceLayout side;
   Cleared tensor[kMost];
   int tensors;
   bool per_row;
 };
 
 TEA_DEVICE void mark(const Parameters& p, int64_t first, unsigned long long* covered) {
-  for (int64_t b = threadIdx.x; b < p.w.batch; b += kThreads) {
-    const Sequence s = sequence_of(p.w, p.side, b);
+  for (int64_t b = threadIdx.x; b < p.args.batch; b += kThreads) {
+    const Sequence s = sequence_of(p.args, p.side, b);
     const int64_t from = max(s.start - first, int64_t{0});
     const int64_t to = min(s.start + s.length - first, int64_t{kTokens});
     if (from >= to) continue;
@@ -38,12 +38,12 @@ TEA_DEVICE void clear_rows(const Cleared& t, int64_t token) {
                 0.0f);
 }
 
-TEA_DEVICE void clear_per_row(const Work& w, int64_t token) {
-  for (int64_t h = threadIdx.x; h < w.heads_q; h += kThreads) {
-    const int64_t at = token * w.per_row.seq + h * w.per_row.head;
-    if (w.per_row.lse) w.per_row.lse[at] = kMinusInfinity;
-    if (w.per_row.max) w.per_row.max[at] = kMinusInfinity;
-    if (w.per_row.sum_exp) w.per_row.sum_exp[at] = 0;
+TEA_DEVICE void clear_per_row(const AttentionArguments& args, int64_t token) {
+  for (int64_t h = threadIdx.x; h < args.heads_q; h += kThreads) {
+    const int64_t at = token * args.statistics.seq + h * args.statistics.head;
+    if (args.statistics.lse) args.statistics.lse[at] = kMinusInfinity;
+    if (args.statistics.max) args.statistics.max[at] = kMinusInfinity;
+    if (args.statistics.sum_exp) args.statistics.sum_exp[at] = 0;
   }
 }
 
@@ -57,14 +57,14 @@ __global__ void __launch_bounds__(kThreads) clear_entry(const __grid_constant__ 
   for (int i = 0; i < kTokens && first + i < p.side.tokens; ++i) {
     if (covered >> i & 1) continue;
     for (int t = 0; t < p.tensors; ++t) clear_rows(p.tensor[t], first + i);
-    if (p.per_row) clear_per_row(p.w, first + i);
+    if (p.per_row) clear_per_row(p.args, first + i);
   }
 }
 
 }  // namespace
 
-void clear_gaps(const Work& work, const Side& side, std::initializer_list<Cleared> tensors,
-                bool per_row, void* stream) {
+void clear_gaps(const AttentionArguments& work, const SequenceLayout& side,
+                std::initializer_list<Cleared> tensors, bool per_row, void* stream) {
   if (side.form != TEA_RAGGED || side.tokens == 0) return;
   Parameters p{work, side, {}, static_cast<int>(tensors.size()), per_row};
   std::copy(tensors.begin(), tensors.end(), p.tensor);

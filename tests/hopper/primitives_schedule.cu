@@ -25,7 +25,7 @@ __global__ void visit_dynamic(TileOrder order, TileCounter* claims, uint64_t lau
   if (blockIdx.x == 0 && threadIdx.x == 0) claims->reset(launch);
   __shared__ WorkQueue<int> mail;
   if (threadIdx.x == 0) {
-    mail.ring.init(1, blockDim.x - 32);
+    mail.pipeline.init(1, blockDim.x - 32);
     fence_barrier_init();
   }
   __syncthreads();

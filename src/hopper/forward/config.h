@@ -5,9 +5,8 @@
 #include <cstdint>
 #include <iterator>
 
+#include "gpu/arguments.h"
 #include "hopper/device/types.h"
-#include "hopper/forward/arguments.h"
-#include "math/dropout.h"
 
 namespace tea::hopper {
 
@@ -115,31 +114,29 @@ struct KernelConfig {
 
 // Bias, soft cap and ALiBi need scores as natural logarithms, and so does a scale that is not
 // positive, because it reverses their order. Otherwise scores stay unscaled products.
-TEA_HOST_DEVICE bool modifies_scores(const ForwardArguments& a) {
-  const ScoreModArguments& m = a.score_mod;
-  return m.bias || m.softcap > 0 || m.alibi || !(a.scale > 0);
+TEA_HOST_DEVICE bool modifies_scores(const AttentionArguments& a) {
+  return has_score_mod(a) || !(a.scale > 0);
 }
 
 // Whether the soft cap is the last modification. Scores then stay in the form that softcap_scores()
 // returns.
-TEA_HOST_DEVICE bool softcap_is_last(const ForwardArguments& a) {
-  const ScoreModArguments& m = a.score_mod;
-  return m.softcap > 0 && !m.alibi && !(m.bias && !m.bias_before_scale);
+TEA_HOST_DEVICE bool softcap_is_last(const AttentionArguments& a) {
+  return a.softcap > 0 && !a.alibi && a.bias.kind != TEA_BIAS_POST_SCALE;
 }
 
 // Whether the cells of dropout (math/dropout.h) are aligned with tiles at any first visible key,
 // and dropout removes anything at all.
-inline bool dropout_is_tile_aligned(const ForwardArguments& a) {
+inline bool dropout_is_tile_aligned(const AttentionArguments& a) {
   return !a.origin_device && a.origin[2] % 16 == 0 && a.origin[3] % 16 == 0 &&
-         !a.mask.window_left && dropout_threshold(a.score_mod.dropout) > 0;
+         !a.mask.window_left && a.dropout_threshold > 0;
 }
 
 // -------------------------------------------------------------------------------------- selection
 
 inline bool has_mask(const MaskRule& m) { return m.causal || m.window_left || m.window_right; }
 
-inline bool is_dense(const ForwardArguments& a) {
-  return a.queries.form == Form::kDense && a.keys.form == Form::kDense;
+inline bool is_dense(const AttentionArguments& a) {
+  return a.queries.form == TEA_DENSE && a.keys.form == TEA_DENSE;
 }
 
 // The first configuration that serves the head dimensions, or -1.
@@ -149,14 +146,13 @@ inline int find_tile(int dim, int dim_v) {
   return found == std::end(kTiles) ? -1 : static_cast<int>(found - kTiles);
 }
 
-inline Variant select_variant(const ForwardArguments& a, int tile) {
-  const ScoreModArguments& m = a.score_mod;
-  if (m.bias) return Variant::kBias;
-  if (is_instantiated(tile, Variant::kDropout) && m.dropout > 0 && dropout_is_tile_aligned(a) &&
+inline Variant select_variant(const AttentionArguments& a, int tile) {
+  if (a.bias.kind) return Variant::kBias;
+  if (is_instantiated(tile, Variant::kDropout) && a.has_dropout && dropout_is_tile_aligned(a) &&
       !modifies_scores(a))
     return Variant::kDropout;
-  if (modifies_scores(a) || m.dropout > 0) {
-    const bool only_softcap = softcap_is_last(a) && m.dropout == 0 && a.scale > 0;
+  if (modifies_scores(a) || a.has_dropout) {
+    const bool only_softcap = softcap_is_last(a) && !a.has_dropout && a.scale > 0;
     return is_instantiated(tile, Variant::kSoftcap) && only_softcap ? Variant::kSoftcap
                                                                     : Variant::kGeneral;
   }
@@ -170,8 +166,8 @@ struct Selection {
 
 // The kernel that serves a problem. For short sequences, tiles of 256 rows waste less than tiles of
 // 192, and a mask cuts more off blocks of 64 keys than off blocks of 80; the limits were measured.
-inline Selection select_kernel(const ForwardArguments& a) {
-  const int tile = find_tile(a.dim, a.dim_v);
+inline Selection select_kernel(const AttentionArguments& a) {
+  const int tile = find_tile(a.dim_qk, a.dim_v);
   if (tile < 0) return {-1, Variant::kUnmasked};
   const Variant variant = select_variant(a, tile);
   const auto at_most = [&](int n) { return a.queries.max_seqlen <= n && a.keys.max_seqlen <= n; };
@@ -186,7 +182,7 @@ inline Selection select_kernel(const ForwardArguments& a) {
 // Whether CTAs fetch tiles from a counter because tiles differ in the time that they take: lengths
 // are known to the device only, a mask is present, or the last tile of a sequence has no rows for
 // some consumers. In all other cases CTA i takes tiles i, i + gridDim.x, and so on.
-inline bool needs_tile_counter(const ForwardArguments& a, const Selection& s) {
+inline bool needs_tile_counter(const AttentionArguments& a, const Selection& s) {
   if (a.batch == 0) return false;
   if (!is_dense(a) || has_mask(a.mask)) return true;
   const int block_m = kTiles[s.tile].block_m();

@@ -6,10 +6,9 @@
 namespace tea::hopper {
 
 // Called by the scheduler warp.
-TEA_DEVICE void describe_dropout(WorkTile& w, const ForwardArguments& a) {
-  const int64_t* const rng = a.score_mod.rng_state;
+TEA_DEVICE void describe_dropout(WorkTile& w, const AttentionArguments& a) {
   bool valid;
-  w.rng = {static_cast<uint64_t>(rng[0]), static_cast<uint64_t>(rng[1])};
+  w.rng = rng_of(a);
   w.dropout_stream =
       dropout_stream(w.batch + origin_of(a, 0, &valid), w.head + origin_of(a, 1, &valid));
 }
@@ -21,10 +20,10 @@ struct ElementOrigin {
 
 // Zeroes the dropped elements of P. The others are scaled once, when O is normalised.
 template <int kCount>
-TEA_DEVICE void apply_dropout(float (&p)[kCount], const ForwardArguments& a, const WorkTile& w,
+TEA_DEVICE void apply_dropout(float (&p)[kCount], const AttentionArguments& a, const WorkTile& w,
                               ElementOrigin at) {
   const RngState rng = w.rng;
-  const uint32_t threshold = dropout_threshold(a.score_mod.dropout);
+  const uint32_t threshold = a.dropout_threshold;
   const int64_t row = w.global_row + at.row, key = w.global_key + at.key;
   if ((w.global_row | w.global_key) % 16 == 0) {  // the cells of dropout are aligned with the tile
 #pragma unroll
@@ -60,10 +59,10 @@ TEA_DEVICE uint32_t kept_pair(uint32_t uniforms, uint32_t threshold) {
 // Zeroes the dropped elements of P in the layout of accumulator_as_operand(), where
 // dropout_is_tile_aligned().
 template <int kCount>
-TEA_DEVICE void apply_dropout(uint32_t (&p)[kCount][4], const ForwardArguments& a,
+TEA_DEVICE void apply_dropout(uint32_t (&p)[kCount][4], const AttentionArguments& a,
                               const WorkTile& w, ElementOrigin at) {
   const RngState rng = w.rng;
-  const uint32_t threshold = dropout_threshold(a.score_mod.dropout);
+  const uint32_t threshold = a.dropout_threshold;
   const int64_t row = w.global_row + at.row, key = w.global_key + at.key;
 #pragma unroll
   for (int c = 0; c < kCount; ++c) {

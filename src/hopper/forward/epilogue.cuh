@@ -17,28 +17,27 @@ struct Epilogue {
 
   TEA_DEVICE int first_row(const WorkTile& w) { return w.first_row + 64 * consumer; }
 
-  // The first element of a row of the tile's sequence.
-  template <class Element>
-  TEA_DEVICE Element* row_pointer(const StridedTensor& x, const WorkTile& w, int row) {
-    return static_cast<Element*>(x.data) + T::batch_of(p.args.queries, w) * x.batch +
-           w.head * x.head + int64_t{w.start_q + row} * x.seq;
+  // The offset of a row of the tile's sequence in O, or in the row statistics.
+  template <class Strides>
+  TEA_DEVICE int64_t row_offset(const Strides& x, const WorkTile& w, int row) {
+    return T::batch_of(p.args.queries, w) * x.batch + w.head * x.head +
+           int64_t{w.start_q + row} * x.seq;
   }
   // Writes one value for each of the thread's two rows.
-  TEA_DEVICE void write_statistic(const StridedTensor& to, const WorkTile& w, float first,
-                                  float second) {
-    if (!to.data) return;
+  TEA_DEVICE void write_statistic(float* to, const WorkTile& w, float first, float second) {
+    if (!to) return;
     const int row = first_row(w) + accumulator_row(0);
-    float* const at = row_pointer<float>(to, w, row);
+    float* const at = to + row_offset(p.args.statistics, w, row);
     if (row < w.seqlen_q) at[0] = first;
-    if (row + 8 < w.seqlen_q) at[8 * to.seq] = second;
+    if (row + 8 < w.seqlen_q) at[8 * p.args.statistics.seq] = second;
   }
   using Result = OnlineSoftmax::Result;
   TEA_DEVICE Result write_statistics(const OnlineSoftmax& softmax, const WorkTile& w) {
     const Result result = softmax.finalize(p.unit, w.sink);
     if (lane() % 4 == 0) {
-      write_statistic(p.args.lse, w, result.row[0].lse, result.row[1].lse);
-      write_statistic(p.args.max, w, result.row[0].max, result.row[1].max);
-      write_statistic(p.args.sum_exp, w, result.row[0].sum_exp, result.row[1].sum_exp);
+      write_statistic(p.args.statistics.lse, w, result.row[0].lse, result.row[1].lse);
+      write_statistic(p.args.statistics.max, w, result.row[0].max, result.row[1].max);
+      write_statistic(p.args.statistics.sum_exp, w, result.row[0].sum_exp, result.row[1].sum_exp);
     }
     return result;
   }
@@ -55,7 +54,8 @@ struct Epilogue {
   TEA_DEVICE void store_row(const Output& o, const WorkTile& w, int r, float factor) {
     const int row = first_row(w) + accumulator_row(2 * r);
     const bool odd = lane() % 2;
-    uint16_t* const to = row_pointer<uint16_t>(p.args.o, w, row) + odd * 8 + lane() / 2 % 2 * 4;
+    uint16_t* const to = static_cast<uint16_t*>(p.args.o.data) + row_offset(p.args.o, w, row) +
+                         odd * 8 + lane() / 2 % 2 * 4;
 #pragma unroll
     for (int c = 0; c < T::kDimV / 16; ++c) {
       uint32_t pair[2];
@@ -87,7 +87,7 @@ struct Epilogue {
     o_state.advance();
   }
   TEA_DEVICE void store(const Output& o, const Result& result, const WorkTile& w) {
-    const float kept = C.general() || C.dropout() ? 1 / (1 - p.args.score_mod.dropout) : 1;
+    const float kept = C.general() || C.dropout() ? p.args.keep_factor : 1;
     const float factor[2] = {result.row[0].factor * kept, result.row[1].factor * kept};
     if constexpr (C.tile.tma_store)
       stage_for_store_warp(o, factor);

@@ -9,8 +9,8 @@ namespace tea::hopper {
 namespace {
 
 // Whether the number of tiles exceeds 31 bits.
-bool has_too_many_tiles(const ForwardArguments& a) {
-  const int64_t tiles = (int64_t{a.queries.max_seqlen} / 64 + 1) * a.heads;
+bool has_too_many_tiles(const AttentionArguments& a) {
+  const int64_t tiles = (a.queries.max_seqlen / 64 + 1) * a.heads_q;
   return a.queries.max_seqlen > kMaxSeqlen || a.keys.max_seqlen > kMaxSeqlen ||
          (a.batch > 0 && tiles > INT32_MAX / a.batch);
 }
@@ -43,15 +43,16 @@ uint64_t next_launch_number() {
   return next.fetch_add(1, std::memory_order_relaxed) | uint64_t{1} << 63;
 }
 
-Outcome forward(const ForwardArguments& a, void* stream) {
+Outcome forward(const AttentionArguments& a, void* stream) {
   const Selection selected = select_kernel(a);
   if (selected.tile < 0) return refusal("head dimensions beyond the table");
   if (has_too_many_tiles(a)) return refusal("more tiles than can be counted");
-  if (needs_tile_counter(a, selected) && !a.counter)
+  if (needs_tile_counter(a, selected) && !a.workspace)
     return refusal("tiles of different lengths without a counter");
-  const bool empty = a.queries.form == Form::kDense && (a.queries.max_seqlen == 0 || a.batch == 0);
-  if (empty || a.heads == 0) return {};
-  const Launcher launch = find_launcher(selected, a.is_fp16 ? Type::kFp16 : Type::kBf16);
+  const bool empty = a.queries.form == TEA_DENSE && (a.queries.max_seqlen == 0 || a.batch == 0);
+  if (empty || a.heads_q == 0) return {};
+  const Launcher launch =
+      find_launcher(selected, a.q.dtype == TEA_FP16 ? Type::kFp16 : Type::kBf16);
   return launch(a, selected, static_cast<cudaStream_t>(stream));
 }
 

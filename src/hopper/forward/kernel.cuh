@@ -39,7 +39,8 @@ struct ForwardKernel {
   // Whether the scheduler warp reads nothing from device memory, so that it need not wait for the
   // predecessor grid before it describes the first tile.
   static TEA_DEVICE bool tiles_are_known_on_host(const KernelParams& p) {
-    return p.has_uniform_bounds && p.args.sink != Sink::kTensor && !C.general() && !C.dropout();
+    return p.args.is_uniform && p.args.softmax != TEA_SOFTMAX_LEARNABLE && !C.general() &&
+           !C.dropout();
   }
 
   // The first warpgroup. Consumers and the store warp need no wait for the predecessor grid: what
@@ -59,7 +60,7 @@ struct ForwardKernel {
       wait_on_dependent_grids();
       const int thread = static_cast<int>(threadIdx.x) - 32 * kFirstZeroFillWarp;
       const int first = static_cast<int>(blockIdx.x) * kZeroFillThreads + thread;
-      if (first == 0 && tile_counter_of(p)) tile_counter_of(p)->reset(p.launch_number);
+      if (first == 0 && p.counter) p.counter->reset(p.launch_number);
       ZeroFillWarps{p.args, first, static_cast<int>(gridDim.x) * kZeroFillThreads}.run();
     }
   }
@@ -68,7 +69,7 @@ struct ForwardKernel {
     extern __shared__ __align__(1024) uint8_t memory[];
     SharedStorage& s = *reinterpret_cast<SharedStorage*>(memory);
     if (threadIdx.x == 0) init(p, s);
-    if (T::num_slabs(p.args.dim) < T::kDim / T::kSlabDim) zero_unused_slabs<C>(p, s);
+    if (T::num_slabs(p.args.dim_qk) < T::kDim / T::kSlabDim) zero_unused_slabs<C>(p, s);
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     if (warpgroup == 0) {

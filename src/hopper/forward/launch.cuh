@@ -14,10 +14,11 @@ namespace {
 
 // Encodes the map of Q, K, V or O; load.cuh explains the two dimensions over rows. Returns the
 // driver's code.
-int encode_rows(TensorMap* to, const StridedTensor& x, const SequenceLayout& layout, int dim,
-                int heads, int batch, Type type, Swizzle s, int box_rows) {
-  const int64_t rows = layout.form == Form::kRagged ? layout.tokens : layout.max_seqlen;
-  const int batches = layout.form == Form::kRagged ? 1 : batch;
+int encode_rows(TensorMap* to, const void* data, const StridedTensor& x,
+                const SequenceLayout& layout, int dim, int heads, int64_t batch, Type type,
+                Swizzle s, int box_rows) {
+  const int64_t rows = layout.form == TEA_RAGGED ? layout.tokens : layout.max_seqlen;
+  const int64_t batches = layout.form == TEA_RAGGED ? 1 : batch;
   const auto extent = [](int64_t n) { return static_cast<uint64_t>(std::max<int64_t>(n, 1)); };
   const auto bytes = [](int64_t stride) { return static_cast<uint64_t>(stride) * 2; };
   const MapShape shape = {
@@ -27,20 +28,20 @@ int encode_rows(TensorMap* to, const StridedTensor& x, const SequenceLayout& lay
       {extent(dim), extent(box_rows), extent(heads), extent(rows + 1), extent(batches)},
       {0, bytes(x.seq), bytes(x.head), bytes(x.seq), bytes(x.batch)},
       {static_cast<uint32_t>(width(s) / 2), static_cast<uint32_t>(box_rows), 1, 1, 1}};
-  return encode(to, static_cast<char*>(x.data) - box_rows * x.seq * 2, shape);
+  return encode(to, static_cast<const char*>(data) - box_rows * x.seq * 2, shape);
 }
 
 // Encodes the map of a bias, with one dimension for each index; an index over which the bias is
 // broadcast has one element. rows: BiasTile::rows, 0 where TMA cannot address the bias.
-int encode_bias(TensorMap* to, int* rows, const ForwardArguments& a, Type type) {
-  const ScoreModArguments& m = a.score_mod;
+int encode_bias(TensorMap* to, int* rows, const AttentionArguments& a, Type type) {
+  const tea_bias_strides& stride = a.bias.stride;
   const auto fits = [](int64_t stride) { return stride % 8 == 0 && stride < int64_t{1} << 39; };
-  const bool aligned = reinterpret_cast<uintptr_t>(m.bias) % 16 == 0;
+  const bool aligned = reinterpret_cast<uintptr_t>(a.bias.data) % 16 == 0;
   *rows = 0;
-  if (m.bias_is_fp32 || m.bias_col != 1 || !aligned || !fits(m.bias_row) || !fits(m.bias_head) ||
-      !fits(m.bias_batch) || a.keys.max_seqlen == 0)
+  if (a.bias.dtype == TEA_FP32 || stride.col != 1 || !aligned || !fits(stride.row) ||
+      !fits(stride.head) || !fits(stride.batch) || a.keys.max_seqlen == 0)
     return 0;
-  *rows = m.bias_row ? 64 : 1;
+  *rows = stride.row ? 64 : 1;
   const auto extent = [](int64_t stride, int64_t n) {
     return static_cast<uint64_t>(stride ? std::max<int64_t>(n, 1) : 1);
   };
@@ -48,16 +49,16 @@ int encode_bias(TensorMap* to, int* rows, const ForwardArguments& a, Type type) 
   const MapShape shape = {type,
                           BiasTile::kSwizzle,
                           4,
-                          {extent(1, a.keys.max_seqlen), extent(m.bias_row, a.queries.max_seqlen),
-                           extent(m.bias_head, a.heads), extent(m.bias_batch, a.batch)},
-                          {0, bytes(m.bias_row), bytes(m.bias_head), bytes(m.bias_batch)},
+                          {extent(1, a.keys.max_seqlen), extent(stride.row, a.queries.max_seqlen),
+                           extent(stride.head, a.heads_q), extent(stride.batch, a.batch)},
+                          {0, bytes(stride.row), bytes(stride.head), bytes(stride.batch)},
                           {uint32_t{BiasTile::kColumns}, static_cast<uint32_t>(*rows), 1, 1}};
-  return encode(to, m.bias, shape);
+  return encode(to, a.bias.data, shape);
 }
 
 // Fails if TMA cannot address a tensor.
 template <KernelConfig C>
-Outcome encode_maps(KernelParams* p, const ForwardArguments& a) {
+Outcome encode_maps(KernelParams* p, const AttentionArguments& a) {
   using T = Traits<C>;
   const struct {
     const char* what;
@@ -66,15 +67,17 @@ Outcome encode_maps(KernelParams* p, const ForwardArguments& a) {
     const SequenceLayout& layout;
     int dim, heads, box_rows;
   } tensors[] = {
-      {"cuTensorMapEncodeTiled of q", &p->q, a.q, a.queries, a.dim, a.heads, 64},
-      {"cuTensorMapEncodeTiled of k", &p->k, a.k, a.keys, a.dim, a.heads_kv, T::kBlockN},
+      {"cuTensorMapEncodeTiled of q", &p->q, a.q, a.queries, a.dim_qk, a.heads_q, 64},
+      {"cuTensorMapEncodeTiled of k", &p->k, a.k, a.keys, a.dim_qk, a.heads_kv, T::kBlockN},
       {"cuTensorMapEncodeTiled of v", &p->v, a.v, a.keys, a.dim_v, a.heads_kv, T::kBlockN},
-      {"cuTensorMapEncodeTiled of o", &p->o, a.o, a.queries, a.dim_v, a.heads, 64},
+      {"cuTensorMapEncodeTiled of o", &p->o, a.o, a.queries, a.dim_v, a.heads_q, 64},
   };
   for (const auto& t : tensors) {
     if (t.to == &p->o && !C.tile.tma_store) continue;
-    const int code =
-        encode_rows(t.to, t.x, t.layout, t.dim, t.heads, a.batch, C.type, T::kSwizzle, t.box_rows);
+    // An empty tensor may be NULL. Nothing of it is read, but a map needs an address.
+    const void* const data = t.x.data ? t.x.data : a.q.data;
+    const int code = encode_rows(t.to, data, t.x, t.layout, t.dim, t.heads, a.batch, C.type,
+                                 T::kSwizzle, t.box_rows);
     if (code) return failure(code, t.what);
   }
   if constexpr (C.bias())
@@ -84,20 +87,19 @@ Outcome encode_maps(KernelParams* p, const ForwardArguments& a) {
 }
 
 template <KernelConfig C>
-Outcome make_params(KernelParams* p, const ForwardArguments& a, const Selection& selected) {
+Outcome make_params(KernelParams* p, const AttentionArguments& a, const Selection& selected) {
   using T = Traits<C>;
-  const int row_blocks = (a.queries.max_seqlen + T::kBlockM - 1) / T::kBlockM;
+  const auto row_blocks = static_cast<int>((a.queries.max_seqlen + T::kBlockM - 1) / T::kBlockM);
   p->args = a;
-  if (!needs_tile_counter(a, selected)) p->args.counter = nullptr;
-  p->order = make_tile_order(row_blocks, a.heads, a.heads / a.heads_kv, a.batch, T::kConsumers,
-                             C.masked());
+  if (needs_tile_counter(a, selected)) p->counter = static_cast<TileCounter*>(a.workspace);
+  p->order = make_tile_order(row_blocks, a.heads_q, a.heads_q / a.heads_kv,
+                             static_cast<int>(a.batch), T::kConsumers, C.masked());
   p->divisors = p->order.divisors<FastDivisor>();
-  p->heads_per_kv = FastDivisor(a.heads / a.heads_kv);
-  p->has_uniform_bounds = has_uniform_bounds(a);
-  if (p->has_uniform_bounds) p->bounds = bounds_of(a, 0);
+  p->heads_per_kv = FastDivisor(a.heads_q / a.heads_kv);
+  if (a.is_uniform) p->bounds = make_bounds(a.uniform_pair);
   p->unit = score_unit(a);
   p->scale_log2 = p->unit.factor * kLog2E;
-  if (C.softcap()) p->softcap = make_softcap_polynomial(a.scale, a.score_mod.softcap);
+  if (C.softcap()) p->softcap = make_softcap_polynomial(a.scale, a.softcap);
   return encode_maps<C>(p, a);
 }
 
@@ -105,7 +107,7 @@ Outcome make_params(KernelParams* p, const ForwardArguments& a, const Selection&
   if (const cudaError_t code = (call); code != cudaSuccess) return failure(code, what)
 
 template <Variant kVariant, int kTile, Type kType>
-Outcome launch(const ForwardArguments& a, const Selection& selected, cudaStream_t stream) {
+Outcome launch(const AttentionArguments& a, const Selection& selected, cudaStream_t stream) {
   constexpr KernelConfig C = kKernelConfig<kVariant, kTile, kType>;
   constexpr int kThreads = Traits<C>::kThreads;
   constexpr int kSharedBytes = sizeof(typename Traits<C>::SharedStorage);
@@ -124,8 +126,8 @@ Outcome launch(const ForwardArguments& a, const Selection& selected, cudaStream_
   if (const Outcome made = make_params<C>(&p, a, selected); made.code) return made;
   // An upper bound where only the device knows the lengths.
   const int tiles = p.order.count(), ctas = std::clamp(tiles, 1, sms);
-  if (tiles <= ctas) p.args.counter = nullptr;  // each CTA has one tile
-  if (p.args.counter) p.launch_number = next_launch_number();
+  if (tiles <= ctas) p.counter = nullptr;  // each CTA has one tile
+  if (p.counter) p.launch_number = next_launch_number();
   cudaLaunchConfig_t config = {};
   config.gridDim = ctas, config.blockDim = kThreads;
   config.dynamicSmemBytes = kSharedBytes, config.stream = stream;

@@ -7,7 +7,7 @@
 
 namespace tea::hopper {
 
-using Launcher = Outcome (*)(const ForwardArguments&, const Selection&, cudaStream_t);
+using Launcher = Outcome (*)(const AttentionArguments&, const Selection&, cudaStream_t);
 
 // The launcher of a kernel; null if it is not instantiated. Each variant is defined in a source
 // file of its own (instances/), so that they compile in parallel.

@@ -40,7 +40,7 @@ struct LoadWarp {
 
   const KernelParams& p;
   typename T::SharedStorage& s;
-  const int slabs = T::num_slabs(p.args.dim), slabs_v = T::num_slabs(p.args.dim_v);
+  const int slabs = T::num_slabs(p.args.dim_qk), slabs_v = T::num_slabs(p.args.dim_v);
   PipelineState<T::kQStages> q_state{};
   PipelineState<T::kKvStages> k_state{}, v_state{};
   PipelineState<2> work_state{};
@@ -150,7 +150,7 @@ template <KernelConfig C>
 TEA_DEVICE void zero_unused_slabs(const KernelParams& p, typename Traits<C>::SharedStorage& s) {
   using T = Traits<C>;
   const auto zero = [&](uint8_t* tile, int height) {
-    const int first = T::num_slabs(p.args.dim) * height * T::kSlabBytes;
+    const int first = T::num_slabs(p.args.dim_qk) * height * T::kSlabBytes;
     for (int at = first + static_cast<int>(threadIdx.x) * 16; at < height * T::kDim * 2;
          at += T::kThreads * 16)
       *reinterpret_cast<uint4*>(tile + at) = uint4{};

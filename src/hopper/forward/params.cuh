@@ -1,6 +1,6 @@
-// The parameters of a forward kernel: the arguments of the launch and what the host derives from
-// them.
+// The parameters of a forward kernel: the arguments and what the host derives from them.
 #pragma once
+#include "hopper/device/tile_counter.cuh"
 #include "hopper/device/tma.cuh"
 #include "hopper/forward/softcap.cuh"
 #include "hopper/forward/work_tile.cuh"
@@ -9,12 +9,12 @@ namespace tea::hopper {
 
 struct KernelParams {
   TensorMap q, k, v, o;  // o: of configurations with tma_store
-  ForwardArguments args;
-  TileOrder order;  // of dense queries
+  AttentionArguments args;
+  TileCounter* counter;  // null: CTA i takes tiles i, i + gridDim.x, and so on
+  TileOrder order;       // of dense queries
   TileOrder::Divisors<FastDivisor> divisors;
   FastDivisor heads_per_kv;
-  bool has_uniform_bounds;
-  SequenceBounds bounds;      // of every sequence, if they are uniform
+  SequenceBounds bounds;      // of every sequence, if args.is_uniform
   ScoreUnit unit;             // of scores after all modifications
   float scale_log2;           // unit.factor * log2(e)
   SoftcapPolynomial softcap;  // of the soft-cap variant

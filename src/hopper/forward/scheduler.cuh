@@ -1,7 +1,6 @@
 // The scheduler warp: finds the CTA's tiles and publishes their descriptors to the other roles.
 #pragma once
 #include "gpu/dependent_launch.cuh"
-#include "hopper/device/tile_counter.cuh"
 #include "hopper/forward/forward.h"
 #include "hopper/forward/shared_memory.cuh"
 #include "hopper/forward/tile_finder.cuh"
@@ -9,11 +8,6 @@
 namespace tea::hopper {
 
 static_assert(sizeof(TileCounter) == kTileCounterBytes && alignof(TileCounter) == 8);
-
-// Null where CTA i takes tiles i, i + gridDim.x, and so on.
-TEA_DEVICE TileCounter* tile_counter_of(const KernelParams& p) {
-  return static_cast<TileCounter*>(p.args.counter);
-}
 
 template <KernelConfig C>
 struct SchedulerWarp {
@@ -32,10 +26,10 @@ struct SchedulerWarp {
   // Writes the next descriptor, by one thread.
   TEA_DEVICE void describe_next(const TileIndex& t) {
     WorkTile& w = s.next;
-    const bool searched = p.args.queries.form != Form::kDense;
-    const SequenceBounds bounds = p.has_uniform_bounds ? p.bounds
-                                  : searched           ? s.window[t.batch % 32]
-                                                       : bounds_of(p.args, t.batch);
+    const bool searched = p.args.queries.form != TEA_DENSE;
+    const SequenceBounds bounds = p.args.is_uniform ? p.bounds
+                                  : searched        ? s.window[t.batch % 32]
+                                                    : bounds_of(p.args, t.batch);
     describe<T::kBlockM, T::kBlockN>(w, p.args, bounds, p.heads_per_kv, t);
     if constexpr (C.tile.staggered) describe_consumer_blocks<T::kBlockM, T::kBlockN>(w);
     if constexpr (C.general() || C.dropout()) describe_origin(w, p.args);
@@ -68,7 +62,7 @@ struct SchedulerWarp {
   }
   // The number of the tile after tile `number`, by one thread.
   TEA_DEVICE int next_number(int number) {
-    TileCounter* const counter = tile_counter_of(p);
+    TileCounter* const counter = p.counter;
     if (!counter) return num_ctas + number;
     if (number < num_ctas) open(*counter);
     if (!may_fetch_early(number)) s.work.pipeline.producer_acquire(work_state);
@@ -91,7 +85,7 @@ struct SchedulerWarp {
     launch_dependent_grids();
     s.next.head = -1;  // tells all roles to stop
     publish_next();
-    if (TileCounter* const counter = tile_counter_of(p)) {
+    if (TileCounter* const counter = p.counter) {
       if (number < num_ctas) open(*counter);
       counter->retire();
     }

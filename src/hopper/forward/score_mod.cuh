@@ -8,25 +8,24 @@
 namespace tea::hopper {
 
 // The unit of scores after all modifications.
-TEA_HOST_DEVICE ScoreUnit score_unit(const ForwardArguments& a) {
-  const float cap = a.score_mod.softcap;
+TEA_HOST_DEVICE ScoreUnit score_unit(const AttentionArguments& a) {
+  const float cap = a.softcap;
   return softcap_is_last(a) ? ScoreUnit{2 * cap, cap}
                             : ScoreUnit{modifies_scores(a) ? 1 : a.scale, 0};
 }
 
 // Called by the scheduler warp.
-TEA_DEVICE void describe_score_mod(WorkTile& w, const ForwardArguments& a) {
-  const ScoreModArguments& m = a.score_mod;
-  w.slope = !m.alibi   ? 0
-            : m.slopes ? m.slopes[w.batch * m.slopes_batch + w.head]
-                       : static_cast<float>(alibi_slope(w.head, a.heads));
-  if (m.bias) {
-    const int64_t at = w.batch * m.bias_batch + w.head * m.bias_head + w.skipped_keys * m.bias_col;
-    w.bias = static_cast<const char*>(m.bias) + at * (m.bias_is_fp32 ? 4 : 2);
-    w.bias_head = m.bias_head ? w.head : 0;
-    w.bias_batch = m.bias_batch ? w.batch : 0;
+TEA_DEVICE void describe_score_mod(WorkTile& w, const AttentionArguments& a) {
+  const BiasArguments& bias = a.bias;
+  w.slope = slope_of(a, w.batch, w.head);
+  if (bias.kind) {
+    const int64_t at =
+        w.batch * bias.stride.batch + w.head * bias.stride.head + w.skipped_keys * bias.stride.col;
+    w.bias = static_cast<const char*>(bias.data) + at * (bias.dtype == TEA_FP32 ? 4 : 2);
+    w.bias_head = bias.stride.head ? w.head : 0;
+    w.bias_batch = bias.stride.batch ? w.batch : 0;
   }
-  if (m.dropout > 0) describe_dropout(w, a);
+  if (a.has_dropout) describe_dropout(w, a);
 }
 
 // The bias of a block of 64 rows in shared memory, as TMA stores it: slabs of 32 columns. `rows` is
@@ -65,17 +64,17 @@ TEA_DEVICE void add_bias(float (&s)[kCount], float factor, const BiasTile& bias)
 // The same with the bias in global memory, with any strides, in fp32 or the 16-bit type kStored.
 // Only visible elements are read.
 template <Type kStored, int kCount>
-TEA_DEVICE void add_bias(float (&s)[kCount], float factor, const ScoreModArguments& m,
+TEA_DEVICE void add_bias(float (&s)[kCount], float factor, const tea_bias_strides& stride,
                          const WorkTile& w, ElementOrigin at, const uint32_t (&visible)[2]) {
   constexpr int kSize = kStored == Type::kFp32 ? 4 : 2;
   const char* row[2];
   for (int r = 0; r < 2; ++r)
-    row[r] = w.bias + ((at.row + 8 * r) * m.bias_row + at.key * m.bias_col) * kSize;
+    row[r] = w.bias + ((at.row + 8 * r) * stride.row + at.key * stride.col) * kSize;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     s[i] *= factor;
     if (!(visible[row_slot(i)] >> index_in_row(i) & 1)) continue;
-    const char* const p = row[row_slot(i)] + (i / 4 * 8 + i % 2) * m.bias_col * kSize;
+    const char* const p = row[row_slot(i)] + (i / 4 * 8 + i % 2) * stride.col * kSize;
     float b;
     if constexpr (kStored == Type::kFp32)
       b = *reinterpret_cast<const float*>(p);
@@ -89,10 +88,9 @@ TEA_DEVICE void add_bias(float (&s)[kCount], float factor, const ScoreModArgumen
 // softcap_is_last(), `highest` is set to the maximum of the thread's visible scores in each row.
 // Each modification has a loop of its own, so that an absent one costs a branch for all elements.
 template <Type kType, bool kHasBias, int kCount>
-TEA_DEVICE void modify_scores(float (&s)[kCount], const ForwardArguments& a, const WorkTile& w,
+TEA_DEVICE void modify_scores(float (&s)[kCount], const AttentionArguments& a, const WorkTile& w,
                               ElementOrigin at, const uint32_t (&visible)[2], const BiasTile& bias,
                               float (&highest)[2]) {
-  const ScoreModArguments& m = a.score_mod;
   const auto for_each = [&](auto&& change) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) s[i] = change(s[i], i);
@@ -100,15 +98,15 @@ TEA_DEVICE void modify_scores(float (&s)[kCount], const ForwardArguments& a, con
   const auto scale_and_add_bias = [&](float factor) {
     if (bias.rows)
       add_bias<kType>(s, factor, bias);
-    else if (m.bias_is_fp32)
-      add_bias<Type::kFp32>(s, factor, m, w, at, visible);
+    else if (a.bias.dtype == TEA_FP32)
+      add_bias<Type::kFp32>(s, factor, a.bias.stride, w, at, visible);
     else
-      add_bias<kType>(s, factor, m, w, at, visible);
+      add_bias<kType>(s, factor, a.bias.stride, w, at, visible);
   };
-  if (kHasBias && m.bias_before_scale) scale_and_add_bias(1);
+  if (kHasBias && a.bias.kind == TEA_BIAS_PRE_SCALE) scale_and_add_bias(1);
   float factor = a.scale;  // by which scores remain to be multiplied
-  if (m.softcap > 0) {
-    factor *= softcap_unit(m.softcap);
+  if (a.softcap > 0) {
+    factor *= softcap_unit(a.softcap);
     for_each([&](float x, int) { return x * factor; });
     if ((visible[0] & visible[1]) != ~0u)
       for_each([&](float x, int i) {  // a score that is not visible may be NaN
@@ -121,14 +119,14 @@ TEA_DEVICE void modify_scores(float (&s)[kCount], const ForwardArguments& a, con
         if (!visible[r]) highest[r] = kMinusInfinity;
       return;
     }
-    for_each([&](float x, int) { return fmaf(2 * m.softcap, x, m.softcap); });
+    for_each([&](float x, int) { return fmaf(2 * a.softcap, x, a.softcap); });
     factor = 1;
   }
-  if (kHasBias && !m.bias_before_scale)
+  if (kHasBias && a.bias.kind == TEA_BIAS_POST_SCALE)
     scale_and_add_bias(factor);
   else if (factor != 1)
     for_each([&](float x, int) { return x * factor; });
-  if (m.alibi) {
+  if (a.alibi) {
     const float distance = static_cast<float>(w.alibi_diagonal + at.row - at.key);
     for_each([&](float x, int i) {
       const auto from = static_cast<float>(8 * row_slot(i) - i / 4 * 8 - i % 2);

@@ -44,7 +44,7 @@ struct Traits {
 
   // The batch coordinate of a tensor map.
   static TEA_DEVICE int batch_of(const SequenceLayout& layout, const WorkTile& w) {
-    return layout.form == Form::kRagged ? 0 : w.batch;
+    return layout.form == TEA_RAGGED ? 0 : w.batch;
   }
 
   // Called by one thread. The arrival counts: the load warp's one thread fills a stage of Q, K and

@@ -147,7 +147,7 @@ struct SoftmaxStep {
     const ElementOrigin at = {first_row(w) + accumulator_row(0),
                               block * kBlockN + accumulator_column(0)};
     if constexpr (C.general())
-      if (params.args.score_mod.dropout > 0) apply_dropout(x.scores, params.args, w, at);
+      if (params.args.has_dropout) apply_dropout(x.scores, params.args, w, at);
 #pragma unroll
     for (int c = 0; c < kBlockN / 16; ++c) accumulator_as_operand<C.type>(x.p[c], x.scores, c);
     if constexpr (C.dropout()) apply_dropout(x.p, params.args, w, at);

@@ -1,10 +1,11 @@
 // The work descriptor of a tile: which rows of which sequence it computes, and which keys they
 // attend to. The scheduler warp writes it, all other roles read it.
 #pragma once
+#include "gpu/arguments.cuh"
 #include "hopper/device/softmax.cuh"
 #include "hopper/forward/config.h"
+#include "hopper/forward/forward.h"
 #include "hopper/forward/tile_order.cuh"
-#include "te_attention.h"
 
 namespace tea::hopper {
 
@@ -66,48 +67,35 @@ struct WorkTile : WorkTileBase {
   }
 };
 
-TEA_HOST_DEVICE int64_t origin_of(const ForwardArguments& a, int dimension, bool* valid) {
-  return clamp_origin(a.origin_device ? a.origin_device[dimension] : a.origin[dimension], valid);
-}
-
 // A difference of key and row, clamped to what no pair of them exceeds.
 TEA_HOST_DEVICE int clamp_difference(int64_t difference) {
   return static_cast<int>(max(min(difference, int64_t{kMaxSeqlen - 1}), int64_t{-kMaxSeqlen}));
 }
 
-TEA_DEVICE float sink_of(const ForwardArguments& a, int head) {
-  if (a.sink == Sink::kTensor) return a.sinks[head];
-  return a.sink == Sink::kZero ? 0 : kMinusInfinity;
-}
-
-// Invalid lengths and origins are clamped here; the zero-fill warps report them.
-TEA_HOST_DEVICE SequenceBounds bounds_of(const ForwardArguments& a, int batch) {
-  const Sequence q = a.queries.at(batch), kv = a.keys.at(batch);
-  bool valid;
-  const int64_t row = origin_of(a, 2, &valid), key = origin_of(a, 3, &valid);
-  const int64_t delta = diagonal(a.mask.bottom_right, q.length, kv.length);
-  const Band band = tea::band(a.mask, delta, row, key);
-  const int64_t begin = visible_columns(band, 0, kv.length).begin;
-  const int64_t end = visible_columns(band, q.length - 1, kv.length).end;
-  const int64_t skipped = begin < end ? begin : 0;
+TEA_HOST_DEVICE SequenceBounds make_bounds(const SequencePair& pair) {
+  const Columns keys = pair.attended;
+  const int64_t skipped = keys.begin < keys.end ? keys.begin : 0;
   SequenceBounds b;
-  b.seqlen_q = static_cast<int>(q.length);
-  b.start_q = static_cast<int>(q.start);
-  b.seqlen_kv = begin < end ? static_cast<int>(end - begin) : 0;
-  b.start_kv = static_cast<int>(kv.start + skipped);
+  b.seqlen_q = static_cast<int>(pair.q.length);
+  b.start_q = static_cast<int>(pair.q.start);
+  b.seqlen_kv = keys.begin < keys.end ? static_cast<int>(keys.end - keys.begin) : 0;
+  b.start_kv = static_cast<int>(pair.kv.start + skipped);
   b.skipped_keys = static_cast<int>(skipped);
-  b.lo = clamp_difference(band.lo - skipped);
-  b.hi = clamp_difference(band.hi - skipped);
-  b.diagonal = static_cast<int>(delta);
+  b.lo = clamp_difference(pair.band.lo - skipped);
+  b.hi = clamp_difference(pair.band.hi - skipped);
+  b.diagonal = static_cast<int>(pair.diagonal);
   return b;
 }
-// Whether all sequences have the same bounds, and the host knows them.
-inline bool has_uniform_bounds(const ForwardArguments& a) {
-  return is_dense(a) && !a.origin_device;
+// Invalid lengths and origins are clamped here; the zero-fill warps report them.
+TEA_HOST_DEVICE SequenceBounds bounds_of(const AttentionArguments& a, int batch) {
+  bool valid;
+  return make_bounds(make_sequence_pair(a.mask, batch, sequence_of(a.queries, batch),
+                                        sequence_of(a.keys, batch), origin_of(a, 2, &valid),
+                                        origin_of(a, 3, &valid)));
 }
 
 template <int kBlockM, int kBlockN, class D>
-TEA_DEVICE void describe(WorkTile& w, const ForwardArguments& a, const SequenceBounds& bounds,
+TEA_DEVICE void describe(WorkTile& w, const AttentionArguments& a, const SequenceBounds& bounds,
                          const D& heads_per_kv, const TileIndex& t) {
   static_cast<SequenceBounds&>(w) = bounds;
   w.head = t.head;
@@ -118,7 +106,7 @@ TEA_DEVICE void describe(WorkTile& w, const ForwardArguments& a, const SequenceB
   w.blocks = w.template visible_blocks<kBlockN>(w.first_row, kBlockM);
 }
 // The tile's position in the global problem.
-TEA_DEVICE void describe_origin(WorkTile& w, const ForwardArguments& a) {
+TEA_DEVICE void describe_origin(WorkTile& w, const AttentionArguments& a) {
   bool valid;
   w.global_row = origin_of(a, 2, &valid);
   w.global_key = origin_of(a, 3, &valid) + w.skipped_keys;

@@ -60,9 +60,9 @@ struct Kernel {
 
   struct Block {
     const Parameters& p;
-    const Work& w;
+    const AttentionArguments& args;
     const Tiling::Tile tile;
-    const Item item;
+    const SequencePair seq;
     const int kv_head;
     const QTile q, k;
     const VTile v;
@@ -70,9 +70,9 @@ struct Kernel {
 
     TEA_DEVICE Block(const Parameters& parameters, Smem& s)
         : p(parameters),
-          w(p.w),
+          args(p.args),
           tile(p.tiling.at(p.first_block + blockIdx.x)),
-          item(item_of(w, tile.b)),
+          seq(sequence_pair_of(args, tile.b)),
           kv_head(tile.head / p.group),
           q{shared_address(s.q)},
           k{shared_address(s.k)},
@@ -86,14 +86,14 @@ struct Kernel {
     }
     // Rows of the tile that exist, of all packed heads.
     TEA_DEVICE int valid_rows() const {
-      const int64_t rows = item.q.length * (C.general ? p.tiling.pack : 1) - tile.first;
+      const int64_t rows = seq.q.length * (C.general ? p.tiling.pack : 1) - tile.first;
       return static_cast<int>(max(int64_t{0}, min(rows, int64_t{kTileRows})));
     }
 
     TEA_DEVICE Blocks blocks(int rows) const {
       if (rows == 0) return {0, 0};
-      const int64_t begin = visible_columns(item.band, query(0).row, item.kv.length).begin;
-      const int64_t end = visible_columns(item.band, query(rows - 1).row, item.kv.length).end;
+      const int64_t begin = visible_columns(seq.band, query(0).row, seq.kv.length).begin;
+      const int64_t end = visible_columns(seq.band, query(rows - 1).row, seq.kv.length).end;
       if (begin >= end) return {0, 0};
       const Blocks all = {static_cast<int>(begin / kCols),
                           static_cast<int>((end + kCols - 1) / kCols)};
@@ -130,8 +130,8 @@ struct Kernel {
     }
     // Rows anywhere: address(row) gives the bytes of one. In any alignment, and for fp8 too.
     template <int kHeight, class T, class Address>
-    TEA_DEVICE void gather_rows(const T& to, const Rows& rows, int dim, int first, int last,
-                                const Address& address) const {
+    TEA_DEVICE void gather_rows(const T& to, const StridedTensor& rows, int dim, int first,
+                                int last, const Address& address) const {
 #pragma unroll 1
       for (int r = copied_row(); r < kHeight; r += kStep) {
         const bool there = r >= first && r < last;
@@ -141,7 +141,7 @@ struct Kernel {
           const int col = c + copied_column();
           const bool valid = there && col < dim;
           const char* const source = from + (valid ? col * kElement : 0);
-          if (!C.fp8 && rows.wide)
+          if (!C.fp8 && rows.is_vectorizable)
             copy_eight(to, r, col, source, valid);
           else
             load_eight(to, r, col, source, rows, valid);
@@ -150,45 +150,47 @@ struct Kernel {
     }
 
     TEA_DEVICE void load_q(int rows) const {
-      const auto* base = static_cast<const char*>(w.q.data);
-      const int64_t first = first_element(w.q, w.queries, item.q, item.b, 0);
+      const auto* base = static_cast<const char*>(args.q.data);
+      const int64_t first = first_element(args.q, args.queries, seq.q, seq.batch, 0);
       if constexpr (C.general) {
-        gather_rows<kTileRows>(q, w.q, w.dim_qk, 0, rows, [&](int r) {
+        gather_rows<kTileRows>(q, args.q, args.dim_qk, 0, rows, [&](int r) {
           const Query at = query(r);
-          return base + (first + at.row * w.q.seq + at.head * w.q.head) * kElement;
+          return base + (first + at.row * args.q.seq + at.head * args.q.head) * kElement;
         });
       } else {
-        const int64_t start = first + tile.first * w.q.seq + tile.head * w.q.head;
-        copy_rows<kTileRows>(q, base + start * kElement, w.q.seq * kElement, w.dim_qk, 0, rows);
+        const int64_t start = first + tile.first * args.q.seq + tile.head * args.q.head;
+        copy_rows<kTileRows>(q, base + start * kElement, args.q.seq * kElement, args.dim_qk, 0,
+                             rows);
       }
     }
     // Keys that no row of the sequence attends are zero.
     template <class T>
-    TEA_DEVICE void load_keys(const T& to, const Rows& rows, const PageTable& table, int dim,
-                              int block) const {
+    TEA_DEVICE void load_keys(const T& to, const StridedTensor& rows, const PageTable& table,
+                              int dim, int block) const {
       const auto* base = static_cast<const char*>(rows.data);
       const int64_t key = int64_t{block} * kCols;
-      const int first = static_cast<int>(max(item.attended.begin - key, int64_t{0}));
-      const int last = static_cast<int>(min(item.attended.end - key, int64_t{kCols}));
-      if (C.general && w.keys.form == TEA_PAGED) {
+      const int first = static_cast<int>(max(seq.attended.begin - key, int64_t{0}));
+      const int last = static_cast<int>(min(seq.attended.end - key, int64_t{kCols}));
+      if (C.general && args.keys.form == TEA_PAGED) {
         gather_rows<kCols>(to, rows, dim, first, last, [&](int r) {
-          return base + paged_element(w, rows, table, item.b, kv_head, key + r) * kElement;
+          return base + paged_element(args, rows, table, seq.batch, kv_head, key + r) * kElement;
         });
         return;
       }
-      const int64_t start = first_element(rows, w.keys, item.kv, item.b, kv_head) + key * rows.seq;
-      if (C.fp8 || (C.general && !rows.wide))
+      const int64_t start =
+          first_element(rows, args.keys, seq.kv, seq.batch, kv_head) + key * rows.seq;
+      if (C.fp8 || (C.general && !rows.is_vectorizable))
         gather_rows<kCols>(to, rows, dim, first, last,
                            [&](int r) { return base + (start + r * rows.seq) * kElement; });
       else
         copy_rows<kCols>(to, base + start * kElement, rows.seq * kElement, dim, first, last);
     }
     TEA_DEVICE void load_k(int block) const {
-      load_keys(k, w.k, w.table_k, w.dim_qk, block);
+      load_keys(k, args.k, args.page_table_k, args.dim_qk, block);
       commit_copies();
     }
     TEA_DEVICE void load_v(int block) const {
-      load_keys(v, w.v, w.table_v, w.dim_v, block);
+      load_keys(v, args.v, args.page_table_v, args.dim_v, block);
       commit_copies();
     }
 
@@ -257,8 +259,8 @@ struct Kernel {
       const auto near = [](int64_t x) {
         return static_cast<int>(min(max(x, int64_t{-1} << 30), int64_t{1} << 30));
       };
-      return {near(tile.first + item.band.lo), near(tile.first + item.band.hi + 1),
-              near(item.kv.length)};
+      return {near(tile.first + seq.band.lo), near(tile.first + seq.band.hi + 1),
+              near(seq.kv.length)};
     }
     // Plain: only where some row of the warp does not see all of the block.
     TEA_DEVICE void mask(Scores& s, const Edge& e, int block) const {
@@ -289,7 +291,7 @@ struct Kernel {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const Query at = query(row + 16 * m + row_of(2 * r));
-          out.of[m][r] = at.row < item.q.length ? slope_of(w, item.b, at.head) : 0.0f;
+          out.of[m][r] = at.row < seq.q.length ? slope_of(args, seq.batch, at.head) : 0.0f;
         }
       return out;
     }
@@ -303,18 +305,18 @@ struct Kernel {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const Query at = query(row + 16 * m + row_of(2 * r));
-          terms[r] = terms_of(w, item, at.head, at.row, slopes.of[m][r]);
-          window[r] = window_of(item, at.row, key, kCols);
+          terms[r] = terms_of(args, seq, at.head, at.row, slopes.of[m][r]);
+          window[r] = window_of(seq, at.row, key, kCols);
         }
-        transform(s[m], w, item, scaling, terms, window, key);
+        transform(s[m], args, seq, scaling, terms, window, key);
       }
     }
     TEA_DEVICE void drop_all(Scores& s, const Dropping& d, int block) const {
-      const int64_t key = int64_t{block} * kCols + item.origin_col;
+      const int64_t key = int64_t{block} * kCols + seq.origin_col;
 #pragma unroll
       for (int m = 0; m < kTall; ++m)
-        drop(s[m], d, tile.first + row + 16 * m + item.origin_row, key,
-             C.fp8 ? w.keep_factor : 1.0f);
+        drop(s[m], d, tile.first + row + 16 * m + seq.origin_row, key,
+             C.fp8 ? args.keep_factor : 1.0f);
     }
     // P as it is in fp8; the codes' values are exact in fp16. Returns the largest before the scale.
     TEA_DEVICE float cast_all(Scores& s, float scale) const {
@@ -326,26 +328,27 @@ struct Kernel {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             largest = fmaxf(largest, s[m][n][i]);
-            s[m][n][i] = cast_fp8(s[m][n][i] * scale, w.q.dtype);
+            s[m][n][i] = cast_fp8(s[m][n][i] * scale, args.q.dtype);
           }
       return largest;
     }
 
     TEA_DEVICE Scaling scaling() const {
-      return {C.fp8 ? scalar(w.scales.q_inv) * scalar(w.scales.k_inv) : 1.0f, w.scale};
+      return {C.fp8 ? scalar(args.fp8.q_inv) * scalar(args.fp8.k_inv) : 1.0f, args.scale};
     }
 
     // Fills o with the sum of values, weighted by exp(score - top). fp8 casts P relative to the
     // row's maximum, which it finds in a pass of its own. Returns the largest P before its cast.
     TEA_DEVICE float attend(Output& o, OnlineSoftmax (&softmax)[kTall], Blocks b) const {
-      const float scale_log2 = C.general ? kLog2E : w.scale * kLog2E;
-      const float slack = w.per_row.max || w.per_row.sum_exp ? 0.0f : OnlineSoftmax::kSlack;
+      const float scale_log2 = C.general ? kLog2E : args.scale * kLog2E;
+      const float slack =
+          args.statistics.max || args.statistics.sum_exp ? 0.0f : OnlineSoftmax::kSlack;
       const Edge e = edge();
       const Slopes slopes = C.general ? slopes_of() : Slopes{};
       Dropping dropping = {};
       float s_scale = 1, largest = 0;
-      if (C.general && w.rng) dropping = dropping_of(w, item.b, tile.head);
-      if (C.fp8) s_scale = scalar(w.scales.s);
+      if (C.general && args.rng) dropping = dropping_of(args, seq.batch, tile.head);
+      if (C.fp8) s_scale = scalar(args.fp8.s);
       for (int pass = C.fp8 ? 0 : 1; pass < 2; ++pass) {
         load_k(b.end - 1);
         for (int block = b.end - 1; block >= b.begin; --block) {
@@ -374,7 +377,7 @@ struct Kernel {
               shrink_rows(o[m], shrink);
           }
           if (pass == 0) continue;
-          if (C.general && w.rng) drop_all(s, dropping, block);
+          if (C.general && args.rng) drop_all(s, dropping, block);
           if constexpr (C.fp8) largest = fmaxf(largest, cast_all(s, s_scale));
           multiply_pv(o, s);
         }
@@ -391,19 +394,19 @@ struct Kernel {
     // What each row's sums amount to; leaves the factors of O behind.
     TEA_DEVICE Factors finish_rows(const OnlineSoftmax (&softmax)[kTall]) const {
       Factors out;
-      const float more = value_factor(w, C.fp8);
+      const float more = value_factor(args, C.fp8);
 #pragma unroll
       for (int m = 0; m < kTall; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const Query at = query(row + 16 * m + row_of(2 * r));
-          const float max = softmax[m].top[r] * (C.general ? 1.0f : w.scale);
+          const float max = softmax[m].top[r] * (C.general ? 1.0f : args.scale);
           const float total = quad_sum(softmax[m].sum[r]);
-          const bool valid = at.row < item.q.length;
-          const RowResult result = result_of(max, total, valid ? sink_of(w, at.head) : 0.0f);
+          const bool valid = at.row < seq.q.length;
+          const RowResult result = result_of(max, total, valid ? sink_of(args, at.head) : 0.0f);
           out.of[m][r] = valid ? result.factor * more : 0.0f;
-          if (lane() % 4 == 0 && column == 0 && at.row < written_rows(w, item))
-            store_per_row(w, item, at, result, max, total);
+          if (lane() % 4 == 0 && column == 0 && at.row < written_rows(args, seq))
+            store_per_row(args, seq, at, result, max, total);
         }
       return out;
     }
@@ -426,10 +429,10 @@ struct Kernel {
       constexpr int kBatch = std::min(8, 16 * kTall / kRowsAtOnce);
       static_assert(kPieces <= 32 && 16 * kTall / kRowsAtOnce % kBatch == 0);
       const int local = row + lane() / kPieces, col = column + lane() % kPieces * 8;
-      const int64_t rows = written_rows(w, item), step = kRowsAtOnce * w.o.seq;
-      auto* data =
-          static_cast<uint16_t*>(w.o.data) + col + first_element(w.o, w.queries, item.q, item.b, 0);
-      if constexpr (!C.general) data += (tile.first + local) * w.o.seq + tile.head * w.o.head;
+      const int64_t rows = written_rows(args, seq), step = kRowsAtOnce * args.o.seq;
+      auto* data = static_cast<uint16_t*>(args.o.data) + col +
+                   first_element(args.o, args.queries, seq.q, seq.batch, 0);
+      if constexpr (!C.general) data += (tile.first + local) * args.o.seq + tile.head * args.o.head;
 #pragma unroll 1
       for (int from = local; from < local + 16 * kTall; from += kBatch * kRowsAtOnce) {
         uint4 x[kBatch];
@@ -438,10 +441,10 @@ struct Kernel {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
           const Query at = query(from + i * kRowsAtOnce);
-          const bool there = at.row < rows && col < w.dim_v;
+          const bool there = at.row < rows && col < args.dim_v;
           if constexpr (C.general) {
             if (there)
-              *reinterpret_cast<uint4*>(data + at.row * w.o.seq + at.head * w.o.head) = x[i];
+              *reinterpret_cast<uint4*>(data + at.row * args.o.seq + at.head * args.o.head) = x[i];
           } else {  // one head: the pointer moves on, which is shorter than a product for each row
             if (there) *reinterpret_cast<uint4*>(data) = x[i];
             data += step;
@@ -451,21 +454,21 @@ struct Kernel {
     }
     // In any type and alignment.
     TEA_DEVICE void store_direct(const Output& o, const Factors& factors) const {
-      const float scale = C.fp8 ? scalar(w.scales.o) : 1.0f;
-      const int64_t first = first_element(w.o, w.queries, item.q, item.b, 0);
+      const float scale = C.fp8 ? scalar(args.fp8.o) : 1.0f;
+      const int64_t first = first_element(args.o, args.queries, seq.q, seq.batch, 0);
 #pragma unroll
       for (int m = 0; m < kTall; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const Query at = query(row + 16 * m + row_of(2 * r));
-          if (at.row >= written_rows(w, item)) continue;
-          const int64_t start = first + at.row * w.o.seq + at.head * w.o.head + column;
+          if (at.row >= written_rows(args, seq)) continue;
+          const int64_t start = first + at.row * args.o.seq + at.head * args.o.head + column;
 #pragma unroll
           for (int n = 0; n < kOwnV / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-              if (column + 8 * n < w.dim_v)
-                store_float(w.o.data, w.o.dtype, start + column_of(n, i),
+              if (column + 8 * n < args.dim_v)
+                store_float(args.o.data, args.o.dtype, start + column_of(n, i),
                             finished(o[m][n][2 * r + i], factors.of[m][r]) * scale);
         }
     }
@@ -478,8 +481,8 @@ struct Kernel {
 #pragma unroll
           for (int i = 0; i < 4; ++i)
             largest = fmaxf(largest, fabsf(finished(o[m][n][i], factors.of[m][row_slot(i)])));
-      raise_by_warp(w.scales.o_amax, largest);
-      raise_by_warp(w.scales.s_amax, s_largest);
+      raise_by_warp(args.fp8.o_amax, largest);
+      raise_by_warp(args.fp8.s_amax, s_largest);
     }
     TEA_DEVICE void store_partial(const Output& o, const OnlineSoftmax (&softmax)[kTall],
                                   int rows) const {
@@ -495,12 +498,12 @@ struct Kernel {
             p.partial.top[first + local] = softmax[m].top[r];
             p.partial.sum[first + local] = total;
           }
-          float* const to = p.partial.o + (first + local) * w.dim_v + column;
+          float* const to = p.partial.o + (first + local) * args.dim_v + column;
 #pragma unroll
           for (int n = 0; n < kOwnV / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 2; ++i)
-              if (column + 8 * n < w.dim_v) to[column_of(n, i)] = o[m][n][2 * r + i];
+              if (column + 8 * n < args.dim_v) to[column_of(n, i)] = o[m][n][2 * r + i];
         }
     }
 
@@ -530,7 +533,7 @@ struct Kernel {
       const Factors factors = finish_rows(softmax);
       if constexpr (C.fp8) record_amaxes(o, factors, s_largest);
       if constexpr (C.general)
-        if (kDtype == TEA_FP32 || C.fp8 || !w.o.wide) return store_direct(o, factors);
+        if (kDtype == TEA_FP32 || C.fp8 || !args.o.is_vectorizable) return store_direct(o, factors);
       if constexpr (kDtype != TEA_FP32) store_staged(o, factors);
     }
   };

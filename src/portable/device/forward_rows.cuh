@@ -19,25 +19,26 @@ TEA_DEVICE Query query_of(const Tiling& t, const Tiling::Tile& tile, int local) 
 
 // Rows that a tile of this sequence writes: all of the capacity where padding is there to be
 // cleared.
-TEA_DEVICE int64_t written_rows(const Work& w, const Item& item) {
-  return w.queries.form == TEA_RAGGED ? item.q.length : w.queries.capacity;
+TEA_DEVICE int64_t written_rows(const AttentionArguments& args, const SequencePair& seq) {
+  return args.queries.form == TEA_RAGGED ? seq.q.length : args.queries.max_seqlen;
 }
 
 // LSE, MAX and SUM_EXP of one row. `max` and `total` as in result_of().
-TEA_DEVICE void store_per_row(const Work& w, const Item& item, const Query& q,
-                              const RowResult& result, float max, float total) {
-  const int64_t at = first_per_row(w, item.q, item.b, q.head) + q.row * w.per_row.seq;
-  const bool valid = q.row < item.q.length;
+TEA_DEVICE void store_per_row(const AttentionArguments& args, const SequencePair& seq,
+                              const Query& q, const RowResult& result, float max, float total) {
+  const int64_t at = first_per_row(args, seq.q, seq.batch, q.head) + q.row * args.statistics.seq;
+  const bool valid = q.row < seq.q.length;
   // The largest of scores among which there is a NaN is NaN; fmaxf passes it over.
   const bool spoiled = total != total && max < -kMinusInfinity;
-  if (w.per_row.lse) w.per_row.lse[at] = valid ? result.lse : kMinusInfinity;
-  if (w.per_row.max) w.per_row.max[at] = valid ? (spoiled ? total : max) : kMinusInfinity;
-  if (w.per_row.sum_exp) w.per_row.sum_exp[at] = valid ? result.sum_exp : 0;
+  if (args.statistics.lse) args.statistics.lse[at] = valid ? result.lse : kMinusInfinity;
+  if (args.statistics.max)
+    args.statistics.max[at] = valid ? (spoiled ? total : max) : kMinusInfinity;
+  if (args.statistics.sum_exp) args.statistics.sum_exp[at] = valid ? result.sum_exp : 0;
 }
 
 // By what values are multiplied besides RowResult's factor.
-TEA_DEVICE float value_factor(const Work& w, bool fp8) {
-  return fp8 ? scalar(w.scales.s_inv) * scalar(w.scales.v_inv) : w.keep_factor;
+TEA_DEVICE float value_factor(const AttentionArguments& args, bool fp8) {
+  return fp8 ? scalar(args.fp8.s_inv) * scalar(args.fp8.v_inv) : args.keep_factor;
 }
 // Padding and rows with nothing to attend are zero, whatever the accumulator holds.
 TEA_DEVICE float finished(float o, float factor) { return factor == 0 ? 0.0f : o * factor; }

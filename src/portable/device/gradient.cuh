@@ -7,25 +7,26 @@
 namespace tea::portable {
 
 // The rows of a sequence that see some key.
-TEA_DEVICE Columns seeing_rows(const Item& item) {
-  if (item.kv.length == 0) return {0, 0};
-  return {max(-item.band.hi, int64_t{0}), min(item.q.length, item.kv.length - item.band.lo)};
+TEA_DEVICE Columns seeing_rows(const SequencePair& seq) {
+  if (seq.kv.length == 0) return {0, 0};
+  return {max(-seq.band.hi, int64_t{0}), min(seq.q.length, seq.kv.length - seq.band.lo)};
 }
 // Those that see some key of [begin, end).
-TEA_DEVICE Columns seeing_rows(const Item& item, int64_t begin, int64_t end) {
-  const Columns all = seeing_rows(item);
-  return {max(begin - item.band.hi, all.begin), min(end - item.band.lo, all.end)};
+TEA_DEVICE Columns seeing_rows(const SequencePair& seq, int64_t begin, int64_t end) {
+  const Columns all = seeing_rows(seq);
+  return {max(begin - seq.band.hi, all.begin), min(end - seq.band.lo, all.end)};
 }
 // The keys that some row of [begin, end) sees.
-TEA_DEVICE Columns seen_keys(const Item& item, int64_t begin, int64_t end) {
-  return {visible_columns(item.band, begin, item.kv.length).begin,
-          visible_columns(item.band, end - 1, item.kv.length).end};
+TEA_DEVICE Columns seen_keys(const SequencePair& seq, int64_t begin, int64_t end) {
+  return {visible_columns(seq.band, begin, seq.kv.length).begin,
+          visible_columns(seq.band, end - 1, seq.kv.length).end};
 }
 
 // The entry of RowSums for row 0 of a head of a sequence.
-TEA_DEVICE int64_t first_entry(const BackwardWork& work, const Item& item, int64_t head) {
-  const bool ragged = work.w.queries.form == TEA_RAGGED;
-  return head * work.sums.rows + (ragged ? item.q.start : item.b * work.w.queries.capacity);
+TEA_DEVICE int64_t first_entry(const BackwardArguments& work, const SequencePair& seq,
+                               int64_t head) {
+  const bool ragged = work.args.queries.form == TEA_RAGGED;
+  return head * work.sums.rows + (ragged ? seq.q.start : seq.batch * work.args.queries.max_seqlen);
 }
 
 // The sums of dQ of 16 rows, 16 dimensions at a time. A whole block of rows keeps those of all its
@@ -54,14 +55,20 @@ struct Factors {
 };
 // kPlain: neither FP8 nor dropout, which a plain kernel knows when it is compiled.
 template <bool kPlain = false>
-TEA_DEVICE Factors factors_of(const Work& w) {
-  const Scales& s = w.scales;
-  if (kPlain || !is_fp8(w.q.dtype))
-    return {{1, w.scale}, 1, 1, 1, 1, w.scale, w.scale, kPlain ? 1.0f : w.keep_factor};
+TEA_DEVICE Factors factors_of(const AttentionArguments& args) {
+  const Fp8Scales& s = args.fp8;
+  if (kPlain || !is_fp8(args.q.dtype))
+    return {{1, args.scale}, 1, 1, 1, 1, args.scale, args.scale, kPlain ? 1.0f : args.keep_factor};
   const float q = scalar(s.q_inv), k = scalar(s.k_inv), dout = scalar(s.dout_inv),
               dp = scalar(s.dp_inv);
-  return {{q * k, w.scale}, dout * scalar(s.v_inv), scalar(s.s), scalar(s.dp), w.scale, dp * k,
-          dp * q,           scalar(s.s_inv) * dout};
+  return {{q * k, args.scale},
+          dout * scalar(s.v_inv),
+          scalar(s.s),
+          scalar(s.dp),
+          args.scale,
+          dp * k,
+          dp * q,
+          scalar(s.s_inv) * dout};
 }
 
 struct Head {
@@ -69,8 +76,8 @@ struct Head {
   float slope;  // of ALiBi
   Dropping dropping;
 };
-TEA_DEVICE Head head_of(const Work& w, const Item& item, int64_t number) {
-  return {number, slope_of(w, item.b, number), dropping_of(w, item.b, number)};
+TEA_DEVICE Head head_of(const AttentionArguments& args, const SequencePair& seq, int64_t number) {
+  return {number, slope_of(args, seq.batch, number), dropping_of(args, seq.batch, number)};
 }
 
 // exp(score - LSE), which is at most 1; where both are huge, so is what rounding leaves of their
@@ -83,15 +90,14 @@ TEA_DEVICE float probability(float score, float scale_log2, float lse2) {
 // their way through the general rules. An element's sign says whether dropout keeps it.
 template <int kTiles>
 struct Strip {
-  const Work& w;
-  const Item& item;
+  const AttentionArguments& args;
+  const SequencePair& seq;
   const Head& head;
   int64_t row, column;
 
   TEA_DEVICE void windows(Window (&window)[2]) const {
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-      window[r] = window_of(item, row + row_of(2 * r), column, 8 * kTiles);
+    for (int r = 0; r < 2; ++r) window[r] = window_of(seq, row + row_of(2 * r), column, 8 * kTiles);
   }
 
   // x: q.k, then the probability. `bend`: the slope of the soft cap.
@@ -102,8 +108,8 @@ struct Strip {
     windows(window);
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      terms[r] = terms_of(w, item, head.number, row + row_of(2 * r), head.slope);
-    transform(x, w, item, scaling, terms, window, column, bend);
+      terms[r] = terms_of(args, seq, head.number, row + row_of(2 * r), head.slope);
+    transform(x, args, seq, scaling, terms, window, column, bend);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
@@ -111,8 +117,8 @@ struct Strip {
         const bool seen = window[row_slot(i)].holds(column_of(n, i));
         x[n][i] = seen ? probability(x[n][i], kLog2E, lse2[row_slot(i)]) : 0.0f;
       }
-    if (w.rng)
-      decide(x, head.dropping, row + item.origin_row, column + item.origin_col,
+    if (args.rng)
+      decide(x, head.dropping, row + seq.origin_row, column + seq.origin_col,
              [](float p, bool keeps) { return keeps ? p : -p; });
   }
   static TEA_DEVICE bool kept(float p) { return __float_as_int(p) >= 0; }
@@ -121,7 +127,7 @@ struct Strip {
   // precision holds, so the sums take it; in fp8 the cast does, since its scale is for the product.
   TEA_DEVICE float operand(float p, float factor) const {
     const float x = kept(p) ? p : 0.0f;
-    return is_fp8(w.q.dtype) ? cast_fp8(x * w.keep_factor * factor, w.q.dtype) : x;
+    return is_fp8(args.q.dtype) ? cast_fp8(x * args.keep_factor * factor, args.q.dtype) : x;
   }
 
   // p, which may have been multiplied by the slope of the soft cap, becomes the gradient of the
@@ -135,16 +141,16 @@ struct Strip {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bool seen = window[row_slot(i)].holds(column_of(n, i));
-        const float dprob = kept(p[n][i]) ? dp[n][i] * factor * w.keep_factor : 0.0f;
+        const float dprob = kept(p[n][i]) ? dp[n][i] * factor * args.keep_factor : 0.0f;
         p[n][i] = seen ? fabsf(p[n][i]) * (dprob - delta[row_slot(i)]) : 0.0f;
       }
   }
   // It as it meets Q and K. `largest`: so far, of FP8.
   TEA_DEVICE float slope_operand(float ds, const Factors& f, float* largest) const {
-    if (!is_fp8(w.q.dtype)) return ds;
+    if (!is_fp8(args.q.dtype)) return ds;
     const float whole = ds * f.before;
     *largest = fmaxf(*largest, fabsf(whole));
-    return cast_fp8(whole * f.ds, w.dp_dtype);
+    return cast_fp8(whole * f.ds, args.dp_dtype);
   }
 };
 
@@ -152,8 +158,9 @@ struct Strip {
 // not in `valid` and dimensions from `dim` on as zeros. kAny: of any type and alignment; else as
 // copy_eight takes them. Copies may still be under way afterwards.
 template <bool kAny, int kRows, int kThreads, int kDtype, int kDim>
-TEA_DEVICE void load_rows(const Tile<kDtype, kDim>& tile, const Rows& rows, int64_t head_element,
-                          int first, const Columns& valid, int begin, int dim) {
+TEA_DEVICE void load_rows(const Tile<kDtype, kDim>& tile, const StridedTensor& rows,
+                          int64_t head_element, int first, const Columns& valid, int begin,
+                          int dim) {
   constexpr int kEighths = kDim / 8, kStep = kThreads / kEighths;  // kStep: rows at a time
   static_assert(kThreads % kEighths == 0 && kRows % kStep == 0);
   const int thread = afresh_thread(static_cast<int>(threadIdx.x));
@@ -166,7 +173,7 @@ TEA_DEVICE void load_rows(const Tile<kDtype, kDim>& tile, const Rows& rows, int6
   const auto element = [&](int row, int column) {
     return head_element + (first + row) * rows.seq + begin + column;
   };
-  if (!kAny || (rows.dtype == kDtype && rows.wide)) {
+  if (!kAny || (rows.dtype == kDtype && rows.is_vectorizable)) {
     // The thread's column stays, its row and the pointer move on. Rows that are not inside are not
     // read, wherever the pointer is.
     const int row = thread / kEighths, column = thread % kEighths * 8;
@@ -191,7 +198,7 @@ TEA_DEVICE void load_rows(const Tile<kDtype, kDim>& tile, const Rows& rows, int6
 
 // What becomes of the sums of a second product: rows of a tensor.
 struct Result {
-  const Rows& rows;
+  const StridedTensor& rows;
   int64_t head_element;
   int begin, dim;  // head dimensions
   float factor, scale;

@@ -1,9 +1,9 @@
 // Elements between global memory and tiles or registers: the six formats, eight elements at a time.
 #pragma once
+#include "gpu/arguments.h"
 #include "math/formats.h"
 #include "math/load_store.h"
 #include "portable/device/tile.cuh"
-#include "portable/work.h"
 
 namespace tea::portable {
 
@@ -43,13 +43,13 @@ TEA_DEVICE void copy_eight(const Tile<kDtype, kDim>& tile, int row, int column, 
 // The same in any alignment and for fp8 too, through registers.
 template <int kDtype, int kDim>
 TEA_DEVICE void load_eight(const Tile<kDtype, kDim>& tile, int row, int column, const char* from,
-                           const Rows& rows, bool valid) {
+                           const StridedTensor& rows, bool valid) {
   constexpr int kPieces = kElementBytes<kDtype> / 2;
   uint32_t word[4 * kPieces] = {};
   if (valid) {
     if (kDtype == TEA_FP16 && is_fp8(rows.dtype)) {
       uint2 codes = {};
-      if (rows.wide) {
+      if (rows.is_vectorizable) {
         codes = *reinterpret_cast<const uint2*>(from);
       } else {
         const auto* code = reinterpret_cast<const uint8_t*>(from);

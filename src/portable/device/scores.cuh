@@ -4,8 +4,8 @@
 // An accumulator of 16 rows by 8 kTiles columns is float[kTiles][4]: element i of tile n is row
 // row_of(i) and column column_of(n, i).
 #pragma once
+#include "portable/device/arguments.cuh"
 #include "portable/device/load_store.cuh"
-#include "portable/device/work.cuh"
 
 namespace tea::portable {
 
@@ -18,9 +18,9 @@ struct Window {
   int begin, end;
   TEA_DEVICE bool holds(int column) const { return column >= begin && column < end; }
 };
-TEA_DEVICE Window window_of(const Item& item, int64_t row, int64_t first_column, int width) {
-  if (row >= item.q.length) return {0, 0};
-  const Columns c = visible_columns(item.band, row, item.kv.length);
+TEA_DEVICE Window window_of(const SequencePair& seq, int64_t row, int64_t first_column, int width) {
+  if (row >= seq.q.length) return {0, 0};
+  const Columns c = visible_columns(seq.band, row, seq.kv.length);
   const auto within = [&](int64_t x) {
     return static_cast<int>(min(max(x - first_column, int64_t{0}), int64_t{width}));
   };
@@ -33,49 +33,50 @@ struct RowTerms {
   int64_t bias;  // the element of column 0
   float slope;   // of ALiBi
 };
-TEA_DEVICE RowTerms terms_of(const Work& w, const Item& item, int64_t head, int64_t row,
-                             float slope) {
-  const tea_bias_strides& s = w.bias.stride;
-  return {row, item.b * s.batch + head * s.head + row * s.row, slope};
+TEA_DEVICE RowTerms terms_of(const AttentionArguments& args, const SequencePair& seq, int64_t head,
+                             int64_t row, float slope) {
+  const tea_bias_strides& s = args.bias.stride;
+  return {row, seq.batch * s.batch + head * s.head + row * s.row, slope};
 }
 
 // x += factor * bias, where the row sees the column: elsewhere there may be no bias to read.
 template <int kDtype, int kTiles>
-TEA_DEVICE void add_bias_of(float (&s)[kTiles][4], const Work& w, float factor,
+TEA_DEVICE void add_bias_of(float (&s)[kTiles][4], const AttentionArguments& args, float factor,
                             const RowTerms (&terms)[2], const Window (&window)[2],
                             int64_t first_column) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int64_t step = afresh(w.bias.stride.col);
+    const int64_t step = afresh(args.bias.stride.col);
     const int64_t first = terms[r].bias + (first_column + column_of(0, 0)) * step;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         if (window[r].holds(column_of(n, i)))
-          s[n][2 * r + i] += factor * load_float(w.bias.data, kDtype, first + (8 * n + i) * step);
+          s[n][2 * r + i] +=
+              factor * load_float(args.bias.data, kDtype, first + (8 * n + i) * step);
   }
 }
 template <int kTiles>
-TEA_DEVICE void add_bias(float (&s)[kTiles][4], const Work& w, float factor,
+TEA_DEVICE void add_bias(float (&s)[kTiles][4], const AttentionArguments& args, float factor,
                          const RowTerms (&terms)[2], const Window (&window)[2],
                          int64_t first_column) {
-  if (w.bias.dtype == TEA_FP16)
-    add_bias_of<TEA_FP16>(s, w, factor, terms, window, first_column);
-  else if (w.bias.dtype == TEA_BF16)
-    add_bias_of<TEA_BF16>(s, w, factor, terms, window, first_column);
+  if (args.bias.dtype == TEA_FP16)
+    add_bias_of<TEA_FP16>(s, args, factor, terms, window, first_column);
+  else if (args.bias.dtype == TEA_BF16)
+    add_bias_of<TEA_BF16>(s, args, factor, terms, window, first_column);
   else
-    add_bias_of<TEA_FP32>(s, w, factor, terms, window, first_column);
+    add_bias_of<TEA_FP32>(s, args, factor, terms, window, first_column);
 }
 // x -= slope * |row + delta - column|. The distance to the tile's first column is rounded to a
 // float beyond 2^24, as every distance would be.
 template <int kTiles>
-TEA_DEVICE void add_alibi(float (&s)[kTiles][4], const Item& item, const RowTerms (&terms)[2],
-                          int64_t first_column) {
+TEA_DEVICE void add_alibi(float (&s)[kTiles][4], const SequencePair& seq,
+                          const RowTerms (&terms)[2], int64_t first_column) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int64_t ahead =
-        terms[r].row + item.origin_row + item.delta - first_column - item.origin_col;
+        terms[r].row + seq.origin_row + seq.diagonal - first_column - seq.origin_col;
     const float distance = static_cast<float>(ahead - column_of(0, 0));
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
@@ -94,10 +95,10 @@ struct Scaling {
 // Applies everything but the mask to the elements that are visible, and minus infinity to the rest.
 // `bend`, where given: the slope of the soft cap.
 template <int kTiles>
-TEA_DEVICE void transform(float (&s)[kTiles][4], const Work& w, const Item& item,
-                          const Scaling& scaling, const RowTerms (&terms)[2],
-                          const Window (&window)[2], int64_t first_column,
-                          float (*bend)[4] = nullptr) {
+TEA_DEVICE void transform(float (&s)[kTiles][4], const AttentionArguments& args,
+                          const SequencePair& seq, const Scaling& scaling,
+                          const RowTerms (&terms)[2], const Window (&window)[2],
+                          int64_t first_column, float (*bend)[4] = nullptr) {
   const auto each = [&](auto&& change) {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
@@ -108,19 +109,19 @@ TEA_DEVICE void transform(float (&s)[kTiles][4], const Work& w, const Item& item
 #pragma unroll 1  // one copy of add_bias() serves both places
   for (int place = TEA_BIAS_PRE_SCALE; place <= TEA_BIAS_POST_SCALE; ++place) {
     const bool before = place == TEA_BIAS_PRE_SCALE;
-    if (w.bias.kind == place)
-      add_bias(s, w, before ? scaling.outer : 1.0f, terms, window, first_column);
+    if (args.bias.kind == place)
+      add_bias(s, args, before ? scaling.outer : 1.0f, terms, window, first_column);
     if (!before) break;
-    if (w.softcap > 0) each([&](float& x, int, int) { x = softcap(x, w.softcap); });
+    if (args.softcap > 0) each([&](float& x, int, int) { x = softcap(x, args.softcap); });
     if (bend) {
 #pragma unroll
       for (int n = 0; n < kTiles; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          bend[n][i] = w.softcap > 0 ? softcap_slope(s[n][i], w.softcap) : 1.0f;
+          bend[n][i] = args.softcap > 0 ? softcap_slope(s[n][i], args.softcap) : 1.0f;
     }
   }
-  if (w.alibi) add_alibi(s, item, terms, first_column);
+  if (args.alibi) add_alibi(s, seq, terms, first_column);
   each([&](float& x, int r, int c) { x = window[r].holds(c) ? x : kMinusInfinity; });
 }
 
@@ -129,8 +130,9 @@ struct Dropping {
   RngState rng;
   uint32_t stream, below;
 };
-TEA_DEVICE Dropping dropping_of(const Work& w, int64_t b, int64_t head) {
-  return {rng_of(w), dropout_stream(b + origin_of(w, 0), head + origin_of(w, 1)), w.drop_below};
+TEA_DEVICE Dropping dropping_of(const AttentionArguments& args, int64_t b, int64_t head) {
+  return {rng_of(args), dropout_stream(b + origin_of(args, 0), head + origin_of(args, 1)),
+          args.dropout_threshold};
 }
 
 // p = change(p, whether it is kept), for each element. row, column: global, of element (0, 0).

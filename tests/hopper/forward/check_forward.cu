@@ -1,4 +1,4 @@
-// Tests of src/hopper/forward*.cu* on the device: every head dimension, type and mask, odd lengths,
+// Tests of src/hopper/forward/ on the device: every head dimension, type and mask, odd lengths,
 // layouts and groups of heads, against double precision on sampled rows. Tensors lie in memory full
 // of NaN; so do the keys that no row attends to. Then every length from 1 to 1100, ragged sequences
 // against dense ones bit by bit, reruns under contention, and launches that begin while the kernel
@@ -167,7 +167,7 @@ int check_lengths(int dim, int dim_v, int rule, int step) {
   return failed != 0;
 }
 
-// SequenceLayout of one buffer, with gaps between them, give the bits that each gives by itself.
+// Sequences of one buffer, with gaps between them, give the bits that each gives by itself.
 // Where the most that a sequence may have chooses the kernel, its length alone chooses the same.
 int check_ragged(int dim, int dim_v, int step) {
   const std::vector<int> any = {5, 0, 700, 64, 129, 1, 0, 333, 192, 1027, 80},
@@ -197,9 +197,12 @@ int check_ragged(int dim, int dim_v, int step) {
     Launchable ragged(all, x);
     const Buffer<int> cu_seqlens(cu), offsets(starts);
     const int batch = static_cast<int>(lengths.size());
-    SequenceLayout side = {Form::kRagged, is_few ? 500 : 1100, tokens, cu_seqlens.data,
-                           offsets.data};
-    ragged.f.queries = ragged.f.keys = side;
+    set_ragged(ragged.f, {.cu_seqlens = cu_seqlens.data,
+                          .offsets = offsets.data,
+                          .max_seqlen = is_few ? 500 : 1100,
+                          .tokens = tokens,
+                          .form = TEA_RAGGED,
+                          .page_size = 0});
     ragged.f.batch = batch;
     const Outcome outcome = forward(ragged.f, nullptr);
     expect(outcome.code == 0, all.name() + "ragged runs");
@@ -210,10 +213,10 @@ int check_ragged(int dim, int dim_v, int step) {
       if (lengths[i] == 0) continue;
       Launchable dense(all, x);
       const auto at = [&](StridedTensor& t) {
-        t.data = static_cast<uint16_t*>(t.data) + starts[i] * t.row;
+        t.data = static_cast<uint16_t*>(t.data) + starts[i] * t.seq;
       };
       for (StridedTensor* t : {&dense.f.q, &dense.f.k, &dense.f.v, &dense.f.o}) at(*t);
-      dense.f.queries = dense.f.keys = {Form::kDense, lengths[i]};
+      set_dense(dense.f, lengths[i], lengths[i]);
       forward(dense.f, nullptr);
       finish(all.name());
       const std::vector<uint16_t> one = dense.o.read();
@@ -280,15 +283,20 @@ struct Link {
   Buffer<Told> told;
 
   Link(const Case& c, const Data& x, const Told& t, Way way) : l(c, x), told(std::vector{t}) {
-    ForwardArguments& f = l.f;
-    if (way == Way::kSinks) f.sink = Sink::kTensor, f.sinks = told.data->sinks;
-    if (way >= Way::kGeneral) f.score_mod.dropout = 0.25f, f.score_mod.rng_state = told.data->rng;
-    if (way == Way::kCapped || way == Way::kGeneral) f.score_mod.softcap = 20;
+    AttentionArguments& f = l.f;
+    if (way == Way::kSinks) f.softmax = TEA_SOFTMAX_LEARNABLE, f.sink = told.data->sinks;
+    if (way >= Way::kGeneral) set_dropout(f, 0.25f, told.data->rng);
+    if (way == Way::kCapped || way == Way::kGeneral) f.softcap = 20;
     if (way != Way::kRagged) return;
     const int tokens = c.h.batch * c.n.rows_q;
-    f.lse = {l.lse.data, 0, tokens, 1};
+    f.statistics.batch = 0, f.statistics.head = tokens;
     f.batch = 8;
-    f.queries = f.keys = {Form::kRagged, c.n.rows_q, tokens, told.data->cu_seqlens, nullptr};
+    set_ragged(f, {.cu_seqlens = told.data->cu_seqlens,
+                   .offsets = nullptr,
+                   .max_seqlen = c.n.rows_q,
+                   .tokens = tokens,
+                   .form = TEA_RAGGED,
+                   .page_size = 0});
   }
 };
 
@@ -378,7 +386,7 @@ uint64_t digest(const Launchable& l) {
 // The same bits from several runs of every kernel, and their digest, which is that of other builds.
 int check_digests(int dim, int dim_v, int) {
   const Buffer<int64_t> rng(std::vector<int64_t>{1234, 5678});
-  constexpr const char* kWays[] = {"plain",   "general", "biased", "softcap_exp",
+  constexpr const char* kWays[] = {"plain",   "general", "biased", "capped",
                                    "dropped", "few",     "many"};
   for (const Type type : {Type::kBf16, Type::kFp16})
     for (const int rule : {0, 1, 3})
@@ -391,13 +399,16 @@ int check_digests(int dim, int dim_v, int) {
         const std::string name = c.name() + kWays[way];
         const Data x(c);
         Launchable l(c, x);
-        ScoreModArguments& g = l.f.score_mod;
+        AttentionArguments& f = l.f;
         const int row = 912;  // of a bias, a multiple of 16 bytes: the copy engine brings it
         const Buffer<uint16_t> bias(normals(c));
-        if (way == 1) g.softcap = 20, g.alibi = true, g.dropout = 0.25f, g.rng_state = rng.data;
-        if (way == 2) g.bias = bias.data, g.bias_row = row, g.bias_head = 24, g.bias_col = 1;
-        if (way == 3) g.softcap = 20;
-        if (way == 4) g.dropout = 0.25f, g.rng_state = rng.data;
+        if (way == 1 || way == 4) set_dropout(f, 0.25f, rng.data);
+        if (way == 1) f.alibi = TEA_ALIBI_STANDARD;
+        if (way == 1 || way == 3) f.softcap = 20;
+        if (way == 2) {
+          f.bias.data = bias.data, f.bias.kind = TEA_BIAS_POST_SCALE, f.bias.dtype = f.q.dtype;
+          f.bias.stride = {.batch = 0, .head = 24, .row = row, .col = 1};
+        }
         note_work(name);
         uint64_t first = 0;
         for (int run = 0; run < 8; ++run) {
@@ -416,10 +427,10 @@ int check_digests(int dim, int dim_v, int) {
 }
 
 int check_refusals() {
-  ForwardArguments f = {};
-  f.batch = f.heads = f.heads_kv = 1;
-  f.queries = f.keys = {Form::kDense, 1};
-  f.dim = f.dim_v = 264;
+  AttentionArguments f = {};
+  f.batch = f.heads_q = f.heads_kv = 1;
+  f.queries.max_seqlen = f.keys.max_seqlen = 1;
+  f.dim_qk = f.dim_v = 264;
   f.scale = 1;
   const auto refused = [&](const std::string& why) {
     const Outcome o = forward(f, nullptr);
@@ -427,10 +438,10 @@ int check_refusals() {
            why + ", got " + (o.what ? o.what : "none"));
   };
   refused("head dimensions beyond the table");
-  f.dim = f.dim_v = 64;
+  f.dim_qk = f.dim_v = 64;
   refused("tiles of different lengths without a counter");  // the last of 192 rows may be shorter
-  f.dim = f.dim_v = 128;
-  f.q = f.k = f.v = f.o = {reinterpret_cast<void*>(8), 128, 128, 128};
+  f.dim_qk = f.dim_v = 128;
+  f.q = f.k = f.v = f.o = {reinterpret_cast<void*>(8), 128, 128, 128, TEA_BF16, 0};
   refused("cuTensorMapEncodeTiled of q");  // pointers that are no multiple of 16
   f.mask.causal = 1;
   refused("tiles of different lengths without a counter");

@@ -9,6 +9,7 @@
 #include "hopper/device/ptx.cuh"
 #include "hopper/forward/forward.h"
 #include "hopper/primitives.h"
+#include "math/dropout.h"
 #include "math/formats.h"
 
 namespace tea::primitives {
@@ -37,7 +38,9 @@ struct Tensor {
   size_t index(int b, int h, int r, int c) const {
     return b * at_batch + h * at_head + r * at_row + c;
   }
-  StridedTensor at(uint16_t* data) const { return {data, at_batch, at_head, at_row}; }
+  StridedTensor at(uint16_t* data, int32_t dtype) const {
+    return {data, at_batch, at_row, at_head, dtype, 1};
+  }
 };
 
 struct Lengths {
@@ -107,12 +110,38 @@ struct Data {
   }
 };
 
+// Sets equal lengths, which the kernels know without a look at memory.
+inline void set_dense(AttentionArguments& f, int rows_q, int rows_kv) {
+  f.queries = {.cu_seqlens = nullptr,
+               .offsets = nullptr,
+               .max_seqlen = rows_q,
+               .tokens = 0,
+               .form = TEA_DENSE,
+               .page_size = 0};
+  f.keys = f.queries;
+  f.keys.max_seqlen = rows_kv;
+  f.is_uniform = 1;
+  f.uniform_pair =
+      make_sequence_pair(f.mask, 0, dense_sequence(rows_q), dense_sequence(rows_kv), 0, 0);
+}
+
+inline void set_ragged(AttentionArguments& f, const SequenceLayout& layout) {
+  f.queries = f.keys = layout;
+  f.is_uniform = 0;
+}
+inline void set_dropout(AttentionArguments& f, float dropout, const int64_t* rng) {
+  f.has_dropout = 1;
+  f.dropout_threshold = dropout_threshold(dropout);
+  f.keep_factor = 1 / (1 - dropout);
+  f.rng = rng;
+}
+
 // On the device, ready to launch.
 struct Launchable {
   Buffer<uint16_t> q, k, v, o;
   Buffer<float> lse;
   Buffer<char> counter{kTileCounterBytes};
-  ForwardArguments f = {};
+  AttentionArguments f = {};
 
   Launchable(const Case& c, const Data& x)
       : q(x.q.memory),
@@ -120,20 +149,25 @@ struct Launchable {
         v(x.v.memory),
         o(x.o.memory),
         lse(std::max<size_t>(1, x.lse.size())) {
-    f.q = x.q.at(q.data);
-    f.k = x.k.at(k.data);
-    f.v = x.v.at(v.data);
-    f.o = x.o.at(o.data);
-    f.lse = {lse.data, int64_t{c.h.heads} * c.n.rows_q, c.n.rows_q, 1};
-    f.queries = {Form::kDense, c.n.rows_q};
-    f.keys = {Form::kDense, c.n.rows_kv};
+    const int32_t dtype = c.type == Type::kFp16 ? TEA_FP16 : TEA_BF16;
+    f.q = x.q.at(q.data, dtype);
+    f.k = x.k.at(k.data, dtype);
+    f.v = x.v.at(v.data, dtype);
+    f.o = x.o.at(o.data, dtype);
+    f.statistics = {.lse = lse.data,
+                    .max = nullptr,
+                    .sum_exp = nullptr,
+                    .dlse = nullptr,
+                    .batch = int64_t{c.h.heads} * c.n.rows_q,
+                    .seq = 1,
+                    .head = c.n.rows_q};
     f.mask = c.rule;
-    f.counter = counter.data;
-    f.is_fp16 = c.type == Type::kFp16;
+    f.workspace = counter.data;
+    set_dense(f, c.n.rows_q, c.n.rows_kv);
     f.batch = c.h.batch;
-    f.heads = c.h.heads;
+    f.heads_q = c.h.heads;
     f.heads_kv = c.h.heads_kv;
-    f.dim = c.dim;
+    f.dim_qk = c.dim;
     f.dim_v = c.dim_v;
     f.scale = 1 / std::sqrt(static_cast<float>(c.dim));
   }

@@ -26,7 +26,7 @@ struct Draw {
 // One side: lengths, and a ragged buffer with gaps before each sequence and behind the last.
 struct Lengths {
   std::vector<int32_t> cu_seqlens{0}, offsets;
-  SequenceLayout sequences;
+  SequenceLayout sequences{};
 
   Lengths(Draw& d, int batch, int most) {
     int tokens = 0;
@@ -37,10 +37,10 @@ struct Lengths {
       tokens += length;
     }
     offsets.push_back(tokens);
-    sequences.form = static_cast<Form>(d.between(0, 2));
+    sequences.form = d.between(TEA_DENSE, TEA_RAGGED);
     sequences.max_seqlen = most;
-    if (sequences.form != Form::kDense) sequences.cu_seqlens = cu_seqlens.data();
-    if (sequences.form != Form::kRagged) return;
+    if (sequences.form != TEA_DENSE) sequences.cu_seqlens = cu_seqlens.data();
+    if (sequences.form != TEA_RAGGED) return;
     sequences.tokens = tokens + 3;
     sequences.offsets = offsets.data();
   }
@@ -52,7 +52,7 @@ struct Problem {
   const int batch, most_q, most_kv;
   const Type type;
   Lengths q, kv;
-  ForwardArguments f = {};
+  AttentionArguments f = {};
   std::vector<char> bias;
   std::vector<float> slopes, sinks;
   int copied = 0;  // blocks whose bias a thread took from shared memory
@@ -68,7 +68,7 @@ struct Problem {
         q(d, batch, most_q),
         kv(d, batch, most_kv),
         rng{d.between(0, 1 << 30), int64_t{d.between(0, 1 << 30)} << 20} {
-    f.batch = batch, f.heads = kHeads, f.heads_kv = 2, f.dim = f.dim_v = 64;
+    f.batch = batch, f.heads_q = kHeads, f.heads_kv = 2, f.dim_qk = f.dim_v = 64;
     f.scale = d.between(0, 3) ? 0.3f : -0.2f;
     f.queries = q.sequences, f.keys = kv.sequences;
     f.mask = {d.sometimes(), d.sometimes(), d.sometimes() ? d.between(1, 100) : 0,
@@ -77,53 +77,54 @@ struct Problem {
       for (int64_t& o : f.origin) o = d.sometimes() ? 16 * d.between(0, 5) : d.between(0, 100);
     for (int i = 0; i < batch * kHeads; ++i) slopes.push_back(d.normal());
     for (int i = 0; i < kHeads; ++i) sinks.push_back(d.normal());
-    f.sink = static_cast<Sink>(d.between(0, 2)), f.sinks = sinks.data();
-    ScoreModArguments& g = f.score_mod;
+    f.softmax = d.between(TEA_SOFTMAX_VANILLA, TEA_SOFTMAX_LEARNABLE), f.sink = sinks.data();
     constexpr float kCaps[] = {0.5f, 3, 50, 1e6f};
-    if (d.sometimes()) g.softcap = kCaps[d.between(0, 3)];
-    if (d.sometimes()) g.dropout = 0.3f;
-    g.rng_state = rng;
-    g.alibi = d.sometimes();
-    if (d.sometimes()) g.slopes = slopes.data(), g.slopes_batch = d.sometimes() ? kHeads : 0;
+    if (d.sometimes()) f.softcap = kCaps[d.between(0, 3)];
+    if (d.sometimes()) f.has_dropout = 1, f.dropout_threshold = dropout_threshold(0.3f);
+    f.rng = rng;
+    f.alibi = d.between(TEA_ALIBI_NONE, TEA_ALIBI_SLOPES);
+    f.slopes = slopes.data(), f.slopes_stride = d.sometimes() ? kHeads : 0;
     if (d.between(0, 2)) add_bias();
   }
 
   void add_bias() {
-    ScoreModArguments& g = f.score_mod;
-    g.bias_is_fp32 = d.sometimes(), g.bias_before_scale = d.sometimes();
+    const bool is_fp32 = d.sometimes();
+    f.bias.dtype = is_fp32 ? TEA_FP32 : type == Type::kBf16 ? TEA_BF16 : TEA_FP16;
+    f.bias.kind = d.sometimes() ? TEA_BIAS_PRE_SCALE : TEA_BIAS_POST_SCALE;
+    tea_bias_strides& s = f.bias.stride;
     int64_t size = 1;
     const bool aligned = d.sometimes();  // rows begin at multiples of 16 bytes, or anywhere
     const auto stride = [&](int n, int64_t smallest) {
       if (d.between(0, 3) == 0) return int64_t{0};  // broadcast
-      const int64_t s = std::max(size, smallest);
-      size = aligned ? (s * n + 7) / 8 * 8 : s * n + d.between(0, 1);
-      return s;
+      const int64_t step = std::max(size, smallest);
+      size = aligned ? (step * n + 7) / 8 * 8 : step * n + d.between(0, 1);
+      return step;
     };
-    g.bias_col = aligned ? stride(most_kv, 1) : stride(most_kv, d.between(1, 2));
-    g.bias_row = stride(most_q, 1);
-    g.bias_head = stride(kHeads, 1), g.bias_batch = stride(batch, 1);
+    s.col = aligned ? stride(most_kv, 1) : stride(most_kv, d.between(1, 2));
+    s.row = stride(most_q, 1);
+    s.head = stride(kHeads, 1), s.batch = stride(batch, 1);
     bias.resize(static_cast<size_t>(size + 1) * 4);
     for (int64_t i = 0; i <= size; ++i) {
       const float x = d.between(0, 15) ? d.normal() : -INFINITY;
       const uint16_t code = type == Type::kBf16 ? bf16_encode(x) : fp16_encode(x);
-      if (g.bias_is_fp32)
+      if (is_fp32)
         memcpy(&bias[static_cast<size_t>(i) * 4], &x, 4);
       else
         memcpy(&bias[static_cast<size_t>(i) * 2], &code, 2);
     }
-    g.bias = bias.data();
+    f.bias.data = bias.data();
   }
 
   // Of the definition; i and j count from the start of the sequence.
   int64_t delta(int b) const {
-    return diagonal(f.mask.bottom_right, f.queries.at(b).length, f.keys.at(b).length);
+    return diagonal(f.mask.bottom_right, sequence_of(f.queries, b).length,
+                    sequence_of(f.keys, b).length);
   }
   Band band(int b) const { return tea::band(f.mask, delta(b), f.origin[2], f.origin[3]); }
   double bias_at(int b, int h, int64_t i, int64_t j) const {
-    const ScoreModArguments& g = f.score_mod;
-    const auto at =
-        static_cast<size_t>(b * g.bias_batch + h * g.bias_head + i * g.bias_row + j * g.bias_col);
-    if (g.bias_is_fp32) {
+    const tea_bias_strides& s = f.bias.stride;
+    const auto at = static_cast<size_t>(b * s.batch + h * s.head + i * s.row + j * s.col);
+    if (f.bias.dtype == TEA_FP32) {
       float x;
       memcpy(&x, &bias[at * 4], 4);
       return double{x};
@@ -133,28 +134,27 @@ struct Problem {
     return double{type == Type::kBf16 ? bf16_decode(code) : fp16_decode(code)};
   }
   double score(double x, int b, int h, int64_t i, int64_t j) const {
-    const ScoreModArguments& g = f.score_mod;
-    if (g.bias && g.bias_before_scale) x += bias_at(b, h, i, j);
+    if (f.bias.kind == TEA_BIAS_PRE_SCALE) x += bias_at(b, h, i, j);
     x *= double{f.scale};
-    if (g.softcap > 0) x = softcap(x, double{g.softcap});
-    if (g.bias && !g.bias_before_scale) x += bias_at(b, h, i, j);
+    if (f.softcap > 0) x = softcap(x, double{f.softcap});
+    if (f.bias.kind == TEA_BIAS_POST_SCALE) x += bias_at(b, h, i, j);
     const int64_t distance = alibi_distance(i + f.origin[2], delta(b), j + f.origin[3]);
-    const double slope = !g.alibi   ? 0
-                         : g.slopes ? double{g.slopes[b * g.slopes_batch + h]}
-                                    : alibi_slope(h, kHeads);
+    const double slope = f.alibi == TEA_ALIBI_NONE     ? 0
+                         : f.alibi == TEA_ALIBI_SLOPES ? double{f.slopes[b * f.slopes_stride + h]}
+                                                       : alibi_slope(h, kHeads);
     return x - slope * static_cast<double>(distance);
   }
   bool keeps(int b, int h, int64_t i, int64_t j) const {
     return dropout_keeps({static_cast<uint64_t>(rng[0]), static_cast<uint64_t>(rng[1])},
                          dropout_stream(b + f.origin[0], h + f.origin[1]), i + f.origin[2],
-                         j + f.origin[3], dropout_threshold(f.score_mod.dropout));
+                         j + f.origin[3], f.dropout_threshold);
   }
 };
 
 // The band and the keys of the tile show each row what it may see, and nothing more is loaded than
 // the rows of the sequence see between them.
 void check_columns(const Problem& p, const WorkTile& w) {
-  const int64_t length = p.f.keys.at(w.batch).length;
+  const int64_t length = sequence_of(p.f.keys, w.batch).length;
   int64_t first = INT32_MAX, last = 0;
   for (int i = 0; i < w.seqlen_q; ++i) {
     const Columns want = visible_columns(p.band(w.batch), i, length),
@@ -169,22 +169,21 @@ void check_columns(const Problem& p, const WorkTile& w) {
   if (first > last) return;
   EXPECT_EQ(w.skipped_keys, first);
   EXPECT_EQ(w.seqlen_kv, last - first);
-  EXPECT_EQ(w.start_kv, p.f.keys.at(w.batch).start + first);
+  EXPECT_EQ(w.start_kv, sequence_of(p.f.keys, w.batch).start + first);
 }
 
 // The bias of 64 rows in a block, as the copy engine leaves it: garbage where no tensor is.
 template <int kCols>
 BiasTile copy_bias(const Problem& p, const WorkTile& w, int block) {
-  const ScoreModArguments& g = p.f.score_mod;
-  if (!g.bias || g.bias_is_fp32 || g.bias_col != 1 || w.skipped_keys % 8) return {};
-  const int rows = g.bias_row ? 64 : 1;
+  const tea_bias_strides& s = p.f.bias.stride;
+  if (!p.f.bias.kind || p.f.bias.dtype == TEA_FP32 || s.col != 1 || w.skipped_keys % 8) return {};
+  const int rows = s.row ? 64 : 1;
   memset(shared_memory, 0xFF, BiasTile::bytes(kCols));  // NaN
   for (int row = 0; row < rows; ++row)
     for (int c = 0; c < kCols; ++c) {
       const int64_t i = rows > 1 ? w.first_row + row : 0, j = w.skipped_keys + block * kCols + c;
       if (i >= p.f.queries.max_seqlen || j >= p.f.keys.max_seqlen) continue;
-      const auto from =
-          static_cast<size_t>(w.batch * g.bias_batch + w.head * g.bias_head + i * g.bias_row + j);
+      const auto from = static_cast<size_t>(w.batch * s.batch + w.head * s.head + i * s.row + j);
       memcpy(shared_memory + c / BiasTile::kColumns * BiasTile::kSlabBytes +
                  swizzled(BiasTile::kSwizzle, row, c % BiasTile::kColumns * 2),
              &p.bias[from * 2], 2);
@@ -221,7 +220,7 @@ void check_thread(Problem& p, const WorkTile& w, int block, const BiasTile& bias
   for (int i = 0; i < kCols / 2; ++i) raw[i] = bent[i] = 4 * p.d.normal(), kept[i] = 1;
   matrix_load = 0;
   float highest[2], largest[2] = {kMinusInfinity, kMinusInfinity};
-  if (p.f.score_mod.bias)
+  if (p.f.bias.kind)
     modify_scores<kType, true>(bent, p.f, w, corner, seen, bias, highest);
   else
     modify_scores<kType, false>(bent, p.f, w, corner, seen, bias, highest);
@@ -230,8 +229,8 @@ void check_thread(Problem& p, const WorkTile& w, int block, const BiasTile& bias
   p.copied += bias.rows > 0;
   uint32_t weights[kCols / 16][4];  // of which dropout alone takes pairs
   for (auto& four : weights) std::fill_n(four, 4, ~0u);
-  if (p.f.score_mod.dropout > 0) apply_dropout(kept, p.f, w, corner);
-  const bool whole = p.f.score_mod.dropout > 0 && dropout_is_tile_aligned(p.f);
+  if (p.f.has_dropout) apply_dropout(kept, p.f, w, corner);
+  const bool whole = p.f.has_dropout && dropout_is_tile_aligned(p.f);
   if (whole) apply_dropout(weights, p.f, w, corner);
   p.whole += whole;
   for (int i = 0; i < kCols / 2; ++i) {
@@ -241,12 +240,12 @@ void check_thread(Problem& p, const WorkTile& w, int block, const BiasTile& bias
     ASSERT_EQ(seen[row_slot(i)] >> index_in_row(i) & 1, sees) << "row " << at << " key " << j;
     if (!sees) continue;
     const double want = p.score(double{raw[i]}, w.batch, w.head, at, j);
-    const double unsure = 1e-5 + 3e-7 * double{p.f.score_mod.softcap} + 1e-6 * std::fabs(want);
+    const double unsure = 1e-5 + 3e-7 * double{p.f.softcap} + 1e-6 * std::fabs(want);
     largest[row_slot(i)] = std::max(largest[row_slot(i)], bent[i]);
     if (double{bent[i]} != want) {  // minus infinity is minus infinity
       ASSERT_NEAR(double{bent[i]}, want, unsure) << "row " << at << " key " << j;
     }
-    const bool stays = p.f.score_mod.dropout == 0 || p.keeps(w.batch, w.head, at, j);
+    const bool stays = !p.f.has_dropout || p.keeps(w.batch, w.head, at, j);
     ASSERT_EQ(kept[i] != 0, stays) << "row " << at << " key " << j;
     const uint32_t pair = weights[i / 8][i % 8 / 2] >> i % 2 * 16 & 0xFFFF;
     ASSERT_EQ(pair, !whole || stays ? 0xFFFFu : 0) << "row " << at << " key " << j;
@@ -255,7 +254,7 @@ void check_thread(Problem& p, const WorkTile& w, int block, const BiasTile& bias
   for (int r = 0; r < 2; ++r) {
     const float top = std::fma(unit.factor, highest[r], unit.offset);
     if (top != largest[r]) {
-      ASSERT_NEAR(top, largest[r], 1e-5f + 3e-7f * p.f.score_mod.softcap) << "row half " << r;
+      ASSERT_NEAR(top, largest[r], 1e-5f + 3e-7f * p.f.softcap) << "row half " << r;
     }
   }
 }
@@ -265,19 +264,19 @@ template <Type kType, int kCols>
 void check_tile(uint32_t seed, int* copied, int* whole) {
   Problem p(seed, kType);
   if (kCols % BiasTile::kColumns)
-    p.f.score_mod.bias = nullptr;  // then kernels for a bias have others
+    p.f.bias.kind = TEA_BIAS_NONE;  // then kernels for a bias have others
   const int b = p.d.between(0, p.batch - 1), h = p.d.between(0, kHeads - 1);
-  const Sequence q = p.f.queries.at(b);
+  const Sequence q = sequence_of(p.f.queries, b);
   if (q.length == 0) return;
   WorkTile w;
   const TileIndex tile = {p.d.between(0, static_cast<int>(q.length - 1) / 64), h, b};
-  const SequenceBounds common = bounds_of(p.f, has_uniform_bounds(p.f) ? 0 : b);
-  describe<64, kCols>(w, p.f, common, FastDivisor(p.f.heads / p.f.heads_kv), tile);
+  const SequenceBounds common = bounds_of(p.f, b);
+  describe<64, kCols>(w, p.f, common, FastDivisor(p.f.heads_q / p.f.heads_kv), tile);
   describe_origin(w, p.f);
   describe_score_mod(w, p.f);
   EXPECT_EQ(w.seqlen_q, q.length);
   EXPECT_EQ(w.start_q, q.start);
-  EXPECT_EQ(w.head_kv, h / (p.f.heads / p.f.heads_kv));
+  EXPECT_EQ(w.head_kv, h / (p.f.heads_q / p.f.heads_kv));
   check_columns(p, w);
   const Range clear = w.unmasked_blocks<kCols>(w.first_row);
   for (int block = w.blocks.begin; block < w.blocks.end; ++block) {

@@ -105,8 +105,8 @@ void check_shares(uint32_t seed, int stages) {
   const auto between = [&](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(generator);
   };
-  ForwardArguments f = {};
-  f.batch = 1, f.heads = f.heads_kv = 1, f.dim = f.dim_v = 64;
+  AttentionArguments f = {};
+  f.batch = 1, f.heads_q = f.heads_kv = 1, f.dim_qk = f.dim_v = 64;
   f.queries.max_seqlen = between(1, 1100), f.keys.max_seqlen = between(1, 1100);
   f.mask = {between(0, 1), between(0, 1), between(0, 1) ? between(1, 600) : 0,
             between(0, 1) ? between(1, 600) : 0};

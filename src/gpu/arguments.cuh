@@ -1,0 +1,49 @@
+// How kernels read their arguments: lengths, origins and other values in device memory are clamped
+// to the valid range (math/lengths.h, math/mask.h).
+#pragma once
+#include "gpu/arguments.h"
+#include "gpu/warp.cuh"
+#include "math/bias.h"
+#include "math/dropout.h"
+
+namespace tea {
+
+// The query or key sequence of a batch entry; `valid` is false if its metadata had to be clamped.
+TEA_HOST_DEVICE Sequence sequence_of(const SequenceLayout& layout, int64_t batch) {
+  if (layout.form == TEA_RAGGED)
+    return ragged_sequence(layout.cu_seqlens, layout.offsets, batch, layout.max_seqlen,
+                           layout.tokens);
+  if (layout.form == TEA_DENSE) return dense_sequence(layout.max_seqlen);
+  return padded_sequence(layout.cu_seqlens, batch, layout.max_seqlen);
+}
+
+// The position of the problem in the global one. dimension: 0 batch, 1 head, 2 row, 3 column.
+// *valid becomes false if the value had to be clamped.
+TEA_HOST_DEVICE int64_t origin_of(const AttentionArguments& args, int dimension, bool* valid) {
+  return clamp_origin(args.origin_device ? args.origin_device[dimension] : args.origin[dimension],
+                      valid);
+}
+
+TEA_DEVICE void report_status(const AttentionArguments& args, int32_t bit) {
+  if (args.status) atomicOr(args.status, bit);
+}
+
+// ALiBi's slope of a query head.
+TEA_DEVICE float slope_of(const AttentionArguments& args, int64_t batch, int64_t head) {
+  if (args.alibi == TEA_ALIBI_NONE) return 0;
+  if (args.alibi == TEA_ALIBI_STANDARD) return static_cast<float>(alibi_slope(head, args.heads_q));
+  return args.slopes[batch * args.slopes_stride + head];
+}
+
+// The logit of the additional term in the denominator; -infinity if there is none.
+TEA_DEVICE float sink_of(const AttentionArguments& args, int64_t head) {
+  if (args.softmax == TEA_SOFTMAX_LEARNABLE) return args.sink[head];
+  return args.softmax == TEA_SOFTMAX_OFF_BY_ONE ? 0.0f : kMinusInfinity;
+}
+
+// Only with dropout.
+TEA_DEVICE RngState rng_of(const AttentionArguments& args) {
+  return {static_cast<uint64_t>(args.rng[0]), static_cast<uint64_t>(args.rng[1])};
+}
+
+}  // namespace tea
