@@ -34,11 +34,11 @@ asan tsan: %: build/%/build.ninja ## The tests under sanitizers: address + undef
 	@cmake --build build/$* -- $(ninja_flags)
 	@ctest --preset $* --progress -R '$(TESTS)'
 
-wheel: build/tools.ok ## Build the Python wheel into dist
+wheel: build/tools.ok ## Build the Python wheels into dist
 	@tools/wheel
 
-test-wheel: wheel ## Install the wheel in clean environments (PYTHONS="..." with torch 2.10 or later)
-	@tools/test_wheel dist/te_attention-*.whl $(or $(PYTHONS),$(shell tools/python_env --path))
+test-wheel: wheel ## Install the wheels in clean environments (PYTHONS="..." with torch 2.10 or later)
+	@tools/test_wheel dist $(or $(PYTHONS),$(shell tools/python_env --path))
 
 lint: build/release/build.ninja ## Every check of the sources whose tool is installed
 	@tools/lint

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """What the host spends on a call of DotProductAttention and of attention(): JSON lines.
 
-usage: PYTHONPATH=BUILD/python dot_product_attention.py [--device cuda | --instructions]
+usage: dot_product_attention.py [--device cuda | --instructions]
+
+PYTHONPATH has BUILD/python and BUILD/python/te_attention_transformer_engine.
 
 Small tensors, so that the GPU waits for the host. The two take turns, and the least of all rounds
 counts, for each of them. What is called "both" ends when the GPU has done the backward pass too, so

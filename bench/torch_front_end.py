@@ -22,7 +22,7 @@ from library import Attention, Library
 from torch.nn.functional import scaled_dot_product_attention
 
 from te_attention.torch import attention
-from te_attention.torch._library import OPS
+from te_attention.torch.operators import ops
 
 ROUNDS = 9
 WARMUP, LONG_ROUNDS = 5, 101
@@ -71,10 +71,10 @@ def tiny(device: str, unit: str, measure: Callable[[Callable], float]) -> None:
 
     calls = {
         "empty_like": lambda: torch.empty_like(q),
-        "fill.default": lambda: OPS.fill.default(q, 1.0),
-        "inference.default": lambda: OPS.inference.default(q, k, v),
-        "forward_few.default": lambda: OPS.forward_few.default(q, k, v),
-        "forward.default": lambda: OPS.forward.default(q, k, v),
+        "fill.default": lambda: ops.fill.default(q, 1.0),
+        "inference.default": lambda: ops.inference.default(q, k, v),
+        "forward_few.default": lambda: ops.forward_few.default(q, k, v),
+        "forward.default": lambda: ops.forward.default(q, k, v),
         "attention": lambda: attention(q, k, v),
         "attention, grad": lambda: attention(*grads),
         "attention, window, grad": lambda: attention(*grads, mask="causal", window=(3, None)),

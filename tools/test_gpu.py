@@ -159,7 +159,9 @@ class Suite:
         """A share of the Python tests that are marked gpu, without those that take times."""
         self.program("src/torch/libte_attention_torch.so")
         kit = self.program("tests/python/libte_attention_kit_shim.so")
-        path = f"PYTHONPATH={self.build / 'python'}:{ROOT / 'tests/python'}"
+        packages = self.build / "python"
+        path = (packages, packages / "te_attention_transformer_engine", ROOT / "tests/python")
+        path = f"PYTHONPATH={':'.join(map(str, path))}"
         threads = f"OMP_NUM_THREADS={max(1, (os.cpu_count() or 1) // PYTESTS)}"
         command = ["env", path, threads, f"TE_ATTENTION_KIT={kit}", torch_python(), "-m", "pytest"]
         command += ["-q", "-m", "gpu and not timing", "-p", "share", "--share", share]

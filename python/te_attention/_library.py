@@ -15,7 +15,7 @@ class Error(RuntimeError):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """libte_attention.so of this package."""
+    """libte_attention.so of this package: the C API, for functions that have no Python name."""
     out = ctypes.CDLL(str(FOLDER / "libte_attention.so"))
     out.tea_error.restype = ctypes.c_char_p
     out.tea_version.restype = ctypes.c_char_p

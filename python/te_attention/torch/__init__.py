@@ -13,10 +13,12 @@ from te_attention.torch.functional import (
 )
 from te_attention.torch.module import Attention
 from te_attention.torch.packed import attention_packed
+from te_attention.torch.prepared import PreparedAttention
 
 __all__ = [
     "Attention",
     "Fp8",
+    "PreparedAttention",
     "attention",
     "attention_packed",
     "dropout_mask",

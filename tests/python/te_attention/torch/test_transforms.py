@@ -5,7 +5,6 @@ import torch
 from torch.autograd import forward_ad
 
 from te_attention import torch as tea
-from te_attention.torch._prepared import Prepared
 
 OPTIONS = {
     "plain": {},
@@ -123,17 +122,3 @@ def test_packed_under_grad_and_vmap() -> None:
     for i in range(3):
         torch.testing.assert_close(torch.func.grad(loss)(qkv[i]), got[i])
         torch.testing.assert_close(got[i], eager(loss, [qkv[i]])[0])
-
-
-def test_prepared_calls_refuse_and_cast_as_attention_does() -> None:
-    q, k, v = (t.float() for t in inputs())
-    prepared = Prepared(q, k, v, {"sink": torch.zeros(2)})
-    sink = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
-    o = prepared(q, k, v, sink)
-    assert torch.equal(o, tea.attention(q, k, v, sink=sink.float()))
-    assert torch.autograd.grad(o.square().sum(), sink)[0].any()
-    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="an input has a tangent"):
-        prepared(forward_ad.make_dual(q, q), k, v, sink)
-    prepared = Prepared(q, k, v, {"alibi": torch.ones(2)})
-    with pytest.raises(ValueError, match="alibi requires a gradient"):
-        prepared(q, k, v, torch.ones(2, requires_grad=True))

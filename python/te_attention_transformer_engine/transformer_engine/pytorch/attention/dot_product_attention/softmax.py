@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from te_attention.torch._library import OPS
+from te_attention.torch.operators import ops
 
 
 def _function(kind: str, name: str, about: str) -> type[torch.autograd.Function]:
@@ -16,13 +16,13 @@ def _function(kind: str, name: str, about: str) -> type[torch.autograd.Function]
     def forward(ctx, scores: Tensor, *rest: Tensor | float) -> Tensor:
         mask, scale = rest if masked else (None, rest[0])
         ctx.scale = float(1.0 if scale is None else scale)
-        probabilities = OPS.scaled_softmax_forward(scores.contiguous(), mask, ctx.scale, kind)
+        probabilities = ops.scaled_softmax_forward(scores.contiguous(), mask, ctx.scale, kind)
         ctx.save_for_backward(probabilities)
         return probabilities
 
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (probabilities,) = ctx.saved_tensors
-        dx = OPS.scaled_softmax_backward(gradient.contiguous(), probabilities, ctx.scale, kind)
+        dx = ops.scaled_softmax_backward(gradient.contiguous(), probabilities, ctx.scale, kind)
         return (dx, None, None) if masked else (dx, None)
 
     members = {

@@ -4,13 +4,13 @@ import operator
 
 from torch import Tensor
 
-from te_attention.torch._library import OPS
+from te_attention.torch.operators import ops
 from transformer_engine_torch.enums import NVTE_QKV_Format
 
 _append, _to_bshd, _to_thd = (
-    OPS.kv_cache_append.default,
-    OPS.thd_to_bshd.default,
-    OPS.bshd_to_thd.default,
+    ops.kv_cache_append.default,
+    ops.thd_to_bshd.default,
+    ops.bshd_to_thd.default,
 )
 
 # A member of an enum takes as long to find as an attribute of a tensor.

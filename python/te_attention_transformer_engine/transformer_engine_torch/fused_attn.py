@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from te_attention.torch import new_rng_state
-from te_attention.torch._arguments import FEW, NONE, Arguments, trimmed
-from te_attention.torch._library import OPS
+from te_attention.torch.operators import Arguments
+from te_attention.torch.operators import backward_out as backward_operator
+from te_attention.torch.operators import forward as forward_operator
 from transformer_engine_torch.calls import BackwardCall, ForwardCall
 from transformer_engine_torch.enums import (
     DType,
@@ -20,9 +21,6 @@ from transformer_engine_torch.enums import (
 from transformer_engine_torch.layouts import Layout, layout_of, starts_of
 
 Call = ForwardCall | BackwardCall
-
-_forward, _forward_few = OPS.forward.default, OPS.forward_few.default
-_backward_out = OPS.backward_out.default
 
 TORCH_DTYPES = {
     DType.kByte: torch.uint8,
@@ -165,7 +163,7 @@ def _arguments(
         call.attn_scale,
         left,
         right,
-        call.p_dropout if drops else NONE,
+        call.p_dropout if drops else 0.0,
         rng_state if drops else None,
         bias,
         None if sink is None else sink.flatten(),
@@ -210,11 +208,9 @@ def forward(call: ForwardCall) -> ForwardResult:
         rng_state = new_rng_state(call.Q.device, call.rng_gen)
     else:  # nothing reads it
         rng_state = torch.empty(2, dtype=torch.int64, device=call.Q.device)
-    ours = _arguments(call, options, rng_state, bias, sink)
-    passed = trimmed(ours)
-    o, lse, *max_logit = _forward_few(*passed) if len(passed) <= FEW else _forward(*passed)
+    output = forward_operator(_arguments(call, options, rng_state, bias, sink))
     inputs = [tensor for tensor in (bias, sink) if tensor is not None]
-    return ForwardResult(o, lse, max_logit[0] if call.return_max_logit else None, rng_state, inputs)
+    return ForwardResult(*output, rng_state, inputs)
 
 
 def largest_of_heads(max_logit: Tensor, dtype: torch.dtype) -> Tensor:
@@ -259,10 +255,6 @@ def fused_attn_bwd(*arguments: object) -> list[Tensor | None]:
     sink = inputs[-1] if options.has_sink else None
     ours = _arguments(call, options, rng_state, bias, sink)
     gradients = options.layout.new_gradients(call.Q, call.K, call.V)
-    incoming = (call.dO, None, call.O, stats.squeeze(-1), options.has_bias, options.has_sink)
-    dbias, dsink = _backward_out(*gradients, *incoming, *trimmed(ours))
-    return [
-        *gradients,
-        dbias if options.has_bias else None,
-        dsink.view_as(sink) if options.has_sink else None,
-    ]
+    lse, wanted = stats.squeeze(-1), (options.has_bias, options.has_sink)
+    dbias, dsink = backward_operator(gradients, call.dO, None, call.O, lse, ours, *wanted)
+    return [*gradients, dbias, None if dsink is None else dsink.view_as(sink)]

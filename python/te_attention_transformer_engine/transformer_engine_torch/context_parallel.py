@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from te_attention.torch._library import OPS
+from te_attention.torch.operators import ops
 
 SLABS = 4  # dimensions of [2, t, h, d], K and V in one tensor; [t, h, d] has one less
 
@@ -11,21 +11,21 @@ def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int, /) -
     """The first (0) or second (1) half of every sequence, packed."""
     if half_idx not in (0, 1):
         raise ValueError(f"half_idx is {half_idx}; needs 0 or 1")
-    return OPS.cp_read_half.default(tensor, cu_seqlens, half_idx == 1, tensor.dim() == SLABS)
+    return ops.cp_read_half.default(tensor, cu_seqlens, half_idx == 1, tensor.dim() == SLABS)
 
 
 def thd_second_half_lse_correction(
     lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, lse_packed: bool, /
 ) -> None:
     """Adds lse_per_step, of second halves only, to lse in place: the logarithm of both sums."""
-    OPS.cp_lse_correct.default(lse, lse_per_step, cu_seqlens, lse_packed)
+    ops.cp_lse_correct.default(lse, lse_per_step, cu_seqlens, lse_packed)
 
 
 def thd_read_second_half_lse(
     lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, second_half_lse_seqlen: int, /
 ) -> Tensor:
     """The LSE of second halves, packed, and zero after them."""
-    return OPS.cp_lse_read.default(lse, cu_seqlens, lse_packed, second_half_lse_seqlen)
+    return ops.cp_lse_read.default(lse, cu_seqlens, lse_packed, second_half_lse_seqlen)
 
 
 def thd_out_correction(
@@ -39,7 +39,7 @@ def thd_out_correction(
     /,
 ) -> None:
     """Adds out_per_step * exp(lse_per_step - lse) to out in place."""
-    OPS.cp_out_correct.default(
+    ops.cp_out_correct.default(
         out, out_per_step, lse, lse_per_step, cu_seqlens, only_second_half, lse_packed
     )
 
@@ -48,7 +48,7 @@ def thd_grad_correction(
     grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str, /
 ) -> None:
     """Adds, copies or leaves ("none") grad_per_step in the halves of grad, in place."""
-    OPS.cp_grad_correct.default(
+    ops.cp_grad_correct.default(
         grad, grad_per_step, cu_seqlens, first_half, second_half, grad.dim() == SLABS
     )
 
@@ -57,4 +57,4 @@ def thd_get_partitioned_indices(
     cu_seqlens: Tensor, total_tokens: int, world_size: int, rank: int, /
 ) -> Tensor:
     """Which tokens of the packed batch are this rank's: int32 [total_tokens / world_size]."""
-    return OPS.cp_partition_indices.default(cu_seqlens, total_tokens, world_size, rank)
+    return ops.cp_partition_indices.default(cu_seqlens, total_tokens, world_size, rank)

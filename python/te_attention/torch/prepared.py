@@ -9,16 +9,26 @@ from te_attention.torch._autograd import _Attention, _Few, _forward, _inference
 from te_attention.torch.functional import attention, describe
 
 
-class Prepared:
-    """attention() with its options. A call gives q, k, v and the tensors named at the beginning.
+class PreparedAttention:
+    """attention() with fixed options, checked once: later calls take less time of the host.
 
-    With dropout rng_state is one of these: nothing here draws random numbers.
+    A call takes q, k and v, then the tensors that `tensors` named, in that order, and returns O.
+    Their shapes may differ from those of the first call; the operators check the tensors of each
+    call. With dropout, rng_state must be one of `tensors`: no call draws random numbers.
+
+    Args:
+        q, k, v: those of the first call.
+        tensors: arguments of attention() that are new in each call, by name, as in the first call.
+        options: all other arguments of attention() that differ from their defaults.
+
+    Raises:
+        RuntimeError, TypeError, ValueError: as attention() does.
     """
 
     __slots__ = ("_differentiable", "_few", "_names", "_options", "_places", "_plain", "_small")
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, tensors: dict, **options: object) -> None:
-        """Raises as attention() does. `tensors`: those of this call, by name."""
+        """Checks the options and keeps them as the operators take them."""
         call = describe(q, k, v, **(options | tensors))
         self._names, self._options = tuple(tensors), options
         fields = ("slopes" if name == "alibi" else name for name in tensors)

@@ -7,7 +7,7 @@ import pytest
 
 import transformer_engine_torch as tex
 
-INCLUDE = Path(__file__).parents[3] / "include" / "transformer_engine"
+INCLUDE = Path(__file__).parents[4] / "include" / "transformer_engine"
 
 
 def declared(header: str, enum: str) -> dict[str, int]:

@@ -5,7 +5,7 @@ import functools
 import operator
 from collections.abc import Callable
 
-from te_attention import _library as core
+from te_attention import library
 from transformer_engine_torch.enums import (
     DType,
     NVTE_Bias_Type,
@@ -18,7 +18,7 @@ from transformer_engine_torch.enums import (
 
 @functools.cache
 def _selector() -> Callable[..., int]:
-    out = core.library().nvte_get_fused_attn_backend
+    out = library().nvte_get_fused_attn_backend
     sizes, windows, flags = [ctypes.c_size_t] * 6, [ctypes.c_int64] * 2, [ctypes.c_bool] * 3
     enums = [ctypes.c_int] * 6
     out.argtypes = [ctypes.c_bool, *enums, ctypes.c_float, *sizes, *windows, *flags]

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as modules
 
-from te_attention.torch import new_rng_state
-from te_attention.torch._prepared import Prepared
+from te_attention.torch import PreparedAttention, new_rng_state
 from transformer_engine.pytorch._refusal import NOT_YET, require
 from transformer_engine.pytorch.constants import AttnTypes, SoftmaxTypes
 from transformer_engine.pytorch.cpu_offload import is_cpu_offload_enabled
@@ -70,7 +69,7 @@ class _Kind(NamedTuple):
 
     params: AttentionParams
     choice: Choice
-    direct: Prepared | None = None
+    direct: PreparedAttention | None = None
     lengths: int | None = None
 
 
@@ -405,7 +404,7 @@ class DotProductAttention(TransformerEngineBaseModule):
 
     @staticmethod
     def _by_engine(
-        direct: Prepared,
+        direct: PreparedAttention,
         engine: EngineCall,
         backend: torch.nn.Module,
         *qkv: Tensor,

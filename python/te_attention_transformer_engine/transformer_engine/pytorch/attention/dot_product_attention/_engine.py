@@ -7,8 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from te_attention.torch._prepared import Prepared
-from te_attention.torch.functional import Mask, Window, attention
+from te_attention.torch import PreparedAttention, attention
+from te_attention.torch.functional import Mask, Window
 from transformer_engine.pytorch._refusal import refuse, require
 from transformer_engine.pytorch.constants import QKVLayouts
 from transformer_engine_torch.fused_attn import largest_of_heads
@@ -125,7 +125,7 @@ class EngineCall:
             "deterministic": self.deterministic,
         }
 
-    def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Prepared, list[str]]:
+    def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[PreparedAttention, list[str]]:
         """For more calls like this one: what to call, and the names of the tensors that it takes.
 
         The last one is the random state, where there is dropout.
@@ -133,7 +133,7 @@ class EngineCall:
         tensors = self.tensors()
         if self.dropout:
             tensors["rng_state"] = torch.empty(2, dtype=torch.int64, device=q.device)
-        return Prepared(q, k, v, tensors, **self.options()), list(tensors)
+        return PreparedAttention(q, k, v, tensors, **self.options()), list(tensors)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """O with heads merged, and the largest score of each head if it is asked for."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from te_attention.torch._library import OPS
+from te_attention.torch.operators import ops
 from transformer_engine.pytorch.graph import is_graph_capturing
 
 _full: dict[tuple, Tensor] = {}
@@ -26,7 +26,7 @@ def get_full_cu_seqlens(batch_size: int, max_seqlen: int, device: torch.device) 
 
 def get_cu_seqlens(mask: Tensor) -> Tensor:
     """Prefix sums of the lengths that a padding mask [b, 1, 1, s] leaves (True: padding)."""
-    return OPS.cu_seqlens_from_mask(mask.flatten(1).contiguous(), False)
+    return ops.cu_seqlens_from_mask(mask.flatten(1).contiguous(), False)
 
 
 def get_cu_seqlens_and_indices(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,12 +111,12 @@ class ConvertTHDtoBSHD(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(cu_seqlens, offsets)
         ctx.tokens = thd.shape[0]
-        return OPS.thd_to_bshd(thd, cu_seqlens, offsets, max_seqlen)
+        return ops.thd_to_bshd(thd, cu_seqlens, offsets, max_seqlen)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         cu_seqlens, offsets = ctx.saved_tensors
-        thd = OPS.bshd_to_thd(gradient.contiguous(), cu_seqlens, offsets, ctx.tokens)
+        thd = ops.bshd_to_thd(gradient.contiguous(), cu_seqlens, offsets, ctx.tokens)
         return thd, None, None, None
 
 
@@ -134,10 +134,10 @@ class ConvertBSHDtoTHD(torch.autograd.Function):
         ctx.save_for_backward(cu_seqlens, offsets)
         ctx.rows = bshd.shape[1]
         tokens = int(cu_seqlens[-1]) if tokens is None else tokens
-        return OPS.bshd_to_thd(bshd, cu_seqlens, offsets, tokens)
+        return ops.bshd_to_thd(bshd, cu_seqlens, offsets, tokens)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         cu_seqlens, offsets = ctx.saved_tensors
-        bshd = OPS.thd_to_bshd(gradient.contiguous(), cu_seqlens, offsets, ctx.rows)
+        bshd = ops.thd_to_bshd(gradient.contiguous(), cu_seqlens, offsets, ctx.rows)
         return bshd, None, None, None

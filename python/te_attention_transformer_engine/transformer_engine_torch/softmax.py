@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from te_attention.torch._library import OPS
+from te_attention.torch.operators import ops
 
-_forward, _backward = OPS.scaled_softmax_forward.default, OPS.scaled_softmax_backward.default
+_forward, _backward = ops.scaled_softmax_forward.default, ops.scaled_softmax_backward.default
 
 
 def _require_rank(name: str, tensor: Tensor, rank: int) -> None:
@@ -58,9 +58,9 @@ def fa_prepare_fwd(qkvi: Tensor, /) -> Tensor:
     strides = (b * h * 3 * d, h * 3 * d, 3 * d, 1)
     if qkvi.stride() != strides:
         raise ValueError(f"qkvi has strides {qkvi.stride()}; needs {strides}: Q of layout sbh3d")
-    return OPS.flash_prepare_forward.default(qkvi.as_strided((s, b, h, 3 * d), strides))
+    return ops.flash_prepare_forward.default(qkvi.as_strided((s, b, h, 3 * d), strides))
 
 
 def fa_prepare_bwd(q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
     """[s, b, h, 3 * d] from the three gradients [b, s, h, d]."""
-    return OPS.flash_prepare_backward.default(q, k, v)
+    return ops.flash_prepare_backward.default(q, k, v)

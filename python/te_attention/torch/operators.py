@@ -1,0 +1,49 @@
+"""The operators without autograd, for layers that translate the interface of another library.
+
+Models call attention(). A compatibility layer whose interface has separate forward and backward
+passes, and whose caller keeps O and LSE in between, calls forward() and backward_out(). `ops` is
+torch.ops.te_attention, with every operator: importing this module registers them.
+"""
+
+from torch import Tensor
+
+from te_attention.torch._arguments import FEW, Arguments, trimmed
+from te_attention.torch._library import OPS
+
+__all__ = ["Arguments", "backward_out", "forward", "ops"]
+
+ops = OPS
+_forward, _forward_few = OPS.forward.default, OPS.forward_few.default
+_backward_out = OPS.backward_out.default
+
+
+def forward(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor | None]:
+    """O, LSE and, with arguments.max_logit, the row maxima of the scores.
+
+    O and LSE have the layout of the operator `forward`; LSE is valid also without `training`.
+    Calls the operator with the fewest arguments: each one passed takes time in the dispatcher.
+    """
+    passed = trimmed(arguments)
+    if len(passed) <= FEW:
+        return *_forward_few(*passed), None
+    o, lse, max_logit = _forward(*passed)
+    return o, lse, max_logit if arguments.max_logit else None
+
+
+def backward_out(
+    gradients: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    dlse: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    arguments: Arguments,
+    wants_dbias: bool = False,
+    wants_dsink: bool = False,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Writes dQ, dK and dV into `gradients`; returns dBias and dSink, each None unless wanted.
+
+    `o` and `lse` are those that forward() returned for the same `arguments`.
+    """
+    incoming = (dout, dlse, o, lse, wants_dbias, wants_dsink)
+    dbias, dsink = _backward_out(*gradients, *incoming, *trimmed(arguments))
+    return dbias if wants_dbias else None, dsink if wants_dsink else None
