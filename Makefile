@@ -1,21 +1,25 @@
-# `make demo` and `make test` are all that a newcomer needs. This file only names the steps: what is
-# built and how is in CMakeLists.txt and CMakePresets.json.
+# `make demo` and `make test` are the two commands to start with. This file only names the steps;
+# CMakeLists.txt and CMakePresets.json specify the build.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-# Progress on a terminal, silence until something fails elsewhere.
+# ninja shows its progress on a terminal only; elsewhere it prints nothing unless a command fails.
 ifndef MAKE_TERMOUT
 ninja_flags := --quiet
 endif
 TESTS ?= .
+
+# The demo trains on the CPU and is built without device code, which takes most of the build time.
+# A demo that `make build` or `make test` has already built is used instead.
+demo_preset := $(if $(wildcard build/release/examples/gpt/gpt),release,host)
 
 .PHONY: help demo test wheel test-wheel large test-gpu build lint format asan tsan clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
-demo: build/release/build.ninja ## Build, then train a small GPT, write text with it and check it
-	@cmake --build build/release --target demo -- $(ninja_flags)
+demo: build/$(demo_preset)/build.ninja ## Build, then train a small GPT, write text with it and check it
+	@cmake --build build/$(demo_preset) --target demo -- $(ninja_flags)
 
 build: build/release/build.ninja ## Build the library, the tool, the examples and the tests
 	@cmake --build build/release -- $(ninja_flags)
@@ -50,13 +54,13 @@ format: ## Format the C++ and the Python sources
 clean: ## Remove everything that was built
 	@rm -rf build dist
 
-# Installs what is missing, once.
+# Installs the missing tools, once.
 build/tools.ok: tools/bootstrap
 	@tools/bootstrap
 	@mkdir -p build && touch $@
 
-# The environment of the Python tests. Without a network there is none: then they do not run, and
-# `make test` says so each time.
+# The environment of the Python tests. Without a network it cannot be made; then these tests do not
+# run, and `make test` reports that each time.
 build/python.ok: tools/python_env tests/python/requirements.txt tests/python/headers.txt build/tools.ok
 	@if tools/python_env >/dev/null; then touch $@; rm -f build/release/build.ninja; \
 	else echo "NOT RUN: the Python tests, because their environment cannot be made"; fi

@@ -10,8 +10,8 @@ namespace {
 
 namespace oracle = tea::oracle;
 
-// A tensor of the demo, [batch, length, ..., heads, dim] with `pitch` features per token, as the
-// oracle wants it: [batch][heads][length][dim].
+// A tensor of the demo, [batch, length, ..., heads, dim] with `pitch` features per token. logical()
+// converts it to the oracle's layout, [batch][heads][length][dim].
 struct View {
   const std::vector<float>& data;
   int64_t pitch, start, heads, dim;
@@ -42,7 +42,7 @@ View heads_of_o(const Config& c, const std::vector<float>& o) {
   return {o, c.q_dim(), 0, c.heads_q, c.head_dim};
 }
 
-// The same problem as attention.cpp describes, in the oracle's words.
+// The problem that attention.cpp describes, as input of the oracle.
 oracle::Case describe(const Config& c, const Activations::Block& block) {
   oracle::Case out;
   out.batch = c.shard_batch();

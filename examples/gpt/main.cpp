@@ -1,5 +1,5 @@
-// The demo: trains a byte-level GPT whose attention runs on TE Attention, writes text with it
-// through a paged KV cache, and checks what it computed.
+// The demo: trains a byte-level GPT with attention from TE Attention, generates text through a
+// paged KV cache, and checks the loss, the cached logits and the attention of one layer.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -19,12 +19,13 @@
 namespace gpt {
 namespace {
 
-constexpr double kBelowUnigram = 0.15;    // the loss must be lower by this share
-constexpr double kCacheTolerance = 1e-4;  // of logits, as a share of the largest
+// The held-out loss must be below the unigram entropy by this fraction. A model that knows only the
+// preceding byte reaches 0.22, so the check fails unless attention uses more of the context.
+constexpr double kBelowUnigram = 0.25;
+constexpr double kCacheTolerance = 1e-4;  // of logits, relative to the largest
 constexpr int kEvaluations = 20;          // points of the held-out curve
-constexpr int kQuickWindows = 128;        // held-out windows for each of them
 constexpr int64_t kSmoothing = 25;        // steps to either side
-constexpr const char* kPrompt = "Book XIII\n\nSing, Heavenly Muse, ";
+constexpr const char* kPrompt = "Book III\n\nSing, Heavenly Muse, ";
 
 void heading(const char* name) {
   std::printf("\n%s%s%s\n", on_terminal() ? "\x1b[1m" : "", name, on_terminal() ? "\x1b[0m" : "");
@@ -34,7 +35,7 @@ struct History {
   std::vector<std::pair<double, double>> training, held_out;  // (step, loss)
 };
 
-// The mean of up to kSmoothing losses on either side of each.
+// Moving average: each loss becomes the mean of up to kSmoothing losses on either side and itself.
 std::vector<std::pair<double, double>> smooth(const std::vector<std::pair<double, double>>& raw) {
   auto out = raw;
   const int64_t n = std::ssize(raw);
@@ -47,7 +48,7 @@ std::vector<std::pair<double, double>> smooth(const std::vector<std::pair<double
   return out;
 }
 
-// Prints words, broken into lines that fit a terminal.
+// Prints words in lines that fit a terminal.
 void print_wrapped(const std::string& text) {
   constexpr size_t kColumns = 96;
   std::istringstream words(text);
@@ -81,14 +82,15 @@ History train(Trainer& trainer, const Text& text, const Config& c, int seconds) 
     const double share = std::max(double(step) / c.steps, watch.seconds() / seconds);
     last = share >= 1;
     if (last || step % std::max(1, c.steps / kEvaluations) == 0) {
-      history.held_out.emplace_back(step, trainer.evaluate(text.held_out(), kQuickWindows));
+      history.held_out.emplace_back(step, trainer.evaluate(text.held_out()));
     }
     const double rate = double(step) * c.batch * c.context / watch.seconds();
     progress.update(std::min(share, 1.0),
                     format("step %d/%d  loss %.3f  %.0f tok/s", step, c.steps, loss, rate));
   }
   if (std::ssize(history.training) < c.steps) {
-    std::printf("  ended after %d seconds (--seconds), before the last step\n", seconds);
+    std::printf("  the limit of %d seconds (--seconds) ended training before the last step\n",
+                seconds);
   }
   return history;
 }
@@ -107,7 +109,7 @@ void plot(const History& history, double entropy, const std::string& engine,
   std::printf("  loss curve: %s\n", path.c_str());
 }
 
-// True if the cache gave the same logits as a pass without it.
+// Returns whether the logits agree with those of a forward pass without the cache.
 bool write_text(const Model& model) {
   heading("Text, through the paged KV cache");
   std::printf("  | ");
@@ -131,7 +133,7 @@ bool write_text(const Model& model) {
   return difference <= kCacheTolerance;
 }
 
-// True if every element of the last layer's tensors is within the oracle's bounds.
+// Returns whether every element of the last layer's tensors is within the oracle's bounds.
 bool check_attention(Trainer& trainer, const Config& config) {
   heading("One trained layer against the float64 oracle");
   trainer.gradient();
@@ -148,7 +150,7 @@ bool check_attention(Trainer& trainer, const Config& config) {
 int run(const Options& options) {
   Config config;
   config.steps = options.steps;
-  if (!std::ofstream(options.out, std::ios::app)) {  // rather now than after the training
+  if (!std::ofstream(options.out, std::ios::app)) {  // fail before the training, not after it
     throw std::runtime_error("cannot write " + options.out);
   }
   const Text text(GPT_TEXT);
@@ -166,7 +168,7 @@ int run(const Options& options) {
   const bool attention_right = check_attention(trainer, config);
 
   heading("Result");
-  const double loss = trainer.evaluate(text.held_out(), std::ssize(text.held_out()));
+  const double loss = trainer.evaluate(text.held_out());
   const bool learned = loss <= (1 - kBelowUnigram) * entropy;
   if (!learned)
     std::printf("  WRONG: the loss must be %.0f %% below the entropy\n", 100 * kBelowUnigram);

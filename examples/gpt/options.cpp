@@ -20,17 +20,17 @@ int positive(const std::string& name, const std::string& value) {
 std::string usage(const Options& defaults) {
   return "Trains a byte-level GPT with attention from TE Attention, writes text with it and "
          "checks\n"
-         "its attention against a float64 oracle. Exit code 0 if all of it is right.\n\n"
-         "  --steps N       steps of training (" +
+         "its attention against a float64 oracle. The exit code is 0 if all checks pass.\n\n"
+         "  --steps N       number of training steps (" +
          std::to_string(defaults.steps) +
          ")\n"
-         "  --seconds N     end training after this time at the latest (" +
+         "  --seconds N     training time limit (" +
          std::to_string(defaults.seconds) +
          ")\n"
-         "  --out FILE.svg  where the loss curve goes (" +
+         "  --out FILE.svg  file of the loss curve (" +
          defaults.out +
          ")\n"
-         "  --help          this text\n";
+         "  --help          print this text\n";
 }
 
 Options parse(int argc, char** argv, const Options& defaults) {

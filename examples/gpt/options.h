@@ -6,14 +6,14 @@ namespace gpt {
 
 struct Options {
   int steps = 0;
-  int seconds = 200;  // of training, at most
-  std::string out;    // the loss curve
+  int seconds = 60;  // training time limit
+  std::string out;   // file of the loss curve
   bool help = false;
 };
 
 std::string usage(const Options& defaults);
 
-// Throws std::invalid_argument that names the argument, the value seen and the value needed.
+// Throws std::invalid_argument with the argument, the value seen and the value needed.
 Options parse(int argc, char** argv, const Options& defaults);
 
 }  // namespace gpt

@@ -18,7 +18,7 @@ Trainer::Trainer(Model& model, const Text& text)
   }
 }
 
-// The sum of the losses; leaves the gradient of `scale` times that sum in the logits.
+// Returns the sum of the losses and replaces the logits by the gradient of `scale` times that sum.
 double Trainer::forward(Shard& shard, float scale) const {
   Activations& a = shard.activations;
   const Attend attend = [&](int layer, In qkv, Out o) {
@@ -53,10 +53,10 @@ double Trainer::step() {
   return loss;
 }
 
-double Trainer::evaluate(Bytes text, int64_t windows) {
+double Trainer::evaluate(Bytes text) {
   const Config& c = model_.config;
   const int64_t per_batch = c.shard_batch(), length = c.context;
-  const int64_t batches = std::min(windows, (std::ssize(text) - 1) / length) / per_batch;
+  const int64_t batches = (std::ssize(text) - 1) / length / per_batch;
   const int64_t pitch = (std::ssize(text) - 1) / (batches * per_batch);  // at least `length`
   parallel(c.shards, [&](int i) {
     Shard& shard = shards_[i];

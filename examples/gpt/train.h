@@ -1,4 +1,4 @@
-// Training: one step at a time, each the sum of shards that run in parallel.
+// Training. The shards of a step run in parallel.
 #pragma once
 #include <vector>
 
@@ -11,13 +11,13 @@ class Trainer {
  public:
   Trainer(Model& model, const Text& text);
   // Losses are means in nats per byte.
-  double gradient();  // of the loss of a fresh batch, which is the result
-  double step();      // the same, then updates the model
-  // The loss over at most `windows` windows, spread over the text.
-  double evaluate(Bytes text, int64_t windows);
+  double gradient();  // computes the gradient for a new batch; returns the loss
+  double step();      // calls gradient(), then updates the model
+  // The loss over as many windows as fit the text without overlap and fill whole batches.
+  double evaluate(Bytes text);
 
   const CausalAttention& attention() const { return attention_; }
-  // Of one shard, as the last call left them.
+  // The activations of the first shard after the last call.
   const Activations& activations() const { return shards_.front().activations; }
 
  private:
