@@ -22,7 +22,7 @@ inline constexpr const char* kFrontend =
     "https://github.com/NVIDIA/cudnn-frontend/blob/main/include/cudnn_frontend/node/"
     "sdpa_support_surface.h";
 // Seen with 9.19 on sm_90; refused everywhere until a run elsewhere clears them.
-inline constexpr const char* kMeasured = "docs/measurements/h200-cudnn.jsonl";
+inline constexpr const char* kMeasured = "bench/results/h200/cudnn-checks.jsonl";
 
 inline bool is_ragged(const Problem& p) {
   return p.q_form == TEA_RAGGED || p.kv_form == TEA_RAGGED;

@@ -17,7 +17,7 @@ struct Faster {
   int64_t least_pairs;  // of rows and keys, over batch and query heads
 };
 
-// docs/measurements/h200-cudnn-backward.jsonl: each row begins where the time saved pays for
+// bench/results/h200/backward-table.jsonl: each row begins where the time saved pays for
 // building a graph, 65 ms or, of the first of a head dimension, a second: from 0.05 ms a run on.
 inline constexpr Faster kFaster[] = {
     {90, 91900, 91900, 64, 64, 64, 1 << 25},
