@@ -19,8 +19,8 @@ INTRO = (
     "(../bench/results/h200). Figures are TFLOP/s in bf16 unless stated otherwise; causal shapes "
     "count the visible half. All engines and peers of a row were timed in turns in one process on "
     "the same tensors, and each ratio is the median over those turns.",
-    "`hopper`, `portable` and `cudnn` are engines of this library (`cudnn` calls NVIDIA's library); "
-    "FA2 and cuDNN are PyTorch's back ends. `hopper` has no backward pass of its own: plans for "
+    "`hopper`, `portable` and `cudnn` are engines of this library (`cudnn` calls NVIDIA's library);"
+    " FA2 and cuDNN are PyTorch's back ends. `hopper` has no backward pass of its own: plans for "
     "training continue with `portable`, or as `hopper-cudnn` with cuDNN.",
     "[How to measure](../bench/README.md). Why the figures are what they are: "
     "[hopper](kernels/hopper-forward.md), [portable](kernels/portable.md), "
