@@ -9,9 +9,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tools")]
 import report  # noqa: E402
 
+import checks  # noqa: E402
 import support  # noqa: E402
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "bench/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LIMITS = {"README.md": 150, "docs/performance.md": 120, "docs/kernels/*.md": 150}  # lines
 
 
 def blocks(page, mark):
@@ -45,8 +47,28 @@ class Pages(unittest.TestCase):
         named = {line.split()[0] for line in tree.splitlines()}
         self.assertEqual([name for name in named if not (ROOT / name).is_dir()], [])
 
-    def test_the_readme_is_short(self):
-        self.assertLessEqual(len((ROOT / "README.md").read_text().splitlines()), 150)
+    def test_the_tree_of_the_readme_is_complete(self):
+        ((_, tree),) = blocks(ROOT / "README.md", "tree")
+        named = {line.split()[0] for line in tree.splitlines()}
+        tracked = {p.relative_to(ROOT) for p in checks.project_files(ROOT)}
+        folders = {f"{p.parts[0]}/" for p in tracked if len(p.parts) > 1}
+        folders |= {f"src/{p.parts[1]}/" for p in tracked if p.parts[0] == "src" and p.parts[2:]}
+        self.assertEqual(folders - named - {".ci/", "src/"}, set())
+
+    def test_pages_are_short(self):
+        for pattern, limit in LIMITS.items():
+            for page in ROOT.glob(pattern):
+                with self.subTest(page=page.name):
+                    self.assertLessEqual(len(page.read_text().splitlines()), limit)
+
+    def test_anchors_exist(self):
+        for page in PAGES:
+            for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+                other = page.parent / target if target else page
+                heads = re.findall(r"^#+ (.+)$", other.read_text(), re.MULTILINE)
+                slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads}
+                with self.subTest(page=page.name, anchor=anchor):
+                    self.assertIn(anchor, slugs)
 
     def test_the_oracle_can_be_checked_at_a_glance(self):
         files = [ROOT / "tests" / "kit" / name for name in ("oracle.h", "oracle.cpp")]
