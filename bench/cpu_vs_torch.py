@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times the CPU engine beside PyTorch's scaled_dot_product_attention, on the same tensors.
+"""Compares the CPU engine with PyTorch's scaled_dot_product_attention, on the same tensors.
 
 usage: cpu_vs_torch.py --library build/libte_attention.so [--output FILE.jsonl]
 Each figure is the median of runs that alternate between the two, after a warm-up; outputs are
@@ -187,7 +187,7 @@ class Bench:
                     yield record | {"what": f"{what} {part}", "ms": ms, "gflops": speed}
 
     def decode(self) -> Iterator[dict]:
-        """One query row of 32 heads over a long cache of 8; beside what the memory can do."""
+        """One query row of 32 heads over a long cache of 8, relative to the memory bandwidth."""
         d, dtype = 128, torch.bfloat16
         torch.manual_seed(self.keys)
         tensors = {"Q": torch.randn(1, 32, 1, d).to(dtype)}

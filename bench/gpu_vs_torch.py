@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times the GPU engines beside PyTorch's FlashAttention-2 and cuDNN, on the same tensors.
+"""Compares the GPU engines with PyTorch's FlashAttention-2 and cuDNN, on the same tensors.
 
 usage: gpu_vs_torch.py --library build/libte_attention.so [--output FILE.jsonl]
 Suite mha-16k: batch * rows = 16384, heads * dim = 2048, normal random data in [batch, rows, heads,
@@ -47,7 +47,7 @@ Task = Callable[[], object]
 
 
 def label(engine: str) -> str:
-    """How an engine of ours is called beside the peers, one of which may have its name."""
+    """The name of an engine in records; a peer may have the same name."""
     return f"our-{engine}" if engine in PEERS else engine
 
 
@@ -252,7 +252,7 @@ class Bench:
                         yield from self.cell(Cell(dtype, dim, rows, causal))
 
     def first_calls(self) -> Iterator[dict]:
-        """The first call of a shape after another one loaded the kernels, beside later calls."""
+        """The first call of a shape after another one loaded the kernels, and later calls."""
         for name in self.arguments.engines:
             for dim in self.arguments.dims:
                 loads, new = (

@@ -1,6 +1,6 @@
-// Times the neighbours of attention on a GPU beside a copy of as many bytes: ops [MiB of the main
-// tensor] [part of the operations' names]. One JSON line each; bytes are those that the operation
-// must read and write.
+// Times the supporting operations on a GPU, each compared with a copy of as many bytes:
+// ops [MiB of the main tensor] [part of the operations' names]. One JSON line each; bytes are those
+// that the operation must read and write.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -17,7 +17,8 @@
 namespace tea::kit {
 namespace {
 
-// In units of the main tensor: what an operation may use, and each side of a copy beside it.
+// In units of the main tensor: what an operation may use, and each side of the copy that it is
+// compared with.
 constexpr size_t kOperands = 7, kCopies = 3;
 constexpr int64_t kHeads = 16, kDim = 128, kRow = kHeads * kDim;  // bf16: 4 KiB a token
 
@@ -59,7 +60,7 @@ class Bench {
   }
   void* stream() const { return gpu_.stream(); }
 
-  // The median of three blocks, each beside a block of copies of as many bytes.
+  // The median of three blocks, each after a block of copies of as many bytes.
   void time(const char* name, const std::string& shape, int64_t moved,
             const std::function<tea_status()>& call) {
     if (std::string(name).find(only_) == std::string::npos) return;
@@ -93,7 +94,7 @@ class Bench {
     return gpu_.stop_clock() / kCalls;
   }
 
-  // The metadata of an operation is small beside its tensors.
+  // The metadata of an operation is small compared with its tensors.
   size_t unit() const { return static_cast<size_t>(bytes_) + (size_t{16} << 20); }
 
   Gpu& gpu_;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the PyTorch front end adds: to a tiny problem, and beside the C API at length.
+"""The overhead of the PyTorch front end: on a tiny problem, and relative to the C API.
 
 usage: PYTHONPATH=build/release/python torch_front_end.py
        (--library build/release/libte_attention.so [--device cuda] | --instructions)
