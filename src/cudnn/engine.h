@@ -1,6 +1,6 @@
 // The engine that runs cuDNN's attention, forward and backward, for types of 16 bits and FP8. Its
 // graphs are built for sizes, which takes time, and its kernels are not ours: so it runs where it
-// is named, and its backward pass in plans of hopper-cudnn (core/registry.cpp).
+// is named, and its backward pass in plans of hopper-cudnn (composite/hopper.h).
 #pragma once
 #include "core/engine.h"
 #include "cudnn/library.h"
