@@ -55,7 +55,7 @@ struct HopperThenCudnn final : Executable {
 };
 
 // An engine for backward alone, so that attempt() also refuses the fields that cuDNN does not know.
-constexpr Engine kCudnnBackward{"cudnn", cudnn::kKnows, cudnn::plan_backward};
+constexpr Engine kCudnnBackward{"cudnn", cudnn::known_fields, cudnn::plan_backward};
 
 }  // namespace
 

@@ -8,7 +8,7 @@ namespace tea::composite {
 // Backward by the portable engine.
 Attempt plan_hopper(const Problem& problem, const Device& device);
 uint64_t hopper_workspace(const Problem& problem, const Geometry& size, Direction direction);
-inline constexpr Engine kHopper{"hopper", hopper::kKnows, plan_hopper, hopper_workspace};
+inline constexpr Engine kHopper{"hopper", hopper::known_fields, plan_hopper, hopper_workspace};
 
 #if defined(TE_ATTENTION_CUDNN)
 // Backward by cuDNN where that was measured to be faster (cudnn/faster.h), and by the portable
@@ -16,7 +16,7 @@ inline constexpr Engine kHopper{"hopper", hopper::kKnows, plan_hopper, hopper_wo
 // never on whether the run is captured in a graph.
 Attempt plan_hopper_cudnn(const Problem& problem, const Device& device);
 uint64_t hopper_cudnn_workspace(const Problem& problem, const Geometry& size, Direction direction);
-inline constexpr Engine kHopperCudnn{"hopper-cudnn", hopper::kKnows, plan_hopper_cudnn,
+inline constexpr Engine kHopperCudnn{"hopper-cudnn", hopper::known_fields, plan_hopper_cudnn,
                                      hopper_cudnn_workspace};
 #endif
 

@@ -39,7 +39,7 @@ Attempt Engine::attempt(const Problem& problem, const Device& device) const {
     if (f.kind == Kind::kSize) continue;
     const uint32_t used = used_values(problem, f);
     if (!used) continue;
-    const Known* known = find(knows, f.name);
+    const Known* known = find(known_fields(), f.name);
     const std::string seen = std::string(f.name) + " is " + value_text(problem, f);
     if (!known) return Refusal{seen + "; it does not know this field"};
     const bool has_values = f.kind == Kind::kEnum || f.kind == Kind::kBits;

@@ -36,11 +36,12 @@ struct Known {
 // All values of an enum, or all bits, below n. A value that is added later is not among them.
 constexpr uint32_t below(int n) { return (uint32_t{1} << n) - 1; }
 
-// A problem that uses a field or value outside `knows` is refused before plan() is called, so an
-// option can never be ignored and a new one needs no change in the engines that lack it.
+// A problem that uses a field or value outside known_fields() is refused before plan() is called,
+// so that an option can never be ignored, and a new one needs no change in the engines that lack
+// it.
 struct Engine {
   std::string_view name;
-  std::span<const Known> knows;
+  std::span<const Known> (*known_fields)();
   Attempt (*plan)(const Problem&, const Device&);
   // Bytes one execution needs at most, on any device; NULL: none.
   uint64_t (*workspace)(const Problem&, const Geometry&, Direction) = nullptr;

@@ -521,7 +521,59 @@ struct Flash : Executable {
   }
 };
 
+constexpr Known kKnown[] = {
+    {"dtype", below(7)},
+    {"o_dtype", below(7)},
+    {"dout_dtype", below(7)},
+    {"dqkv_dtype", below(7)},
+    {"bias_dtype", below(7)},
+    {"training", below(2)},
+    {"deterministic", below(2)},
+    {"outputs", below(3)},
+    {"lse_gradient", below(2)},
+    {"q_form", below(3)},
+    {"kv_form", below(4)},
+    {"gaps", below(2)},
+    {"page_size"},
+    {"heads_q"},
+    {"heads_kv"},
+    {"dim_qk"},
+    {"dim_v"},
+    {"batch"},
+    {"seqlen_q"},
+    {"seqlen_kv"},
+    {"causal", below(2)},
+    {"bottom_right", below(2)},
+    {"window_left"},
+    {"window_right"},
+    {"bias", below(3)},
+    {"bias_broadcast", below(4)},
+    {"alibi", below(3)},
+    {"softmax", below(3)},
+    {"softcap"},
+    {"dropout"},
+    {"scale"},
+    {"has_scale", below(2)},
+    {"q"},
+    {"k"},
+    {"v"},
+    {"o"},
+    {"dout"},
+    {"dq"},
+    {"dk"},
+    {"dv"},
+    {"lse"},
+    {"bias_stride"},
+    {"dbias_stride"},
+    {"slopes_stride"},
+    {"table_k_stride"},
+    {"table_v_stride"},
+    {"alignment"},
+};
+
 }  // namespace
+
+std::span<const Known> flash_known_fields() { return kKnown; }
 
 Attempt plan_with(const InstructionSet& set, const Problem& problem, const Device& device) {
   TEA_REFUSE_IF(!device.is_host(), "device is a GPU; it runs on the host");

@@ -112,6 +112,8 @@ bool pairs_are_fast();
 // The engine on one instruction set; refuses where the processor lacks it.
 Attempt plan_with(const InstructionSet& set, const Problem& problem, const Device& device);
 
+std::span<const Known> flash_known_fields();
+
 Attempt plan_flash(const Problem& problem, const Device& device);
 Attempt plan_amx(const Problem& problem, const Device& device);
 Attempt plan_avx512_bf16(const Problem& problem, const Device& device);
@@ -119,12 +121,13 @@ Attempt plan_avx512(const Problem& problem, const Device& device);
 Attempt plan_avx2(const Problem& problem, const Device& device);
 Attempt plan_generic(const Problem& problem, const Device& device);
 
-inline constexpr Engine kFlash{"cpu", kReferenceKnows, plan_flash};
-inline constexpr Engine kFlashAmx{"cpu-amx", kReferenceKnows, plan_amx, nullptr, true};
-inline constexpr Engine kFlashAvx512Bf16{"cpu-avx512-bf16", kReferenceKnows, plan_avx512_bf16,
+inline constexpr Engine kFlash{"cpu", flash_known_fields, plan_flash};
+inline constexpr Engine kFlashAmx{"cpu-amx", flash_known_fields, plan_amx, nullptr, true};
+inline constexpr Engine kFlashAvx512Bf16{"cpu-avx512-bf16", flash_known_fields, plan_avx512_bf16,
                                          nullptr, true};
-inline constexpr Engine kFlashAvx512{"cpu-avx512", kReferenceKnows, plan_avx512, nullptr, true};
-inline constexpr Engine kFlashAvx2{"cpu-avx2", kReferenceKnows, plan_avx2, nullptr, true};
-inline constexpr Engine kFlashGeneric{"cpu-generic", kReferenceKnows, plan_generic, nullptr, true};
+inline constexpr Engine kFlashAvx512{"cpu-avx512", flash_known_fields, plan_avx512, nullptr, true};
+inline constexpr Engine kFlashAvx2{"cpu-avx2", flash_known_fields, plan_avx2, nullptr, true};
+inline constexpr Engine kFlashGeneric{"cpu-generic", flash_known_fields, plan_generic, nullptr,
+                                      true};
 
 }  // namespace tea::cpu

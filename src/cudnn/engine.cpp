@@ -239,7 +239,56 @@ Attempt plan_by(const Library& found, const Problem& p, const Device& device, Pa
   return ready;
 }
 
+constexpr Known kKnown[] = {
+    {"dtype", 1u << TEA_FP16 | 1u << TEA_BF16 | 1u << TEA_E4M3 | 1u << TEA_E5M2},
+    {"o_dtype"},
+    {"dout_dtype"},
+    {"dqkv_dtype"},
+    {"bias_dtype", 1u << TEA_FP32},
+    {"training", below(2)},
+    {"deterministic", below(2)},
+    {"outputs", below(3)},
+    {"q_form", below(3)},
+    {"kv_form", below(4)},
+    {"gaps", below(2)},
+    {"page_size"},
+    {"heads_q"},
+    {"heads_kv"},
+    {"dim_qk"},
+    {"dim_v"},
+    {"batch"},
+    {"seqlen_q"},
+    {"seqlen_kv"},
+    {"causal", below(2)},
+    {"bottom_right", below(2)},
+    {"window_left"},
+    {"window_right"},
+    {"bias", 1u << TEA_BIAS_NONE | 1u << TEA_BIAS_POST_SCALE},
+    {"bias_broadcast", below(4)},
+    {"alibi", 1u << TEA_ALIBI_NONE | 1u << TEA_ALIBI_STANDARD},
+    {"softmax", below(3)},
+    {"dropout"},
+    {"scale"},
+    {"has_scale", below(2)},
+    {"q"},
+    {"k"},
+    {"v"},
+    {"o"},
+    {"dout"},
+    {"dq"},
+    {"dk"},
+    {"dv"},
+    {"lse"},
+    {"bias_stride"},
+    {"dbias_stride"},
+    {"table_k_stride"},
+    {"table_v_stride"},
+    {"alignment"},
+};
+
 }  // namespace
+
+std::span<const Known> known_fields() { return kKnown; }
 
 Attempt plan(const Problem& p, const Device& device) {
   const std::string why = why_not(p, device);

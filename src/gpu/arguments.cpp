@@ -107,8 +107,12 @@ struct Builder {
 
   void fill_tensors(AttentionArguments& a) const {
     a.q = tensor(TEA_Q, size.q), a.k = tensor(TEA_K, size.k), a.v = tensor(TEA_V, size.v);
-    a.o = tensor(TEA_O, size.o), a.dout = tensor(TEA_DOUT, size.dout);
-    a.dq = tensor(TEA_DQ, size.dq), a.dk = tensor(TEA_DK, size.dk), a.dv = tensor(TEA_DV, size.dv);
+    a.o = tensor(TEA_O, size.o);
+    const auto is_given = [&](tea_tensor t) { return run.tensor[t] != nullptr; };
+    if (is_given(TEA_DOUT) || is_given(TEA_DQ) || is_given(TEA_DK) || is_given(TEA_DV)) {
+      a.dout = tensor(TEA_DOUT, size.dout), a.dq = tensor(TEA_DQ, size.dq);
+      a.dk = tensor(TEA_DK, size.dk), a.dv = tensor(TEA_DV, size.dv);
+    }
     a.queries = queries(), a.keys = keys();
     a.page_table_k = page_table_k(), a.page_table_v = page_table_v();
     a.statistics = statistics(), a.bias = bias(), a.fp8 = fp8_scales();

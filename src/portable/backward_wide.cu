@@ -50,7 +50,7 @@ struct Wide {
   float largest_ds = 0;
 
   TEA_DEVICE Wide(const BackwardArguments& from, Smem& smem)
-      : work(from), s(smem), f(factors_of(from.w)) {}
+      : work(from), s(smem), f(factors_of(from.args)) {}
 
   static TEA_DEVICE int down() { return warp() % kWarpsDown * 16; }
   static TEA_DEVICE int across() { return warp() / kWarpsDown; }

@@ -11,56 +11,9 @@ uint64_t workspace(const Problem& problem, const Geometry& size, Direction direc
 
 constexpr uint32_t kDtypes = below(7) & ~(1u << TEA_FP64);
 
-inline constexpr Known kKnows[] = {
-    {"dtype", kDtypes},
-    {"o_dtype", kDtypes},
-    {"dout_dtype", kDtypes},
-    {"dqkv_dtype", kDtypes},
-    {"bias_dtype", kDtypes},
-    {"training", below(2)},
-    {"deterministic", below(2)},
-    {"outputs", below(3)},
-    {"lse_gradient", below(2)},
-    {"q_form", below(3)},
-    {"kv_form", below(4)},
-    {"gaps", below(2)},
-    {"page_size"},
-    {"heads_q"},
-    {"heads_kv"},
-    {"dim_qk"},
-    {"dim_v"},
-    {"batch"},
-    {"seqlen_q"},
-    {"seqlen_kv"},
-    {"causal", below(2)},
-    {"bottom_right", below(2)},
-    {"window_left"},
-    {"window_right"},
-    {"bias", below(3)},
-    {"bias_broadcast", below(4)},
-    {"alibi", below(3)},
-    {"softmax", below(3)},
-    {"softcap"},
-    {"dropout"},
-    {"scale"},
-    {"has_scale", below(2)},
-    {"q"},
-    {"k"},
-    {"v"},
-    {"o"},
-    {"dout"},
-    {"dq"},
-    {"dk"},
-    {"dv"},
-    {"lse"},
-    {"bias_stride"},
-    {"dbias_stride"},
-    {"slopes_stride"},
-    {"table_k_stride"},
-    {"table_v_stride"},
-    {"alignment"},
-};
+// The fields of a Problem that it understands.
+std::span<const Known> known_fields();
 
-inline constexpr Engine kPortable{"portable", kKnows, plan_portable, workspace};
+inline constexpr Engine kPortable{"portable", known_fields, plan_portable, workspace};
 
 }  // namespace tea::portable

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "torch/describe.h"
+#include "torch/call.h"
 #include "torch/ops.h"
 
 namespace tea::torch_ops {
@@ -55,34 +55,34 @@ Tensor or_nothing(const std::optional<Tensor>& tensor, const Tensor& like) {
 }
 
 // Fills `out`; returns the others.
-SmallGradients differentiate(const Incoming& in, const Arguments& arguments, Work& work,
+SmallGradients differentiate(const Incoming& in, const Arguments& arguments, Call& call,
                              const Gradients& out) {
-  tea_problem& p = work.problem;
+  tea_problem& p = call.problem();
   p.training = 1;
   p.outputs = TEA_OUTPUT_LSE;
   const Tensor dout = readable(in.dout);
-  p.o = work.add_rows(TEA_O, "o", in.o);
-  p.dout = work.add_rows(TEA_DOUT, "dout", dout);
-  p.dq = work.add_rows(TEA_DQ, "dq", out.dq);
-  p.dk = work.add_rows(TEA_DK, "dk", out.dk);
-  p.dv = work.add_rows(TEA_DV, "dv", out.dv);
-  work.add_per_row(TEA_LSE, "lse", in.lse);
+  p.o = call.add_rows(TEA_O, "o", in.o);
+  p.dout = call.add_rows(TEA_DOUT, "dout", dout);
+  p.dq = call.add_rows(TEA_DQ, "dq", out.dq);
+  p.dk = call.add_rows(TEA_DK, "dk", out.dk);
+  p.dv = call.add_rows(TEA_DV, "dv", out.dv);
+  call.add_row_statistic(TEA_LSE, "lse", in.lse);
   std::optional<Tensor> dlse;
   if (in.dlse) {
     p.lse_gradient = 1;
     dlse = torch::stable::contiguous(*in.dlse);
-    work.add_per_row(TEA_DLSE, "dlse", *dlse);
+    call.add_row_statistic(TEA_DLSE, "dlse", *dlse);
   }
   SmallGradients small;
   if (in.wants_dbias && arguments.bias) {
     small.dbias = empty_contiguous_like(*arguments.bias);
-    work.add(TEA_DBIAS, "dbias", *small.dbias);
+    call.add(TEA_DBIAS, "dbias", *small.dbias);
   }
   if (in.wants_dsink && arguments.sink) {
     small.dsink = empty_contiguous_like(*arguments.sink);
-    work.add_small(TEA_DSINK, small.dsink->data_ptr());
+    call.add_memory(TEA_DSINK, small.dsink->data_ptr());
   }
-  work.backward();
+  call.backward();
   return small;
 }
 
@@ -118,19 +118,19 @@ struct Fp8 {
     for (auto& scale : scales) scale = in.maybe_tensor();
     dtype = in.text();
   }
-  void add_to(Work& work) const {
-    for (size_t i = 0; i < N; ++i) work.add_scale(table[i].index, table[i].name, scales[i]);
+  void add_to(Call& call) const {
+    for (size_t i = 0; i < N; ++i) call.add_scale(table[i].index, table[i].name, scales[i]);
   }
 };
 
 // A number for each index, from 0 on.
-Tensor add_amax(Work& work, const Tensor& like, std::initializer_list<tea_tensor> indices) {
+Tensor add_amax(Call& call, const Tensor& like, std::initializer_list<tea_tensor> indices) {
   const auto n = static_cast<int64_t>(indices.size());
   const Tensor amax = empty(like, torch_dtype(TEA_FP32), {n});
   const Place place("q", like);
   auto* memory = static_cast<float*>(amax.data_ptr());
   require(tea_fill_bytes(memory, 0, sizeof(float) * n, place.where.device, place.where.stream));
-  for (const tea_tensor index : indices) work.add_small(index, memory++);
+  for (const tea_tensor index : indices) call.add_memory(index, memory++);
   return amax;
 }
 
@@ -139,16 +139,16 @@ Tensor add_amax(Work& work, const Tensor& like, std::initializer_list<tea_tensor
 void fp8_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
   const Fp8 fp8(kForward, in);
-  const Arguments arguments(in);
-  Work work(arguments);
-  work.problem.o_dtype = dtype_named("o_dtype", fp8.dtype);
-  fp8.add_to(work);
-  const Tensor amax = add_amax(work, arguments.q, {TEA_S_AMAX, TEA_O_AMAX});
-  const Tensor o = work.new_o(), lse = work.new_per_row();
-  work.add_small(TEA_LSE, lse.data_ptr());
-  const Tensor max = arguments.max_logit ? work.new_per_row() : nothing(arguments.q);
-  if (arguments.max_logit) work.add_small(TEA_MAX, max.data_ptr());
-  work.forward();
+  const Arguments arguments = read_arguments(in);
+  Call call(arguments);
+  call.problem().o_dtype = frontend::dtype_named("o_dtype", fp8.dtype);
+  fp8.add_to(call);
+  const Tensor amax = add_amax(call, arguments.q, {TEA_S_AMAX, TEA_O_AMAX});
+  const Tensor o = call.new_o(), lse = call.new_row_statistic();
+  call.add_memory(TEA_LSE, lse.data_ptr());
+  const Tensor max = arguments.max_logit ? call.new_row_statistic() : nothing(arguments.q);
+  if (arguments.max_logit) call.add_memory(TEA_MAX, max.data_ptr());
+  call.forward();
   give(stack, o, lse, max, amax);
 }
 
@@ -156,72 +156,72 @@ void fp8_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
   const Incoming incoming = Incoming::all(in);
   const Fp8 fp8(kBackward, in);
-  const Arguments arguments(in);
-  Work work(arguments);
-  work.problem.o_dtype = dtype_of(incoming.o);
-  work.problem.dout_dtype = dtype_of(incoming.dout);
-  work.problem.dqkv_dtype = dtype_named("dqkv_dtype", fp8.dtype);
-  fp8.add_to(work);
+  const Arguments arguments = read_arguments(in);
+  Call call(arguments);
+  call.problem().o_dtype = dtype_of(incoming.o);
+  call.problem().dout_dtype = dtype_of(incoming.dout);
+  call.problem().dqkv_dtype = frontend::dtype_named("dqkv_dtype", fp8.dtype);
+  fp8.add_to(call);
   const Tensor amax =
-      add_amax(work, arguments.q, {TEA_DP_AMAX, TEA_DQ_AMAX, TEA_DK_AMAX, TEA_DV_AMAX});
+      add_amax(call, arguments.q, {TEA_DP_AMAX, TEA_DQ_AMAX, TEA_DK_AMAX, TEA_DV_AMAX});
   const auto gradient = [&](const Tensor& of) {
     const View view(of);
-    return empty(of, torch_dtype(work.problem.dqkv_dtype), view.rank, view.size);
+    return empty(of, torch_dtype(call.problem().dqkv_dtype), view.rank, view.size);
   };
   const Gradients out{gradient(arguments.q), gradient(arguments.k), gradient(arguments.v)};
-  const auto [dbias, dsink] = differentiate(incoming, arguments, work, out);
+  const auto [dbias, dsink] = differentiate(incoming, arguments, call, out);
   give(stack, out.dq, out.dk, out.dv, or_nothing(dbias, out.dq), or_nothing(dsink, out.dq), amax);
 }
 
 void forward(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
-  const Arguments arguments(in);
-  Work work(arguments);
-  const Tensor o = work.new_o(), lse = work.new_per_row();
-  work.add_small(TEA_LSE, lse.data_ptr());
-  const Tensor max = arguments.max_logit ? work.new_per_row() : nothing(arguments.q);
-  if (arguments.max_logit) work.add_small(TEA_MAX, max.data_ptr());
-  work.forward();
+  const Arguments arguments = read_arguments(in);
+  Call call(arguments);
+  const Tensor o = call.new_o(), lse = call.new_row_statistic();
+  call.add_memory(TEA_LSE, lse.data_ptr());
+  const Tensor max = arguments.max_logit ? call.new_row_statistic() : nothing(arguments.q);
+  if (arguments.max_logit) call.add_memory(TEA_MAX, max.data_ptr());
+  call.forward();
   give(stack, o, lse, max);
 }
 
 void forward_few(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
-  const Arguments arguments(in);
-  Work work(arguments);
-  const Tensor o = work.new_o(), lse = work.new_per_row();
-  work.add_small(TEA_LSE, lse.data_ptr());
-  work.forward();
+  const Arguments arguments = read_arguments(in);
+  Call call(arguments);
+  const Tensor o = call.new_o(), lse = call.new_row_statistic();
+  call.add_memory(TEA_LSE, lse.data_ptr());
+  call.forward();
   give(stack, o, lse);
 }
 
 void inference(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
-  const Arguments arguments(in);
-  Work work(arguments);
-  work.problem.outputs = 0;
-  const Tensor o = work.new_o();
-  work.forward();
+  const Arguments arguments = read_arguments(in);
+  Call call(arguments);
+  call.problem().outputs = 0;
+  const Tensor o = call.new_o();
+  call.forward();
   give(stack, o);
 }
 
 void backward(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
   const Incoming incoming = Incoming::all(in);
-  const Arguments arguments(in);
+  const Arguments arguments = read_arguments(in);
   const Gradients out = Gradients::like(arguments);
-  Work work(arguments);
-  const auto [dbias, dsink] = differentiate(incoming, arguments, work, out);
+  Call call(arguments);
+  const auto [dbias, dsink] = differentiate(incoming, arguments, call, out);
   give(stack, out.dq, out.dk, out.dv, or_nothing(dbias, out.dq), or_nothing(dsink, out.dq));
 }
 
 void backward_few(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
   const Incoming incoming = Incoming::few(in);
-  const Arguments arguments(in);
+  const Arguments arguments = read_arguments(in);
   const Gradients out = Gradients::like(arguments);
-  Work work(arguments);
-  differentiate(incoming, arguments, work, out);
+  Call call(arguments);
+  differentiate(incoming, arguments, call, out);
   give(stack, out.dq, out.dk, out.dv);
 }
 
@@ -229,9 +229,9 @@ void backward_out(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
   const Tensor dq = in.tensor(), dk = in.tensor(), dv = in.tensor();
   const Incoming incoming = Incoming::all(in);
-  const Arguments arguments(in);
-  Work work(arguments);
-  const auto [dbias, dsink] = differentiate(incoming, arguments, work, {dq, dk, dv});
+  const Arguments arguments = read_arguments(in);
+  Call call(arguments);
+  const auto [dbias, dsink] = differentiate(incoming, arguments, call, {dq, dk, dv});
   give(stack, or_nothing(dbias, dq), or_nothing(dsink, dq));
 }
 
@@ -239,15 +239,15 @@ void backward_few_out(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
   const Gradients out{in.tensor(), in.tensor(), in.tensor()};
   const Incoming incoming = Incoming::few(in);
-  const Arguments arguments(in);
-  Work work(arguments);
-  differentiate(incoming, arguments, work, out);
+  const Arguments arguments = read_arguments(in);
+  Call call(arguments);
+  differentiate(incoming, arguments, call, out);
 }
 
 void explain(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
-  const Arguments arguments(in);
-  give(stack, Work(arguments).explain());
+  const Arguments arguments = read_arguments(in);
+  give(stack, Call(arguments).explain());
 }
 
 }  // namespace tea::torch_ops

@@ -14,7 +14,7 @@ struct Cast {
     const View view(input);
     args.struct_size = sizeof args;
     args.input_dtype = dtype_of(input);
-    args.output_dtype = dtype_named("dtype", dtype);
+    args.output_dtype = frontend::dtype_named("dtype", dtype);
     output = empty(input, torch_dtype(args.output_dtype), view.rank, view.size);
     args.input = place.memory("input", input);
     args.output = output.data_ptr();

@@ -1,6 +1,7 @@
 // The list of operators: one kernel each for CPU and CUDA.
 #include <torch/csrc/stable/library.h>
 
+#include "frontend/options.h"
 #include "torch/ops.h"
 
 namespace tea::torch_ops {
@@ -67,3 +68,8 @@ STABLE_TORCH_LIBRARY_IMPL(te_attention, CPU, library) { implement(library); }
 STABLE_TORCH_LIBRARY_IMPL(te_attention, CUDA, library) { implement(library); }
 
 }  // namespace tea::torch_ops
+
+// The options of attention as a schema, from which the Python package derives its own tables.
+extern "C" __attribute__((visibility("default"))) const char* te_attention_torch_options() {
+  return tea::frontend::schema().c_str();
+}

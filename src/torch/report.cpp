@@ -23,7 +23,7 @@ Report::Report(const Tensor& beside, const Where& where) {
   require(tea_fill_bytes(word_, 0, sizeof *word_, where.device, where.stream));
 }
 
-void Report::refuse_nonsense(const char* lengths) {
+void Report::refuse_invalid(const char* lengths) {
   if (device_) TORCH_ERROR_CODE_CHECK(aoti_torch_item_int32(device_->get(), &host_));
   if (!host_) return;
   const std::string seen = "out of range in part";

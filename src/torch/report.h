@@ -13,7 +13,7 @@ class Report {
   Report(const Tensor& beside, const Where& where);
   int32_t* word() { return word_; }  // the status word of the run; NULL: nobody asks
   // Raises if the run has reported something; `lengths`: the arguments that say them.
-  void refuse_nonsense(const char* lengths);
+  void refuse_invalid(const char* lengths);
 
  private:
   int32_t host_ = 0, *word_ = &host_;
@@ -27,7 +27,7 @@ void run_reported(tea_status (*verb)(const Args*, int, void*), Args args, const 
   Report report(cu_seqlens, where);
   args.status = report.word();
   require(verb(&args, where.device, where.stream));
-  report.refuse_nonsense(lengths);
+  report.refuse_invalid(lengths);
 }
 
 }  // namespace tea::torch_ops

@@ -21,9 +21,7 @@ class Stack {
     if (at_end()) return {};
     return torch::stable::detail::to<std::optional<Tensor>>(*values_++);
   }
-  int64_t integer(int64_t usual = 0) {
-    return at_end() ? usual : torch::stable::detail::to<int64_t>(*values_++);
-  }
+  int64_t integer() { return at_end() ? -1 : torch::stable::detail::to<int64_t>(*values_++); }
   bool flag() { return !at_end() && torch::stable::detail::to<bool>(*values_++); }
   double number() { return at_end() ? 0 : torch::stable::detail::to<double>(*values_++); }
   std::optional<double> maybe_number() {

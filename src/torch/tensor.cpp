@@ -12,10 +12,6 @@ extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stre
 
 namespace tea::torch_ops {
 
-void refuse(const std::string& name, const std::string& seen, const std::string& needed) {
-  throw std::runtime_error(name + " is " + seen + "; needs " + needed);
-}
-
 void require(tea_status status) {
   if (status != TEA_OK) throw std::runtime_error(tea_error());
 }
@@ -44,52 +40,27 @@ Where where_is(const char* name, const Tensor& tensor) {
   return out;
 }
 
-View::View(const Tensor& tensor) {
-  const auto sizes = tensor.sizes();
-  data = tensor.data_ptr();
-  rank = static_cast<int>(sizes.size());
-  size = sizes.data();
-  stride = tensor.strides().data();
-}
-
-int64_t View::elements() const {
-  int64_t n = 1;
-  for (int i = 0; i < rank; ++i) n *= size[i];
-  return n;
-}
-
-std::string shape_text(int rank, const int64_t* size) {
-  std::string out = "[";
-  for (int i = 0; i < rank; ++i) out += (i ? ", " : "") + std::to_string(size[i]);
-  return out + "]";
-}
-
-std::string shape_text(const View& view) { return shape_text(view.rank, view.size); }
-
 namespace {
 
-struct DtypeRow {
-  int32_t tea, torch;
-  const char* name;
-};
-const DtypeRow kDtypes[] = {
-    {TEA_FP16, aoti_torch_dtype_float16(), "float16"},
-    {TEA_BF16, aoti_torch_dtype_bfloat16(), "bfloat16"},
-    {TEA_FP32, aoti_torch_dtype_float32(), "float32"},
-    {TEA_FP64, aoti_torch_dtype_float64(), "float64"},
-    {TEA_E4M3, aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn"},
-    {TEA_E5M2, aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
-    {TEA_DTYPE_DEFAULT, aoti_torch_dtype_int32(), "int32"},
-    {TEA_DTYPE_DEFAULT, aoti_torch_dtype_int64(), "int64"},
-    {TEA_DTYPE_DEFAULT, aoti_torch_dtype_uint8(), "uint8"},
-    {TEA_DTYPE_DEFAULT, aoti_torch_dtype_bool(), "bool"},
-};
-
-const char* name_of(int32_t torch) {
-  for (const DtypeRow& row : kDtypes)
-    if (row.torch == torch) return row.name;
-  return "of another kind";
+void set_shape(frontend::Tensor& view, const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  view.data = tensor.data_ptr();
+  view.rank = static_cast<int>(sizes.size());
+  view.size = sizes.data();
+  view.stride = tensor.strides().data();
 }
+
+struct TypeRow {
+  int32_t type;  // a tea_dtype, or one of frontend/tensor.h
+  int32_t torch;
+};
+const TypeRow kTypes[] = {
+    {TEA_FP16, aoti_torch_dtype_float16()},       {TEA_BF16, aoti_torch_dtype_bfloat16()},
+    {TEA_FP32, aoti_torch_dtype_float32()},       {TEA_FP64, aoti_torch_dtype_float64()},
+    {TEA_E4M3, aoti_torch_dtype_float8_e4m3fn()}, {TEA_E5M2, aoti_torch_dtype_float8_e5m2()},
+    {frontend::kInt32, aoti_torch_dtype_int32()}, {frontend::kInt64, aoti_torch_dtype_int64()},
+    {frontend::kUint8, aoti_torch_dtype_uint8()}, {frontend::kBool, aoti_torch_dtype_bool()},
+};
 
 int32_t raw_dtype(const Tensor& tensor) {
   int32_t out;
@@ -97,27 +68,36 @@ int32_t raw_dtype(const Tensor& tensor) {
   return out;
 }
 
-}  // namespace
-
-int32_t dtype_of(const Tensor& tensor) {
-  const int32_t dtype = raw_dtype(tensor);
-  for (const DtypeRow& row : kDtypes)
-    if (row.torch == dtype) return row.tea;
-  return TEA_DTYPE_DEFAULT;
+int32_t type_of(int32_t torch) {
+  for (const TypeRow& row : kTypes)
+    if (row.torch == torch) return row.type;
+  return frontend::kOtherType;
 }
 
-std::string dtype_text(const Tensor& tensor) { return name_of(raw_dtype(tensor)); }
-std::string dtype_text(int32_t dtype) { return name_of(torch_dtype(dtype)); }
+}  // namespace
 
-int32_t dtype_named(const char* argument, const std::string& name) {
-  for (const DtypeRow& row : kDtypes)
-    if (name == row.name && row.tea) return row.tea;
-  refuse(argument, "\"" + name + "\"", "a floating-point dtype, as in \"float8_e4m3fn\"");
+frontend::Tensor view_of(const char* name, const Tensor& tensor) {
+  frontend::Tensor view;
+  set_shape(view, tensor);
+  view.type = type_of(raw_dtype(tensor));
+  view.device = device_of(name, tensor);
+  return view;
+}
+
+View::View(const torch_ops::Tensor& tensor) { set_shape(*this, tensor); }
+
+int32_t dtype_of(const Tensor& tensor) {
+  const int32_t type = type_of(raw_dtype(tensor));
+  return type < frontend::kInt32 ? type : TEA_DTYPE_DEFAULT;
+}
+
+std::string dtype_text(const Tensor& tensor) {
+  return frontend::type_text(type_of(raw_dtype(tensor)));
 }
 
 int32_t torch_dtype(int32_t dtype) {
-  for (const DtypeRow& row : kDtypes)
-    if (row.tea == dtype && dtype) return row.torch;
+  for (const TypeRow& row : kTypes)
+    if (row.type == dtype && dtype < frontend::kInt32) return row.torch;
   refuse("dtype", std::to_string(dtype), "a type of te_attention.h");
 }
 
@@ -186,7 +166,7 @@ void* Place::memory(const char* name, const Tensor& tensor) const {
 
 void* Place::memory(const char* name, const Tensor& tensor, int32_t dtype) const {
   if (raw_dtype(tensor) != dtype)
-    refuse(std::string(name) + ".dtype", name_of(raw_dtype(tensor)), name_of(dtype));
+    refuse(std::string(name) + ".dtype", dtype_text(tensor), frontend::type_text(type_of(dtype)));
   return memory(name, tensor);
 }
 

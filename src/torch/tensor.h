@@ -1,17 +1,18 @@
-// What the operators ask of PyTorch's tensors: sizes, strides, types, memory, and where they are.
-// The host and a GPU differ in where_is() and nowhere else.
+// PyTorch's tensors: sizes, strides, types, memory and device. The host and a GPU differ in
+// where_is() and nowhere else.
 #pragma once
 #include <initializer_list>
 #include <string>
 
+#include "frontend/tensor.h"
 #include "te_attention_ops.h"
 #include "torch/stack.h"
 
 namespace tea::torch_ops {
 
-// An argument is wrong: its name, what was seen, what is needed.
-[[noreturn]] void refuse(const std::string& name, const std::string& seen,
-                         const std::string& needed);
+using frontend::refuse;
+using frontend::shape_text;
+
 // Throws what tea_error() says unless `status` is TEA_OK.
 void require(tea_status status);
 
@@ -26,28 +27,17 @@ int device_of(const char* name, const Tensor& tensor);
 void require_device(const char* name, const Tensor& tensor, int device);
 Where where_is(const char* name, const Tensor& tensor);
 
-// A tensor's address and shape, asked once. An absent tensor is all zero.
-struct View {
-  void* data = nullptr;
-  int rank = 0;
-  const int64_t* size = nullptr;
-  const int64_t* stride = nullptr;  // in elements
+// A tensor for the translation that all front ends share. `name`: of the argument, for errors.
+frontend::Tensor view_of(const char* name, const Tensor& tensor);
 
-  View() = default;
-  explicit View(const Tensor& tensor);
-  View(int r, const int64_t* sizes, const int64_t* strides)
-      : rank(r), size(sizes), stride(strides) {}
-  int64_t elements() const;
+// A tensor's address and shape alone, which takes less time.
+struct View : frontend::Tensor {
+  explicit View(const torch_ops::Tensor& tensor);
 };
-
-std::string shape_text(const View& view);
-std::string shape_text(int rank, const int64_t* size);
 
 // A tea_dtype, or TEA_DTYPE_DEFAULT for what is none.
 int32_t dtype_of(const Tensor& tensor);
 std::string dtype_text(const Tensor& tensor);  // as in "float16"
-std::string dtype_text(int32_t dtype);         // of a tea_dtype
-int32_t dtype_named(const char* argument, const std::string& name);
 int32_t torch_dtype(int32_t dtype);
 int32_t torch_int32();
 int32_t torch_int64();

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <set>
 #include <vector>
 
 #include "core/engine.h"
+#include "core/registry.h"
 #include "cpu/reference.h"
 
 namespace tea {
@@ -13,8 +15,10 @@ namespace {
 
 Attempt accept(const Problem&, const Device&) { return Refusal{"reached plan()"}; }
 
-std::string outcome(const std::vector<Known>& knows, const Problem& p) {
-  const Engine engine{"test", knows, accept};
+std::string outcome(const std::vector<Known>& known, const Problem& p) {
+  static std::span<const Known> fields;
+  fields = known;
+  const Engine engine{"test", [] { return fields; }, accept};
   return std::get<Refusal>(engine.attempt(p, Device{})).why;
 }
 
@@ -66,6 +70,16 @@ TEST(Engine, TheReferenceKnowsEveryFieldAndValue) {
           << f.name << " " << v;
     }
   }
+}
+
+// A misspelt or removed field in an engine's list would otherwise refuse every problem that uses
+// it.
+TEST(Engine, EveryEngineListsFieldsThatExist) {
+  std::set<std::string_view> names;
+  for (const Field& f : problem_fields()) names.insert(f.name);
+  for (const Engine& engine : engines())
+    for (const Known& known : engine.known_fields())
+      EXPECT_TRUE(names.contains(known.field)) << engine.name << ": " << known.field;
 }
 
 }  // namespace

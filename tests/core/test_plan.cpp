@@ -38,6 +38,7 @@ constexpr Known kFew[] = {{"dtype", 1 << TEA_BF16},
                           {"heads_kv"},
                           {"dim_qk"},
                           {"training"}};
+std::span<const Known> few() { return kFew; }
 
 Problem small() {
   return Problem::parse("dtype=bf16 batch=2 seqlen_q=8 seqlen_kv=8 heads_q=2 heads_kv=2 dim_qk=64");
@@ -58,8 +59,8 @@ std::string plan_error(Planner& planner, const Problem& p, std::string_view only
 TEST(Planner, AsksNobodyToAllocateForEnginesThatRunOnlyByName) {
   const auto some = [](const Problem&, const Geometry&, Direction) -> uint64_t { return 100; };
   const auto more = [](const Problem&, const Geometry&, Direction) -> uint64_t { return 1000; };
-  const std::array table{Engine{"any", kFew, accept, some},
-                         Engine{"named", kFew, accept, more, true}};
+  const std::array table{Engine{"any", few, accept, some},
+                         Engine{"named", few, accept, more, true}};
   const Planner planner(table);
   const Problem p = small();
   EXPECT_EQ(planner.workspace_bound(p, default_geometry(p), Direction::kForward), 100u);
@@ -70,7 +71,7 @@ TEST(Planner, TheBoundIsThatOfTheCanonicalForm) {
   const auto need = [](const Problem& p, const Geometry&, Direction) -> uint64_t {
     return p.window_right ? 1 : 100;
   };
-  const std::array table{Engine{"any", kFew, accept, need}};
+  const std::array table{Engine{"any", few, accept, need}};
   const Planner planner(table);
   for (const char* synonym : {"causal=1", "causal=1 window_right=1", "window_right=1"}) {
     const Problem p = with(synonym);
@@ -80,15 +81,15 @@ TEST(Planner, TheBoundIsThatOfTheCanonicalForm) {
 }
 
 TEST(Planner, TakesTheFirstThatAccepts) {
-  const std::array table{Engine{"first", kFew, refuse}, Engine{"second", kFew, accept},
-                         Engine{"third", kFew, accept}};
+  const std::array table{Engine{"first", few, refuse}, Engine{"second", few, accept},
+                         Engine{"third", few, accept}};
   Planner planner(table);
   EXPECT_EQ(planner.plan(small(), kHost)->engine, "second");
   EXPECT_EQ(planner.plan(small(), kHost, "third")->engine, "third");
 }
 
 TEST(Planner, AnEngineThatYieldsRunsOnlyWhenNoOtherDoes) {
-  const std::array table{Engine{"slow", kFew, yield}, Engine{"fast", kFew, accept}};
+  const std::array table{Engine{"slow", few, yield}, Engine{"fast", few, accept}};
   Planner both(table);
   EXPECT_EQ(both.plan(small(), kHost)->engine, "fast");
   EXPECT_EQ(both.plan(small(), kHost, "slow")->engine, "slow");
@@ -97,7 +98,7 @@ TEST(Planner, AnEngineThatYieldsRunsOnlyWhenNoOtherDoes) {
 }
 
 TEST(Planner, RefusesFieldsAndValuesThatTheEngineDoesNotKnow) {
-  const std::array table{Engine{"few", kFew, accept}};
+  const std::array table{Engine{"few", few, accept}};
   Planner planner(table);
   EXPECT_NE(plan_error(planner, with("softcap=30"))
                 .find("few: refused: softcap is 30; it does not know this field"),
@@ -110,7 +111,7 @@ TEST(Planner, RefusesFieldsAndValuesThatTheEngineDoesNotKnow) {
 }
 
 TEST(Planner, TheErrorCarriesTheProblemAndEveryRefusal) {
-  const std::array table{Engine{"first", kFew, refuse}, Engine{"second", kFew, refuse}};
+  const std::array table{Engine{"first", few, refuse}, Engine{"second", few, refuse}};
   Planner planner(table);
   const std::string error = plan_error(planner, small());
   EXPECT_NE(error.find("no engine accepts " + small().normalised().text()), std::string::npos);
@@ -122,8 +123,8 @@ TEST(Planner, TheErrorCarriesTheProblemAndEveryRefusal) {
 }
 
 TEST(Planner, ExplainListsEveryEngine) {
-  const std::array table{Engine{"first", kFew, refuse}, Engine{"second", kFew, yield},
-                         Engine{"third", kFew, accept}};
+  const std::array table{Engine{"first", few, refuse}, Engine{"second", few, yield},
+                         Engine{"third", few, accept}};
   EXPECT_EQ(Planner(table).explain(small(), kHost),
             "first: refused: heads_q is 2; needs 64\nsecond: accepts, but yields: it is slow here\n"
             "third: accepts\n");
@@ -141,7 +142,7 @@ TEST(Planner, KeepsTheLastExplanationAndNoPlanForIt) {
     ++asked;
     return refuse(p, device);
   };
-  const std::array table{Engine{"first", kFew, refuses}, Engine{"second", kFew, accepts}};
+  const std::array table{Engine{"first", few, refuses}, Engine{"second", few, accepts}};
   Planner planner(table, 1);
   const PlanRef plan = planner.plan(small(), kHost);
   asked = 0;
@@ -163,7 +164,7 @@ TEST(Planner, DestroysPlansWhenOthersMayUseTheCache) {
   struct Asks : Nothing {
     ~Asks() override { asked->info(); }
   };
-  const std::array table{Engine{"asks", kFew, [](const Problem&, const Device&) -> Attempt {
+  const std::array table{Engine{"asks", few, [](const Problem&, const Device&) -> Attempt {
                                   return std::make_unique<Asks>();
                                 }}};
   Planner planner(table);
@@ -174,7 +175,7 @@ TEST(Planner, DestroysPlansWhenOthersMayUseTheCache) {
 }
 
 TEST(Planner, SynonymsShareAPlan) {
-  const std::array table{Engine{"reference", cpu::kReferenceKnows, accept}};
+  const std::array table{Engine{"reference", cpu::known_fields, accept}};
   Planner planner(table);
   const PlanRef a = planner.plan(with("causal=1"), kHost);
   EXPECT_EQ(planner.plan(with("window_right=1"), kHost), a);
@@ -184,7 +185,7 @@ TEST(Planner, SynonymsShareAPlan) {
 }
 
 TEST(Planner, TheCacheIsBoundedAndCounted) {
-  const std::array table{Engine{"few", kFew, accept}};
+  const std::array table{Engine{"few", few, accept}};
   Planner planner(table, 3);
   const PlanRef kept = planner.plan(small(), kHost);
   for (int batch = 3; batch < 10; ++batch) {
@@ -204,7 +205,7 @@ TEST(Planner, TheCacheIsBoundedAndCounted) {
 }
 
 TEST(Planner, ThreadsShareOnePlan) {
-  const std::array table{Engine{"few", kFew, accept}};
+  const std::array table{Engine{"few", few, accept}};
   Planner planner(table);
   std::vector<std::thread> threads;
   for (int t = 0; t < 8; ++t)
@@ -222,7 +223,7 @@ TEST(Planner, ThreadsShareOnePlan) {
 
 // Callers who write the same problem in different words get one plan, and all of them quickly.
 TEST(Planner, KnowsAPlanByTheWordsOfItsCallers) {
-  const std::array table{Engine{"few", kFew, accept}};
+  const std::array table{Engine{"few", few, accept}};
   Planner planner(table);
   Problem p = small();
   const PlanRef plan = planner.plan(p, kHost);
@@ -277,7 +278,7 @@ TEST(Plan, OnAGpuRefusesThreadsOfTheHost) {
 // The bar is 1 us with a cached plan; the figure is printed, and only a gross loss fails here,
 // because a loaded machine is no place for a stopwatch.
 TEST(Planner, ACachedCallIsCheap) {
-  const std::array table{Engine{"few", kFew, accept}};
+  const std::array table{Engine{"few", few, accept}};
   Planner planner(table);
   const Problem p = small();
   alignas(16) std::array<char, 16> memory{};

@@ -15,7 +15,7 @@ struct Bench {
 
   explicit Bench(const char* text) : p(Problem::parse(text)) { run.size = default_geometry(p); }
   void give(tea_tensor t, int element) { run.tensor[t] = memory.data() + element; }
-  AttentionArguments work() const { return make_arguments(p, run); }
+  AttentionArguments arguments() const { return make_arguments(p, run); }
 };
 
 TEST(Arguments, SaysWhereEightElementsCanBeReadInWidePieces) {

@@ -135,7 +135,7 @@ __global__ void softmax_rows(const float* scores, const float* values, float sca
     for (int i = 0; i < kColumns / 2; ++i)
       o[row_slot(i)] += s[i] * values[tile * kColumns + accumulator_column(i)];
   }
-  const OnlineSoftmax::Ends end = softmax.finalize({scale, 0}, sink);
+  const OnlineSoftmax::Result end = softmax.finalize({scale, 0}, sink);
   for (int r = 0; r < 2; ++r) {
     const float sum = quad_sum(o[r]);
     if (lane() % 4 == 0) out[accumulator_row(2 * r)] = {sum * end.row[r].factor, end.row[r].lse};

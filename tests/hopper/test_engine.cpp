@@ -8,7 +8,7 @@
 namespace tea::hopper {
 namespace {
 
-constexpr Engine kEngine{"hopper", kKnows, plan};
+constexpr Engine kEngine{"hopper", known_fields, plan};
 using kit::kH200;
 constexpr const char* kSizes = " batch=2 heads_q=4 heads_kv=2 seqlen_q=64 seqlen_kv=64 ";
 

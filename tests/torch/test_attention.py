@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from te_attention import torch as tea
-from te_attention.torch._arguments import FEW, Arguments
+from te_attention.torch._arguments import Arguments
 from te_attention.torch._library import OPS
+from te_attention.torch._options import MINIMAL
 
 CU = torch.tensor([0, 5, 9], dtype=torch.int32)
 CHECKS = (
@@ -117,7 +118,7 @@ def test_backward_of_a_scalar_gradient_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [plain, permuted, sbhd])
 def test_the_operators_with_few_arguments(kind) -> None:
-    few = [x.detach() if isinstance(x, torch.Tensor) else x for x in kind()[:FEW]]
+    few = [x.detach() if isinstance(x, torch.Tensor) else x for x in kind()[:MINIMAL]]
     o, lse, _ = OPS.forward(*few)
     got, got_lse = OPS.forward_few(*few)
     assert torch.equal(got, o)

@@ -8,8 +8,9 @@ from torch.overrides import TorchFunctionMode
 
 from te_attention import _library as core
 from te_attention.torch import functional
-from te_attention.torch._arguments import FEW, Arguments, trimmed
+from te_attention.torch._arguments import Arguments, trimmed
 from te_attention.torch._library import OPS
+from te_attention.torch._options import MINIMAL, OPTIONS
 from te_attention.torch._schemas import SCHEMAS
 
 
@@ -86,16 +87,12 @@ def test_arguments_are_those_of_the_schema() -> None:
     assert defaults == Arguments._field_defaults
 
 
-def test_the_few_are_the_first_ones() -> None:
-    first = [(a.name, a.default_value) for a in OPS.forward.default._schema.arguments[:FEW]]
+def test_the_minimal_signature_is_the_first_arguments() -> None:
+    first = [(a.name, a.default_value) for a in OPS.forward.default._schema.arguments[:MINIMAL]]
     for few in (OPS.forward_few.default, OPS.inference.default):
         assert [(a.name, a.default_value) for a in few._schema.arguments] == first
     for few in (OPS.backward_few.default, OPS.backward_few_out.default):
-        assert [(a.name, a.default_value) for a in few._schema.arguments[-FEW:]] == first
-
-
-def kind_of(name: str) -> str:
-    return str(Arguments.__annotations__[name])
+        assert [(a.name, a.default_value) for a in few._schema.arguments[-MINIMAL:]] == first
 
 
 def test_trimming_leaves_what_differs_from_the_defaults() -> None:
@@ -111,7 +108,7 @@ class Never(TorchFunctionMode):
         raise AssertionError(func)
 
 
-@pytest.mark.parametrize("name", [n for n in Arguments._fields if "Tensor |" in kind_of(n)])
+@pytest.mark.parametrize("name", [o.name for o in OPTIONS if o.type == "Tensor?"])
 def test_trimming_compares_no_tensors(name: str) -> None:
     beside = {"offsets_q": "cu_seqlens_q", "offsets_kv": "cu_seqlens_kv"}
     beside |= {"page_table_v": "page_table"}

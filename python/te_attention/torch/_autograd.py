@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 # torch.autograd.Function without functorch's transforms, whose support costs microseconds.
 from torch.autograd.function import _SingleLevelFunction
 
-from te_attention.torch._arguments import BIAS, OPTIONS, SINK, TENSORS, TRAINING, trimmed
+from te_attention.torch._arguments import BIAS, NUM_INPUTS, SINK, TENSORS, TRAINING, trimmed
 from te_attention.torch._library import LIBRARY, OPS
 from te_attention.torch._packing import packed_gradients
 
@@ -97,7 +97,7 @@ class _Attention(_SingleLevelFunction):
             return (None,) * 7
         wants = ctx.needs_input_grad[3:5]
         dout, o, lse, arguments = kept(ctx, dout)
-        gradients = packed_gradients(*arguments[:OPTIONS], dout, dlse)
+        gradients = packed_gradients(*arguments[:NUM_INPUTS], dout, dlse)
         if gradients is None:
             dq, dk, dv, *small = _backward(dout, dlse, o, lse, *wants, *arguments)
         else:
@@ -130,7 +130,7 @@ class _Transformed(torch.autograd.Function):
         o, lse, arguments = restored(ctx)
         gradients = [None] * (1 + len(arguments))
         dlse = dlse if ctx.more else None
-        *gradients[1 : 1 + OPTIONS], dbias, dsink = _OnceMore.apply(
+        *gradients[1 : 1 + NUM_INPUTS], dbias, dsink = _OnceMore.apply(
             dout, dlse, o, lse, *wants, *arguments
         )
         for i, gradient, wanted in zip((BIAS, SINK), (dbias, dsink), wants, strict=True):
@@ -236,6 +236,8 @@ def run(arguments: tuple, more: bool) -> Tensor | tuple[Tensor, ...]:
         return output if more else output[0]
     passed = trimmed(arguments)
     if arguments[TRAINING]:
-        return _Attention.apply(*passed[:OPTIONS], arguments[BIAS], arguments[SINK], passed, more)
+        return _Attention.apply(
+            *passed[:NUM_INPUTS], arguments[BIAS], arguments[SINK], passed, more
+        )
     output = _forward(*passed)
     return output if more else output[0]

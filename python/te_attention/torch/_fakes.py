@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from te_attention.torch._arguments import FORMATS, OPTIONS, Arguments, formats_of
+from te_attention.torch._arguments import FORMATS, NUM_INPUTS, Arguments, formats_of
 from te_attention.torch._library import LIBRARY
 
 
@@ -40,7 +40,9 @@ def _check(a: Arguments) -> None:
     if not a.q.dtype.is_floating_point:
         needed = "float16, bfloat16, float32 or float64"
         raise RuntimeError(f"q.dtype is {_text(a.q.dtype)}; needs {needed}")
-    for name, tensor, form in zip("qkv", a[:OPTIONS], (forms[0], forms[1], forms[1]), strict=True):
+    for name, tensor, form in zip(
+        "qkv", a[:NUM_INPUTS], (forms[0], forms[1], forms[1]), strict=True
+    ):
         if tensor.device != a.q.device:
             raise RuntimeError(f"{name} is on {tensor.device}; needs {a.q.device} as q")
         if tensor.dtype != a.q.dtype:
@@ -57,7 +59,7 @@ def _check(a: Arguments) -> None:
 
 
 def _check_sizes(a: Arguments, form_q: str, form_kv: str) -> None:
-    q, k, v = (t.shape for t in a[:OPTIONS])
+    q, k, v = (t.shape for t in a[:NUM_INPUTS])
     batch_q, _, head_q = FORMATS[form_q]
     batch_kv, row_kv, head_kv = FORMATS[form_kv]
     if batch_q is not None and batch_kv is not None and a.page_table is None:

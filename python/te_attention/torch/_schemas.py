@@ -1,30 +1,18 @@
-"""The operators: names, schemas and tags. src/torch/ops.h lists their kernels in C++."""
+"""The operators: names, schemas and tags. src/torch/library.cpp lists their kernels in C++."""
 
 import torch
 
+from te_attention.torch._options import MINIMAL_SCHEMA as MINIMAL
+from te_attention.torch._options import SCHEMA as ARGUMENTS
+
 NAMESPACE = "te_attention"
 
-# What every operator of attention takes, in the order in which src/torch/describe.cpp reads it.
-# What is seldom given comes last: trailing defaults need not be passed, which is faster. Faster yet
-# is a schema without them: PyTorch looks for each one by its name.
-FEW = (
-    'Tensor q, Tensor k, Tensor v, str format="bhsd", str mask="none", bool training=False, '
-    "float? scale=None"
-)
-ARGUMENTS = (
-    f"{FEW}, SymInt window_left=-1, SymInt window_right=-1, float dropout=0.0, "
-    "Tensor? rng_state=None, Tensor? bias=None, Tensor? sink=None, "
-    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_kv=None, SymInt max_seqlen_q=-1, "
-    "SymInt max_seqlen_kv=-1, Tensor? page_table=None, float softcap=0.0, "
-    "Tensor? slopes=None, bool alibi=False, Tensor? offsets_q=None, Tensor? offsets_kv=None, "
-    "Tensor? page_table_v=None, Tensor? origin=None, bool pre_scale_bias=False, "
-    'bool off_by_one=False, bool max_logit=False, bool deterministic=False, str engine=""'
-)
-# What backward takes before them.
+# The arguments of backward before the options.
 INCOMING = "Tensor dout, Tensor? dlse, Tensor o, Tensor lse, bool wants_dbias, bool wants_dsink"
 OUTGOING = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv"
 
-# What the operators of FP8 take before them. A scale that is None is 1 (k, v: as q; dk, dv: as dq).
+# The arguments of the FP8 operators before the options. A scale that is None is 1 (of k and v: that
+# of q; of dk and dv: that of dq).
 FP8_FORWARD = (
     "Tensor? q_scale_inv, Tensor? k_scale_inv, Tensor? v_scale_inv, Tensor? s_scale, "
     "Tensor? s_scale_inv, Tensor? o_scale, str o_dtype"
@@ -38,13 +26,13 @@ FP8_BACKWARD = (
 SCHEMAS = {
     "attention": f"({ARGUMENTS}) -> (Tensor o, Tensor lse, Tensor max_logit)",  # differentiable
     "forward": f"({ARGUMENTS}) -> (Tensor o, Tensor lse, Tensor max_logit)",
-    "forward_few": f"({FEW}) -> (Tensor o, Tensor lse)",
-    "inference": f"({FEW}) -> Tensor",
+    "forward_few": f"({MINIMAL}) -> (Tensor o, Tensor lse)",
+    "inference": f"({MINIMAL}) -> Tensor",
     "backward": f"({INCOMING}, {ARGUMENTS}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
-    "backward_few": f"(Tensor dout, Tensor o, Tensor lse, {FEW}) -> "
+    "backward_few": f"(Tensor dout, Tensor o, Tensor lse, {MINIMAL}) -> "
     "(Tensor dq, Tensor dk, Tensor dv)",
-    "backward_few_out": f"({OUTGOING}, Tensor dout, Tensor o, Tensor lse, {FEW}) -> ()",
+    "backward_few_out": f"({OUTGOING}, Tensor dout, Tensor o, Tensor lse, {MINIMAL}) -> ()",
     "backward_out": f"({OUTGOING}, {INCOMING}, {ARGUMENTS}) -> (Tensor dbias, Tensor dsink)",
     # amax: the largest magnitudes before scaling, of S and O, and of dP, dQ, dK and dV
     "fp8_forward": f"({FP8_FORWARD}, {ARGUMENTS}) -> "

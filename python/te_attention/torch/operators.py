@@ -7,8 +7,9 @@ torch.ops.te_attention, with every operator: importing this module registers the
 
 from torch import Tensor
 
-from te_attention.torch._arguments import FEW, Arguments, trimmed
+from te_attention.torch._arguments import Arguments, trimmed
 from te_attention.torch._library import OPS
+from te_attention.torch._options import MINIMAL
 
 __all__ = ["Arguments", "backward_out", "forward", "ops"]
 
@@ -24,7 +25,7 @@ def forward(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor | None]:
     Calls the operator with the fewest arguments: each one passed takes time in the dispatcher.
     """
     passed = trimmed(arguments)
-    if len(passed) <= FEW:
+    if len(passed) <= MINIMAL:
         return *_forward_few(*passed), None
     o, lse, max_logit = _forward(*passed)
     return o, lse, max_logit if arguments.max_logit else None

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from te_attention.torch._arguments import FORMATS, OPTIONS, trimmed
+from te_attention.torch._arguments import FORMATS, NUM_INPUTS, trimmed
 from te_attention.torch._autograd import is_watched, keep, kept
 from te_attention.torch._library import OPS
 from te_attention.torch._packing import is_batch
@@ -38,7 +38,7 @@ class _Packed(torch.autograd.Function):
             return None, None, None
         dout, o, lse, arguments = kept(ctx, dout)
         if is_batch(dout) or is_batch(dlse):  # which cannot be written into given memory
-            every = _backward(dout, dlse, o, lse, False, False, *arguments)[:OPTIONS]
+            every = _backward(dout, dlse, o, lse, False, False, *arguments)[:NUM_INPUTS]
             if ctx.heads is None:
                 return torch.cat(every, -1), None, None
             return torch.cat(every, -2), None, None

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from te_attention.torch._arguments import FEW, OPTIONS, Arguments, trimmed
+from te_attention.torch._arguments import NUM_INPUTS, Arguments, trimmed
 from te_attention.torch._autograd import _Attention, _Few, _forward, _inference
+from te_attention.torch._options import MINIMAL
 from te_attention.torch.functional import attention, describe
 
 
@@ -35,13 +36,13 @@ class PreparedAttention:
         self._places = tuple(map(Arguments._fields.index, fields))
         self._differentiable = self._without_tensors(call._replace(training=True))
         self._plain = self._without_tensors(call._replace(training=call.dropout > 0))
-        self._few = len(self._differentiable) <= FEW - OPTIONS
+        self._few = len(self._differentiable) <= MINIMAL - NUM_INPUTS
         self._small = not {"bias", "sink", "alibi"}.isdisjoint(tensors)
 
     def _without_tensors(self, call: Arguments) -> tuple:
         """What stays from call to call, and None for what does not."""
         kept = [None if i in self._places else x for i, x in enumerate(trimmed(call))]
-        return tuple(kept[OPTIONS:])
+        return tuple(kept[NUM_INPUTS:])
 
     def _unprepared(self, q: Tensor, k: Tensor, v: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
         given = dict(zip(self._names, tensors, strict=True))
@@ -76,7 +77,7 @@ class PreparedAttention:
             return _inference(q, k, v, *self._plain)
         options = list(self._differentiable if differentiable else self._plain)
         for place, tensor in zip(self._places, tensors, strict=True):
-            options[place - OPTIONS] = tensor
+            options[place - NUM_INPUTS] = tensor
         if differentiable:
             return _Attention.apply(q, k, v, bias, sink, (q, k, v, *options), False)
         return _forward(q, k, v, *options)[0]

@@ -19,8 +19,9 @@ from torch.nn import functional
 from torch.nn.attention import register_flash_attention_impl
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
-from te_attention.torch._arguments import FEW, Arguments, trimmed
+from te_attention.torch._arguments import Arguments, trimmed
 from te_attention.torch._library import OPS
+from te_attention.torch._options import MINIMAL
 from te_attention.torch.functional import attention, new_rng_state
 
 NAME = "TE_ATTENTION"
@@ -135,7 +136,7 @@ def _flash_forward(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=Fa
     empty = torch.empty(0, dtype=torch.int64, device=q.device)
     rng_state = new_rng_state(q.device) if dropout_p else empty
     arguments = _arguments(q, k, v, dropout_p, is_causal, scale, rng_state)
-    forward = OPS.forward_few if len(arguments) <= FEW else OPS.forward
+    forward = OPS.forward_few if len(arguments) <= MINIMAL else OPS.forward
     o, lse, *_ = forward.default(*arguments)
     if o.stride() != q.stride() and o.shape == q.shape:
         o = torch.empty_like(q).copy_(o)  # compiled code counts on the strides of q
@@ -163,7 +164,7 @@ def _flash_backward(
 ):
     """aten::_scaled_dot_product_flash_attention_backward."""
     arguments = _arguments(q, k, v, dropout_p, is_causal, scale, rng_state)
-    if len(arguments) <= FEW:
+    if len(arguments) <= MINIMAL:
         return OPS.backward_few.default(dout, o, lse, *arguments)
     return OPS.backward.default(dout, None, o, lse, False, False, *arguments)[:3]
 

@@ -15,6 +15,7 @@
 namespace tea::primitives {
 
 using namespace tea::hopper;
+using tea::hopper::Type;  // not tea::Type, which is visible too
 
 // Poison is finite in both types and far beyond every mean of the values, so that none equals it.
 constexpr uint16_t kNaN = 0x7FFF, kPoison = 0x7BAD;

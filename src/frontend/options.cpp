@@ -1,0 +1,28 @@
+#include "frontend/options.h"
+
+namespace tea::frontend {
+namespace {
+
+namespace schema_type {
+constexpr const char *Tensor = "Tensor", *OptionalTensor = "Tensor?", *Text = "str", *Flag = "bool",
+                     *Integer = "SymInt", *Number = "float", *OptionalNumber = "float?";
+}  // namespace schema_type
+
+}  // namespace
+
+const std::string& schema() {
+  static const std::string text = [] {
+    std::string out;
+    const auto add = [&](const char* type, const char* name, const std::string& usual) {
+      if (!out.empty()) out += ", ";
+      out += std::string(type) + " " + name + (usual.empty() ? "" : "=" + usual);
+    };
+#define TEA_OPTION(kind, name, default_text) add(schema_type::kind, #name, default_text);
+#include "frontend/options.def"
+#undef TEA_OPTION
+    return out;
+  }();
+  return text;
+}
+
+}  // namespace tea::frontend

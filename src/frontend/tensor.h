@@ -1,0 +1,49 @@
+// A tensor of any framework, and the checks that all front ends share. No type of a framework
+// appears in this layer.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "te_attention.h"
+
+namespace tea::frontend {
+
+// Element types beyond tea_dtype.
+enum : int32_t { kInt32 = 100, kInt64, kUint8, kBool, kOtherType };
+std::string type_text(int32_t type);  // as frameworks print it: "float16"
+// The tea_dtype of that name; refuses `argument` if there is none.
+int32_t dtype_named(const char* argument, const std::string& name);
+
+// A tensor's memory, type, place and shape. `size` and `stride` point into the framework's tensor.
+struct Tensor {
+  void* data = nullptr;
+  int32_t type = kOtherType;
+  int device = -1;  // -1: the host
+  int rank = 0;
+  const int64_t* size = nullptr;
+  const int64_t* stride = nullptr;  // in elements
+
+  int64_t elements() const;
+  bool is_contiguous() const;
+};
+
+// A shape of at most four dimensions.
+struct Shape {
+  int rank;
+  int64_t size[4];
+};
+
+std::string shape_text(int rank, const int64_t* size);
+std::string shape_text(const Tensor& tensor);
+
+// Throws std::runtime_error: the argument's name, the value seen, the value needed.
+[[noreturn]] void refuse(const std::string& name, const std::string& seen,
+                         const std::string& needed);
+// `meaning` precedes the shape that is needed.
+void require_shape(const char* name, const Tensor& tensor, const Shape& needed,
+                   const char* meaning = "");
+void require_device(const char* name, const Tensor& tensor, int device);
+// The memory of a contiguous tensor of that type on that device.
+void* require_memory(const char* name, const Tensor& tensor, int32_t type, int device);
+
+}  // namespace tea::frontend

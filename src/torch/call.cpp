@@ -1,0 +1,104 @@
+#include "torch/call.h"
+
+#include "torch/plans.h"
+#include "torch/report.h"
+
+namespace tea::torch_ops {
+namespace {
+
+// Reads one argument of each kind (frontend/options.h) from the stack.
+struct Reader {
+  Stack& in;
+  using Tensor = torch_ops::Tensor;
+
+#define TEA_READ(kind, function) \
+  frontend::OptionTypes<Tensor>::kind kind##_() { return in.function(); }
+  TEA_READ(Tensor, tensor)
+  TEA_READ(OptionalTensor, maybe_tensor)
+  TEA_READ(Text, text)
+  TEA_READ(Flag, flag)
+  TEA_READ(Integer, integer)
+  TEA_READ(Number, number)
+  TEA_READ(OptionalNumber, maybe_number)
+#undef TEA_READ
+};
+
+}  // namespace
+
+Arguments read_arguments(Stack& stack) {
+  Reader reader{stack};
+  return {
+      // the initialisers of a braced list are evaluated in order
+#define TEA_OPTION(kind, name, default_text) reader.kind##_(),
+#include "frontend/options.def"
+#undef TEA_OPTION
+  };
+}
+
+Call::Call(const Arguments& arguments)
+    : in_(arguments),
+      options_(frontend::with_views(in_, view_of)),
+      where_(where_is("q", in_.q)),
+      description_(options_) {}
+
+void Call::add_scale(tea_tensor index, const char* name, const std::optional<Tensor>& tensor) {
+  if (tensor) description_.add_scale(index, name, view_of(name, *tensor));
+}
+
+Tensor Call::new_o() {
+  const frontend::Layout layout = description_.o_layout();
+  const Tensor o = empty(in_.q, torch_dtype(description_.type_of(TEA_O)), layout.rank, layout.size,
+                         layout.stride);
+  problem().o = add_rows(TEA_O, "o", o);
+  return o;
+}
+
+Tensor Call::new_row_statistic() const {
+  const frontend::Shape shape = description_.row_statistic_shape();
+  return empty(in_.q, torch_dtype(TEA_FP32), shape.rank, shape.size);
+}
+
+void Call::run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward) {
+  description_.finish();
+  tea_run& run = description_.run;
+  const tea_run* const sizes = description_.has_run_sizes() ? &run : nullptr;
+  const Planned plan = planned(problem(), sizes, where_.device, in_.engine);
+  const uint64_t bytes = is_forward ? plan.workspace_forward : plan.workspace_backward;
+  constexpr uint64_t kAlignment = 256;
+  std::optional<Tensor> workspace;
+  if (bytes) {
+    workspace = empty(in_.q, torch_byte(), {static_cast<int64_t>(bytes + kAlignment)});
+    const auto start = reinterpret_cast<uintptr_t>(workspace->data_ptr());
+    run.workspace = reinterpret_cast<void*>((start + kAlignment - 1) / kAlignment * kAlignment);
+    run.workspace_bytes = bytes;
+  }
+  run.stream = where_.stream;
+  Report report(in_.q, where_);
+  run.status = report.word();
+  require(verb(plan.plan, &run));
+  report.refuse_invalid("cu_seqlens_q, cu_seqlens_kv or their offsets");
+}
+
+std::string Call::explain() {
+  description_.set_o_strides();
+  description_.finish();
+  const auto text = [](const auto& print) {
+    size_t needed = 0;
+    require(print(nullptr, 0, &needed));
+    std::string out(needed, '\0');
+    require(print(out.data(), needed, &needed));
+    out.resize(needed - 1);
+    return out;
+  };
+  const std::string line = text([&](char* to, size_t n, size_t* needed) {
+    return tea_problem_print(&problem(), to, n, needed);
+  });
+  const std::string engines = text([&](char* to, size_t n, size_t* needed) {
+    return tea_explain(&problem(), where_.device, to, n, needed);
+  });
+  if (!in_.engine.empty() && ("\n" + engines).find("\n" + in_.engine + ":") == std::string::npos)
+    refuse("engine", "\"" + in_.engine + "\"", "one of those that explain:\n" + engines);
+  return line + "\n" + engines;
+}
+
+}  // namespace tea::torch_ops

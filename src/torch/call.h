@@ -1,0 +1,48 @@
+// One call of an operator of attention: PyTorch's tensors, their description, memory and the run.
+#pragma once
+#include <string>
+
+#include "frontend/describe.h"
+#include "torch/tensor.h"
+
+namespace tea::torch_ops {
+
+// The options in the order of the schema, which owns the tensors.
+using Arguments = frontend::OptionsOf<Tensor>;
+Arguments read_arguments(Stack& stack);
+
+class Call {
+ public:
+  // `arguments` must live as long.
+  explicit Call(const Arguments& arguments);
+
+  tea_problem& problem() { return description_.problem; }
+  void add(tea_tensor index, const char* name, const Tensor& tensor) {
+    description_.add(index, name, view_of(name, tensor));
+  }
+  tea_strides add_rows(tea_tensor index, const char* name, const Tensor& tensor) {
+    return description_.add_rows(index, name, view_of(name, tensor));
+  }
+  void add_row_statistic(tea_tensor index, const char* name, const Tensor& tensor) {
+    description_.add_row_statistic(index, name, view_of(name, tensor));
+  }
+  void add_scale(tea_tensor index, const char* name, const std::optional<Tensor>& tensor);
+  void add_memory(tea_tensor index, void* memory) { description_.add_memory(index, memory); }
+
+  Tensor new_o();  // allocates O and adds it
+  Tensor new_row_statistic() const;
+  // One direction, with workspace from PyTorch's allocator.
+  void forward() { run(tea_forward, true); }
+  void backward() { run(tea_backward, false); }
+  std::string explain();  // the problem's line, then the answer of each engine
+
+ private:
+  void run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward);
+
+  const Arguments& in_;
+  const frontend::Options options_;
+  const Where where_;
+  frontend::Description description_;
+};
+
+}  // namespace tea::torch_ops
