@@ -41,8 +41,9 @@ TEA_DEVICE float sink_of(const AttentionArguments& args, int64_t head) {
   return args.softmax == TEA_SOFTMAX_OFF_BY_ONE ? 0.0f : kMinusInfinity;
 }
 
-// Only with dropout.
+// Zero without dropout, because backward asks in either case.
 TEA_DEVICE RngState rng_of(const AttentionArguments& args) {
+  if (!args.rng) return {};
   return {static_cast<uint64_t>(args.rng[0]), static_cast<uint64_t>(args.rng[1])};
 }
 
