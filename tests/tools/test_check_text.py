@@ -26,6 +26,25 @@ class Text(ProjectTest):
             with self.subTest(name=name, text=text[:40]):
                 self.assertEqual(self.found(name, text), [])
 
+    def test_takes_other_terms_outside_the_converted_folders_and_in_code(self):
+        for name, text in [
+            ("src/cpu/a.cpp", "// the neighbours\n"),
+            ("docs/a.md", "`bend` is a name\n```\nnobody\n```\n"),
+            ("src/hopper/a.h", "// The store warp takes turned tiles.\n"),
+        ]:
+            with self.subTest(name=name):
+                self.assertEqual(self.found(name, text), [])
+
+    def test_refuses_terms_with_the_standard_one(self):
+        for name, text, problem in [
+            ("src/hopper/a.h", "// The Porter\n", "store warp"),
+            ("docs/a.md", "a row and its neighbour\n", "adjacent"),
+            ("docs/a.md", "the third run showed\n", "date and commit"),
+            ("src/gpu/a.h", "// the copy engine\n", "TMA"),
+        ]:
+            with self.subTest(name=name):
+                self.assertIn(problem, "".join(self.found(name, text)))
+
     def test_refuses(self):
         for name, text, problem in [
             ("a.md", f"in {SLASH}home{SLASH}ann\n", "path of one machine"),
