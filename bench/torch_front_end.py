@@ -73,7 +73,7 @@ def tiny(device: str, unit: str, measure: Callable[[Callable], float]) -> None:
         "empty_like": lambda: torch.empty_like(q),
         "fill.default": lambda: ops.fill.default(q, 1.0),
         "inference.default": lambda: ops.inference.default(q, k, v),
-        "forward_few.default": lambda: ops.forward_few.default(q, k, v),
+        "forward_minimal.default": lambda: ops.forward_minimal.default(q, k, v),
         "forward.default": lambda: ops.forward.default(q, k, v),
         "attention": lambda: attention(q, k, v),
         "attention, grad": lambda: attention(*grads),

@@ -1,4 +1,4 @@
-"""python -m te_attention: what is installed, and which engine runs a problem.
+"""python -m te_attention: prints the installation, and the engine that runs a problem.
 
 usage: python -m te_attention info
        python -m te_attention explain "dtype=bf16 batch=2 heads_q=8 ..." [--device N]
@@ -59,7 +59,7 @@ def _gpus() -> list[str]:
 
 
 def collect_env() -> list[str]:
-    """What a bug report should say of the machine. Nothing in it names the user."""
+    """The facts about the machine that a bug report needs. None of them identifies the user."""
     ours = sorted(name for name in os.environ if name.startswith(("TE_ATTENTION_", "NVTE_")))
     return [
         *info(),
@@ -73,15 +73,15 @@ def collect_env() -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; the exit code says whether the problem was valid."""
+    """Runs one command. Returns the exit code: 0 if the problem was valid."""
     parser = argparse.ArgumentParser(prog="python -m te_attention", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="version, libraries, engines")
-    explain = commands.add_parser("explain", help="what each engine says to a problem")
+    explain = commands.add_parser("explain", help="the answer of each engine to a problem")
     explain.add_argument("problem", help="a line of field=value words")
     explain.add_argument("--device", type=int, default=core.HOST, help="index of a GPU; -1: CPU")
-    commands.add_parser("collect-env", help="what a bug report should say of the machine")
+    commands.add_parser("collect-env", help="the facts about the machine for a bug report")
     options = parser.parse_args(arguments)
     try:
         if options.command == "explain":

@@ -1,4 +1,4 @@
-"""The core library, loaded once through ctypes: for what needs no framework."""
+"""The core library, loaded once through ctypes, for functions that need no framework."""
 
 import ctypes
 import functools
@@ -10,7 +10,7 @@ HOST = -1
 
 
 class Error(RuntimeError):
-    """The library refused or failed; the text says which argument, what it saw, what it needs."""
+    """The library refused or failed. The text has argument, value seen, value needed."""
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def _text(write: Callable[[object, int, object], int]) -> str:
 
 
 def explain(problem: str, device: int = HOST) -> str:
-    """What each engine says to a problem: a line of field=value words, as in bug reports.
+    """The answer of each engine to a problem, which is a line of field=value pairs.
 
     `device` is the index of a GPU, or -1 for the CPU. Raises Error if the line is wrong.
     """

@@ -1,4 +1,4 @@
-// The operators forward and backward, those with fewer arguments, and explain.
+// The operators forward and backward, those with the minimal signature, and explain.
 #include <torch/csrc/stable/ops.h>
 
 #include <optional>
@@ -10,9 +10,9 @@
 namespace tea::torch_ops {
 namespace {
 
-Tensor nothing(const Tensor& like) { return empty(like, torch_dtype(TEA_FP32), {0}); }
+Tensor empty_tensor(const Tensor& like) { return empty(like, torch_dtype(TEA_FP32), {0}); }
 
-// The gradient that arrives may be expanded, as that of sum() is: the one copy that is made here.
+// A gradient may be expanded, as that of sum() is. This is the only tensor that is copied.
 Tensor readable(const Tensor& dout) {
   const View view(dout);
   bool expanded = false;
@@ -22,17 +22,17 @@ Tensor readable(const Tensor& dout) {
   return rows && !expanded ? dout : torch::stable::contiguous(dout);
 }
 
-// What backward takes before the arguments of forward.
+// The arguments of backward before those of forward.
 struct Incoming {
   Tensor dout;
   std::optional<Tensor> dlse;
   Tensor o, lse;
   bool wants_dbias, wants_dsink;
 
-  static Incoming all(Stack& in) {  // a list in braces is read in its order
+  static Incoming all(Stack& in) {  // initialisers in braces are evaluated in order
     return {in.tensor(), in.maybe_tensor(), in.tensor(), in.tensor(), in.flag(), in.flag()};
   }
-  static Incoming few(Stack& in) {
+  static Incoming minimal(Stack& in) {
     return {in.tensor(), std::nullopt, in.tensor(), in.tensor(), false, false};
   }
 };
@@ -45,16 +45,16 @@ struct Gradients {
   }
 };
 
-// Those that are wanted.
+// The requested gradients of bias and sink.
 struct SmallGradients {
   std::optional<Tensor> dbias, dsink;
 };
 
-Tensor or_nothing(const std::optional<Tensor>& tensor, const Tensor& like) {
-  return tensor ? *tensor : nothing(like);
+Tensor or_empty(const std::optional<Tensor>& tensor, const Tensor& like) {
+  return tensor ? *tensor : empty_tensor(like);
 }
 
-// Fills `out`; returns the others.
+// Fills `out`; returns the gradients of bias and sink.
 SmallGradients differentiate(const Incoming& in, const Arguments& arguments, Call& call,
                              const Gradients& out) {
   tea_problem& p = call.problem();
@@ -107,7 +107,7 @@ constexpr Scale kBackward[] = {{TEA_Q_SCALE_INV, "q_scale_inv"},
                                {TEA_DK_SCALE, "dk_scale"},
                                {TEA_DV_SCALE, "dv_scale"}};
 
-// What the operators of FP8 take before the others: scales, then the type of what they write.
+// The arguments of the FP8 operators before the options: scales, then the type of the outputs.
 template <size_t N>
 struct Fp8 {
   const Scale (&table)[N];
@@ -123,7 +123,7 @@ struct Fp8 {
   }
 };
 
-// A number for each index, from 0 on.
+// A zero-initialised amax for each index.
 Tensor add_amax(Call& call, const Tensor& like, std::initializer_list<tea_tensor> indices) {
   const auto n = static_cast<int64_t>(indices.size());
   const Tensor amax = empty(like, torch_dtype(TEA_FP32), {n});
@@ -146,7 +146,7 @@ void fp8_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
   const Tensor amax = add_amax(call, arguments.q, {TEA_S_AMAX, TEA_O_AMAX});
   const Tensor o = call.new_o(), lse = call.new_row_statistic();
   call.add_memory(TEA_LSE, lse.data_ptr());
-  const Tensor max = arguments.max_logit ? call.new_row_statistic() : nothing(arguments.q);
+  const Tensor max = arguments.max_logit ? call.new_row_statistic() : empty_tensor(arguments.q);
   if (arguments.max_logit) call.add_memory(TEA_MAX, max.data_ptr());
   call.forward();
   give(stack, o, lse, max, amax);
@@ -170,7 +170,7 @@ void fp8_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
   };
   const Gradients out{gradient(arguments.q), gradient(arguments.k), gradient(arguments.v)};
   const auto [dbias, dsink] = differentiate(incoming, arguments, call, out);
-  give(stack, out.dq, out.dk, out.dv, or_nothing(dbias, out.dq), or_nothing(dsink, out.dq), amax);
+  give(stack, out.dq, out.dk, out.dv, or_empty(dbias, out.dq), or_empty(dsink, out.dq), amax);
 }
 
 void forward(StableIValue* stack, uint64_t inputs, uint64_t) {
@@ -179,13 +179,13 @@ void forward(StableIValue* stack, uint64_t inputs, uint64_t) {
   Call call(arguments);
   const Tensor o = call.new_o(), lse = call.new_row_statistic();
   call.add_memory(TEA_LSE, lse.data_ptr());
-  const Tensor max = arguments.max_logit ? call.new_row_statistic() : nothing(arguments.q);
+  const Tensor max = arguments.max_logit ? call.new_row_statistic() : empty_tensor(arguments.q);
   if (arguments.max_logit) call.add_memory(TEA_MAX, max.data_ptr());
   call.forward();
   give(stack, o, lse, max);
 }
 
-void forward_few(StableIValue* stack, uint64_t inputs, uint64_t) {
+void forward_minimal(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
   const Arguments arguments = read_arguments(in);
   Call call(arguments);
@@ -212,12 +212,12 @@ void backward(StableIValue* stack, uint64_t inputs, uint64_t) {
   const Gradients out = Gradients::like(arguments);
   Call call(arguments);
   const auto [dbias, dsink] = differentiate(incoming, arguments, call, out);
-  give(stack, out.dq, out.dk, out.dv, or_nothing(dbias, out.dq), or_nothing(dsink, out.dq));
+  give(stack, out.dq, out.dk, out.dv, or_empty(dbias, out.dq), or_empty(dsink, out.dq));
 }
 
-void backward_few(StableIValue* stack, uint64_t inputs, uint64_t) {
+void backward_minimal(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
-  const Incoming incoming = Incoming::few(in);
+  const Incoming incoming = Incoming::minimal(in);
   const Arguments arguments = read_arguments(in);
   const Gradients out = Gradients::like(arguments);
   Call call(arguments);
@@ -232,13 +232,13 @@ void backward_out(StableIValue* stack, uint64_t inputs, uint64_t) {
   const Arguments arguments = read_arguments(in);
   Call call(arguments);
   const auto [dbias, dsink] = differentiate(incoming, arguments, call, {dq, dk, dv});
-  give(stack, or_nothing(dbias, dq), or_nothing(dsink, dq));
+  give(stack, or_empty(dbias, dq), or_empty(dsink, dq));
 }
 
-void backward_few_out(StableIValue* stack, uint64_t inputs, uint64_t) {
+void backward_minimal_out(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
   const Gradients out{in.tensor(), in.tensor(), in.tensor()};
-  const Incoming incoming = Incoming::few(in);
+  const Incoming incoming = Incoming::minimal(in);
   const Arguments arguments = read_arguments(in);
   Call call(arguments);
   differentiate(incoming, arguments, call, out);

@@ -1,4 +1,4 @@
-// KV caches, and ragged against padded batches.
+// KV caches, and conversion between ragged and padded batches.
 #include "torch/ops.h"
 #include "torch/report.h"
 #include "torch/tensor.h"
@@ -87,7 +87,7 @@ void kv_cache_append(StableIValue* stack, uint64_t inputs, uint64_t) {
 
 namespace {
 
-// Both directions: `thd` and `bshd` are the two sides, one of them freshly made.
+// Both directions. `thd` and `bshd` are input and output, or the reverse.
 void convert(tea_status (*verb)(const tea_thd_convert*, int, void*), const Tensor& input,
              const Tensor& output, bool to_bshd, const Tensor& cu_seqlens,
              const std::optional<Tensor>& offsets) {

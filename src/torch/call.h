@@ -13,7 +13,7 @@ Arguments read_arguments(Stack& stack);
 
 class Call {
  public:
-  // `arguments` must live as long.
+  // `arguments` must outlive the call.
   explicit Call(const Arguments& arguments);
 
   tea_problem& problem() { return description_.problem; }

@@ -1,4 +1,4 @@
-// Partial results and their merging: split keys, and context parallelism on ragged batches.
+// Merging partial results by LSE: split keys, and context parallelism on ragged batches.
 #include <vector>
 
 #include "torch/ops.h"
@@ -10,7 +10,7 @@ namespace {
 
 int64_t batch_of(const Tensor& cu_seqlens) { return cu_seqlens.numel() - 1; }
 
-// Elements of dimensions `from` and on.
+// The number of elements of dimensions `from` to the last.
 int64_t product(const View& t, int from) {
   int64_t n = 1;
   for (int i = from; i < t.rank; ++i) n *= t.size[i];

@@ -16,12 +16,12 @@ struct Row {
 constexpr Row kOperators[] = {
     {"attention", forward},  // the same; its gradient is registered in Python
     ROW(forward),
-    ROW(forward_few),
+    ROW(forward_minimal),
     ROW(inference),
     ROW(backward),
-    ROW(backward_few),
+    ROW(backward_minimal),
     ROW(backward_out),
-    ROW(backward_few_out),
+    ROW(backward_minimal_out),
     ROW(fp8_forward),
     ROW(fp8_backward),
     ROW(explain),
@@ -63,7 +63,7 @@ void implement(torch::stable::detail::StableLibrary& library) {
 
 }  // namespace
 
-// The device is asked of the tensors, so both keys have the same kernels.
+// The kernels read the device from the tensors, so both keys have the same kernels.
 STABLE_TORCH_LIBRARY_IMPL(te_attention, CPU, library) { implement(library); }
 STABLE_TORCH_LIBRARY_IMPL(te_attention, CUDA, library) { implement(library); }
 

@@ -10,8 +10,8 @@ namespace tea::torch_ops {
 using Kernel = void(StableIValue* stack, uint64_t inputs, uint64_t outputs);
 
 // attention.cpp
-Kernel forward, forward_few, inference, backward, backward_few, backward_out, backward_few_out,
-    fp8_forward, fp8_backward, explain;
+Kernel forward, forward_minimal, inference, backward, backward_minimal, backward_out,
+    backward_minimal_out, fp8_forward, fp8_backward, explain;
 // cache.cpp
 Kernel kv_cache_append, thd_to_bshd, bshd_to_thd, cu_seqlens_from_lengths, cu_seqlens_from_mask;
 // random.cpp

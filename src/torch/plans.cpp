@@ -1,4 +1,4 @@
-// A small table without collisions kept: a problem replaces the one in its place.
+// A direct-mapped cache: a problem replaces the one with the same slot.
 #include "torch/plans.h"
 
 #include <array>

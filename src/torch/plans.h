@@ -1,5 +1,5 @@
-// The plans that this thread used last: the C API's own cache checks a problem before it looks,
-// which takes longer than a small attention does.
+// The plans that this thread used last. The C API's own cache validates a problem before the
+// lookup, which takes longer than a small attention.
 #pragma once
 #include <string>
 
@@ -12,8 +12,8 @@ struct Planned {
   uint64_t workspace_forward, workspace_backward;  // bytes
 };
 
-// `run` is NULL where the problem is dense; else its sizes are read, for the workspace. The plan
-// stays alive until this thread plans another problem. Throws with the text of tea_error().
+// `run` is NULL for a dense problem; otherwise its sizes determine the workspace. The plan stays
+// valid until this thread plans another problem. Throws with the text of tea_error().
 Planned planned(const tea_problem& problem, const tea_run* run, int device,
                 const std::string& engine);
 

@@ -1,4 +1,4 @@
-// Random state and the dropout pattern that follows from it.
+// The random state, and the dropout mask that it determines.
 #include "torch/ops.h"
 #include "torch/tensor.h"
 

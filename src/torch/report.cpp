@@ -1,4 +1,4 @@
-// The status word: on the stack for the host; on a GPU one is made only where it will be read.
+// The status word: on the stack for the host; on a GPU it is allocated only if it will be read.
 #include "torch/report.h"
 
 #include <cstdlib>
@@ -14,11 +14,11 @@ bool waits_for_devices() {
 
 }  // namespace
 
-Report::Report(const Tensor& beside, const Where& where) {
+Report::Report(const Tensor& like, const Where& where) {
   if (where.device < 0) return;
   word_ = nullptr;
   if (!waits_for_devices()) return;
-  device_ = empty(beside, torch_int32(), {1});
+  device_ = empty(like, torch_int32(), {1});
   word_ = static_cast<int32_t*>(device_->data_ptr());
   require(tea_fill_bytes(word_, 0, sizeof *word_, where.device, where.stream));
 }

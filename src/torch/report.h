@@ -1,6 +1,6 @@
-// What an operation reports of nonsense in lengths, pages and origins, which it reads when it runs
-// and clamps. On the host it is refused; on a GPU, where to know means to wait, only with
-// TE_ATTENTION_CHECK=1.
+// The status word of an operation, which clamps invalid lengths, pages and origins when it runs,
+// and reports them. The host refuses them. For a GPU, where reading the word synchronises, they
+// are refused only with TE_ATTENTION_CHECK=1.
 #pragma once
 #include <optional>
 
@@ -10,9 +10,9 @@ namespace tea::torch_ops {
 
 class Report {
  public:
-  Report(const Tensor& beside, const Where& where);
-  int32_t* word() { return word_; }  // the status word of the run; NULL: nobody asks
-  // Raises if the run has reported something; `lengths`: the arguments that say them.
+  Report(const Tensor& like, const Where& where);
+  int32_t* word() { return word_; }  // the status word of the run; NULL: not requested
+  // Raises if the run has reported an error. `lengths`: the names of the length arguments.
   void refuse_invalid(const char* lengths);
 
  private:

@@ -1,4 +1,4 @@
-// Softmax over scores that are kept, and interleaved QKV.
+// Softmax over scores in memory, and interleaved QKV.
 #include "torch/ops.h"
 #include "torch/tensor.h"
 

@@ -1,6 +1,6 @@
-// The arguments of an operator as PyTorch hands them over, read in order, and its results. Every
-// argument must be read: each one that is not would leak. Of an operator that has fewer of them,
-// what is read past the last one is the default.
+// The arguments of an operator on PyTorch's stack, read in order, and its results. Every argument
+// must be read, because an unread one leaks. For an operator with fewer arguments, reads past the
+// last one return the default.
 #pragma once
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -28,7 +28,7 @@ class Stack {
     if (at_end()) return {};
     return torch::stable::detail::to<std::optional<double>>(*values_++);
   }
-  // Not by to<std::string>: in torch 2.10 and 2.11 it leaks.
+  // Not to<std::string>, which leaks in torch 2.10 and 2.11.
   std::string text() {
     if (at_end()) return {};
     const auto handle = torch::stable::detail::to<StringHandle>(*values_++);
@@ -47,7 +47,7 @@ class Stack {
   StableIValue* end_;
 };
 
-// The results take the places of the arguments, from the first on.
+// Writes the results to the stack, from its first entry.
 template <class... T>
 void give(StableIValue* values, const T&... results) {
   ((*values++ = torch::stable::detail::from(results)), ...);

@@ -1,12 +1,12 @@
-// The only file that knows how torch names types and devices.
+// The only file that uses torch's names of types and devices.
 #include "torch/tensor.h"
 
 #include <torch/csrc/stable/ops.h>
 
 #include <stdexcept>
 
-// Declared by torch for builds with CUDA only. Weak: a torch without CUDA does not define it, and
-// then there is no CUDA tensor to ask for.
+// torch declares it in builds with CUDA only. It is weak, because a torch without CUDA does not
+// define it; there are no CUDA tensors then.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
     int32_t device_index, void** ret_stream);
 
@@ -136,7 +136,7 @@ Tensor empty_contiguous_like(const Tensor& like) {
 
 namespace {
 
-// Whether the elements fill their memory, in whatever order of dimensions.
+// Whether the elements are stored without gaps, in any order of dimensions.
 bool is_dense(const View& view) {
   int64_t step = 1;
   for (int64_t left = view.elements(); left > 1;) {
@@ -152,7 +152,7 @@ bool is_dense(const View& view) {
 
 Tensor new_like(const Tensor& like) {
   const View view(like);
-  // PyTorch's own way leads through its dispatcher, which looks operators up by name.
+  // PyTorch's empty_like goes through the dispatcher, which looks operators up by name.
   if (!is_dense(view)) return torch::stable::empty_like(like);
   return empty(like, raw_dtype(like), view.rank, view.size, view.stride);
 }

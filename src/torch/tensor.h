@@ -1,5 +1,5 @@
-// PyTorch's tensors: sizes, strides, types, memory and device. The host and a GPU differ in
-// where_is() and nowhere else.
+// PyTorch's tensors: sizes, strides, types, memory and device. Only where_is() distinguishes the
+// host from a GPU.
 #pragma once
 #include <initializer_list>
 #include <string>
@@ -13,29 +13,29 @@ namespace tea::torch_ops {
 using frontend::refuse;
 using frontend::shape_text;
 
-// Throws what tea_error() says unless `status` is TEA_OK.
+// Throws the text of tea_error() unless `status` is TEA_OK.
 void require(tea_status status);
 
-// Device and stream as the C API takes them.
+// Device and stream in the form of the C API.
 struct Where {
   int device = -1;
   void* stream = nullptr;
 };
-// The device alone, which takes less time.
+// Only the device: this takes less time.
 int device_of(const char* name, const Tensor& tensor);
 // Refuses a tensor that is not on this device; -1: the host.
 void require_device(const char* name, const Tensor& tensor, int device);
 Where where_is(const char* name, const Tensor& tensor);
 
-// A tensor for the translation that all front ends share. `name`: of the argument, for errors.
+// The tensor in the form of src/frontend. `name`: the argument, for errors.
 frontend::Tensor view_of(const char* name, const Tensor& tensor);
 
-// A tensor's address and shape alone, which takes less time.
+// Only a tensor's address and shape: this takes less time.
 struct View : frontend::Tensor {
   explicit View(const torch_ops::Tensor& tensor);
 };
 
-// A tea_dtype, or TEA_DTYPE_DEFAULT for what is none.
+// A tea_dtype, or TEA_DTYPE_DEFAULT for any other type.
 int32_t dtype_of(const Tensor& tensor);
 std::string dtype_text(const Tensor& tensor);  // as in "float16"
 int32_t torch_dtype(int32_t dtype);
@@ -44,15 +44,15 @@ int32_t torch_int64();
 int32_t torch_byte();
 int32_t torch_bool();
 
-// Uninitialised memory beside `like`: contiguous, or with the given strides.
+// Uninitialised memory on the device of `like`: contiguous, or with the given strides.
 Tensor empty(const Tensor& like, int32_t dtype, int rank, const int64_t* size,
              const int64_t* stride = nullptr);
 Tensor empty(const Tensor& like, int32_t dtype, std::initializer_list<int64_t> size);
 Tensor empty_contiguous_like(const Tensor& like);
-// As torch.empty_like: strides without holes or overlaps are kept.
+// As torch.empty_like: keeps strides without gaps or overlaps.
 Tensor new_like(const Tensor& like);
 
-// Gives out addresses of arguments of the C API: on that device, contiguous, of that type.
+// Checks device, contiguity and type of an argument, and returns its address.
 struct Place {
   Where where;
   explicit Place(const Where& w) : where(w) {}

@@ -120,20 +120,22 @@ def test_backward_of_a_scalar_gradient_is_refused() -> None:
 def test_the_operators_with_few_arguments(kind) -> None:
     few = [x.detach() if isinstance(x, torch.Tensor) else x for x in kind()[:MINIMAL]]
     o, lse, _ = OPS.forward(*few)
-    got, got_lse = OPS.forward_few(*few)
+    got, got_lse = OPS.forward_minimal(*few)
     assert torch.equal(got, o)
     assert torch.equal(got_lse, lse)
     assert torch.equal(OPS.inference(*few), o)
-    for name in ("forward_few", "inference"):
+    for name in ("forward_minimal", "inference"):
         torch.library.opcheck(getattr(OPS, name).default, tuple(few), test_utils=CHECKS)
     incoming = (torch.randn_like(o), o, lse)
     want = OPS.backward(incoming[0], None, o, lse, False, False, *few)
-    for a, b in zip(OPS.backward_few(*incoming, *few), want[:3], strict=True):
+    for a, b in zip(OPS.backward_minimal(*incoming, *few), want[:3], strict=True):
         assert torch.equal(a, b)
-    torch.library.opcheck(OPS.backward_few.default, (*incoming, *few), test_utils=CHECKS)
+    torch.library.opcheck(OPS.backward_minimal.default, (*incoming, *few), test_utils=CHECKS)
     out = tuple(torch.full_like(t, torch.nan) for t in few[:3])
-    torch.library.opcheck(OPS.backward_few_out.default, (*out, *incoming, *few), test_utils=CHECKS)
-    OPS.backward_few_out(*out, *incoming, *few)
+    torch.library.opcheck(
+        OPS.backward_minimal_out.default, (*out, *incoming, *few), test_utils=CHECKS
+    )
+    OPS.backward_minimal_out(*out, *incoming, *few)
     for a, b in zip(out, want[:3], strict=True):
         assert torch.equal(a, b)
 
@@ -152,8 +154,8 @@ def test_the_operators_with_few_arguments(kind) -> None:
     ids=["contiguous", "permuted", "packed", "cut", "every second", "empty", "expanded"],
 )
 def test_gradients_lie_as_those_of_empty_like(t: torch.Tensor) -> None:
-    o, lse = OPS.forward_few(t, t, t)
-    for gradient in OPS.backward_few(o, o, lse, t, t, t):
+    o, lse = OPS.forward_minimal(t, t, t)
+    for gradient in OPS.backward_minimal(o, o, lse, t, t, t):
         assert gradient.stride() == torch.empty_like(t).stride()
 
 

@@ -130,7 +130,7 @@ def test_an_error_that_is_of_no_type_stays(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr("te_attention.torch.functional.run_few", fail)
+    monkeypatch.setattr("te_attention.torch.functional.run_minimal", fail)
     with pytest.raises(torch.OutOfMemoryError, match="no memory"):
         tea.attention(Q, Q, Q, deterministic=0)
 
@@ -234,7 +234,7 @@ FP8 = {
     "a number as a scale": (F8, tea.Fp8(0.5), r"fp8\.q_scale_inv is 0.5; needs a tensor or None"),
     "a number": (F8, 0.5, "fp8 is 0.5; needs an Fp8 or None"),
     "a name as a type": (F8, tea.Fp8(o_dtype="bf16"), r"fp8\.o_dtype is 'bf16'; needs a torch\.dt"),
-    "no FP8": (Q, tea.Fp8(), "q.dtype is float32; needs float8_e4m3fn or float8_e5m2 beside fp8"),
+    "no FP8": (Q, tea.Fp8(), "q.dtype is float32; needs float8_e4m3fn or float8_e5m2 with fp8"),
 }
 
 

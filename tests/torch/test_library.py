@@ -74,8 +74,8 @@ def test_opcheck(name: str) -> None:
 
 
 def test_every_operator_is_checked() -> None:
-    attention = {"attention", "forward", "forward_few", "inference", "explain"}
-    attention |= {"backward", "backward_few", "backward_out", "backward_few_out"}
+    attention = {"attention", "forward", "forward_minimal", "inference", "explain"}
+    attention |= {"backward", "backward_minimal", "backward_out", "backward_minimal_out"}
     attention |= {"fp8_forward", "fp8_backward"}
     assert set(OTHERS) | attention == set(SCHEMAS)
 
@@ -89,9 +89,9 @@ def test_arguments_are_those_of_the_schema() -> None:
 
 def test_the_minimal_signature_is_the_first_arguments() -> None:
     first = [(a.name, a.default_value) for a in OPS.forward.default._schema.arguments[:MINIMAL]]
-    for few in (OPS.forward_few.default, OPS.inference.default):
+    for few in (OPS.forward_minimal.default, OPS.inference.default):
         assert [(a.name, a.default_value) for a in few._schema.arguments] == first
-    for few in (OPS.backward_few.default, OPS.backward_few_out.default):
+    for few in (OPS.backward_minimal.default, OPS.backward_minimal_out.default):
         assert [(a.name, a.default_value) for a in few._schema.arguments[-MINIMAL:]] == first
 
 

@@ -1,9 +1,9 @@
 """Attention for PyTorch: attention(), a module, and the operators of the namespace te_attention.
 
-torch.ops.te_attention has them all, with schemas, fake implementations and FLOP formulas.
+torch.ops.te_attention holds all operators, with schemas, fake implementations and FLOP formulas.
 """
 
-from te_attention.torch import _fakes, _flops  # noqa: F401  (they register themselves)
+from te_attention.torch import _fakes, _flops  # noqa: F401  (imports register functions)
 from te_attention.torch.functional import (
     Fp8,
     attention,

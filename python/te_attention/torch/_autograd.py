@@ -1,4 +1,4 @@
-"""Gradients, and the way from arguments to the operators."""
+"""Autograd: the functions that call the forward and backward operators."""
 
 import torch
 from torch import Tensor
@@ -11,23 +11,32 @@ from te_attention.torch._arguments import BIAS, NUM_INPUTS, SINK, TENSORS, TRAIN
 from te_attention.torch._library import LIBRARY, OPS
 from te_attention.torch._packing import packed_gradients
 
-# What each overload calls: one call less.
+# The function that each overload calls: calling it directly saves one Python call.
 _forward, _backward = OPS.forward.default._op, OPS.backward.default._op
-_forward_few, _backward_few = OPS.forward_few.default._op, OPS.backward_few.default._op
-_backward_out, _backward_few_out = OPS.backward_out.default._op, OPS.backward_few_out.default._op
+_forward_minimal, _backward_minimal = (
+    OPS.forward_minimal.default._op,
+    OPS.backward_minimal.default._op,
+)
+_backward_out, _backward_minimal_out = (
+    OPS.backward_out.default._op,
+    OPS.backward_minimal_out.default._op,
+)
 _inference = OPS.inference.default._op
 _is_compiling = torch.compiler.is_compiling
 _are_functorch_transforms_active = torch._C._are_functorch_transforms_active
 _is_grad_enabled = torch.is_grad_enabled
-NO_SECOND = "attention has no second derivative"
-NO_FORWARD = (
+NO_SECOND_DERIVATIVE = "attention has no second derivative"
+NO_FORWARD_MODE = (
     "an input has a tangent; needs none: attention has no forward-mode derivative "
     "(jvp, jacfwd, hessian), only that of reverse mode"
 )
 
 
-def keep(ctx, arguments: tuple, o: Tensor, lse: Tensor) -> None:
-    """Keeps what backward needs. Every tensor goes where hooks and checkpoints see it."""
+def save_context(ctx, arguments: tuple, o: Tensor, lse: Tensor) -> None:
+    """Saves O, LSE and the arguments for backward.
+
+    Every tensor is saved by save_for_backward(), so that hooks and checkpoints can replace it.
+    """
     places, options = TENSORS[len(arguments)], list(arguments)
     for i in places:
         options[i] = None
@@ -35,14 +44,14 @@ def keep(ctx, arguments: tuple, o: Tensor, lse: Tensor) -> None:
     ctx.options = options
 
 
-def refuse_second() -> None:
-    """Raises where the gradient is to have a gradient."""
+def refuse_second_derivative() -> None:
+    """Raises if the backward pass runs with create_graph=True."""
     if torch.is_grad_enabled():
-        raise RuntimeError(f"create_graph is True; needs False: {NO_SECOND}")
+        raise RuntimeError(f"create_graph is True; needs False: {NO_SECOND_DERIVATIVE}")
 
 
-def restored(ctx) -> tuple[Tensor, Tensor, list]:
-    """What keep() was given."""
+def load_context(ctx) -> tuple[Tensor, Tensor, list]:
+    """Returns O, LSE and the arguments that save_context() saved."""
     o, lse, *tensors = ctx.saved_tensors
     arguments = list(ctx.options)
     for i, tensor in zip(TENSORS[len(arguments)], tensors, strict=True):
@@ -50,41 +59,41 @@ def restored(ctx) -> tuple[Tensor, Tensor, list]:
     return o, lse, arguments
 
 
-def kept(ctx, dout: Tensor | None) -> tuple[Tensor, Tensor, Tensor, list]:
-    """The gradient of O, then O, LSE and the arguments as they were."""
-    refuse_second()
-    o, lse, arguments = restored(ctx)
+def load_for_backward(ctx, dout: Tensor | None) -> tuple[Tensor, Tensor, Tensor, list]:
+    """Returns the gradient of O (zeros for None), O, LSE and the arguments."""
+    refuse_second_derivative()
+    o, lse, arguments = load_context(ctx)
     return torch.zeros_like(o) if dout is None else dout, o, lse, arguments
 
 
-class _Few(_SingleLevelFunction):
-    """Of O alone, where q, k and v are all the tensors."""
+class _MinimalAttention(_SingleLevelFunction):
+    """The minimal signature: q, k and v are the only tensors, and O is the only output."""
 
     @staticmethod
     def forward(ctx, q, k, v, options):
-        o, lse = _forward_few(q, k, v, *options)
+        o, lse = _forward_minimal(q, k, v, *options)
         ctx.save_for_backward(o, lse, q, k, v)
         ctx.options = options
         return o
 
     @staticmethod
     def backward(ctx, dout):
-        refuse_second()
+        refuse_second_derivative()
         o, lse, *inputs = ctx.saved_tensors
         gradients = packed_gradients(*inputs, dout)
         if gradients is None:
-            return *_backward_few(dout, o, lse, *inputs, *ctx.options), None
-        _backward_few_out(*gradients, dout, o, lse, *inputs, *ctx.options)
+            return *_backward_minimal(dout, o, lse, *inputs, *ctx.options), None
+        _backward_minimal_out(*gradients, dout, o, lse, *inputs, *ctx.options)
         return *gradients, None
 
 
 class _Attention(_SingleLevelFunction):
-    """Takes the tensors with a gradient, then all arguments as one: each one passed costs time."""
+    """Any options. The arguments are one tuple, because each argument of apply() costs time."""
 
     @staticmethod
     def forward(ctx, q, k, v, bias, sink, arguments, more):  # noqa: ARG004
         o, lse, max_logit = _forward(*arguments)
-        keep(ctx, arguments, o, lse)
+        save_context(ctx, arguments, o, lse)
         ctx.set_materialize_grads(False)
         if not more:  # each output costs a microsecond
             return o
@@ -96,7 +105,7 @@ class _Attention(_SingleLevelFunction):
         if dout is None and dlse is None:
             return (None,) * 7
         wants = ctx.needs_input_grad[3:5]
-        dout, o, lse, arguments = kept(ctx, dout)
+        dout, o, lse, arguments = load_for_backward(ctx, dout)
         gradients = packed_gradients(*arguments[:NUM_INPUTS], dout, dlse)
         if gradients is None:
             dq, dk, dv, *small = _backward(dout, dlse, o, lse, *wants, *arguments)
@@ -108,7 +117,7 @@ class _Attention(_SingleLevelFunction):
 
 
 class _Transformed(torch.autograd.Function):
-    """For the transforms of functorch, which ask for more than the two above have."""
+    """The form for functorch's transforms, which need setup_context() and a vmap rule."""
 
     generate_vmap_rule = True
 
@@ -120,17 +129,17 @@ class _Transformed(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         more, *arguments = inputs
         o, lse, max_logit = output
-        keep(ctx, arguments, o, lse)
+        save_context(ctx, arguments, o, lse)
         ctx.mark_non_differentiable(*([max_logit] if more else [lse, max_logit]))
         ctx.more = more
 
     @staticmethod
     def backward(ctx, dout, dlse, _dmax):
         wants = [ctx.needs_input_grad[1 + i] for i in (BIAS, SINK)]
-        o, lse, arguments = restored(ctx)
+        o, lse, arguments = load_context(ctx)
         gradients = [None] * (1 + len(arguments))
         dlse = dlse if ctx.more else None
-        *gradients[1 : 1 + NUM_INPUTS], dbias, dsink = _OnceMore.apply(
+        *gradients[1 : 1 + NUM_INPUTS], dbias, dsink = _TransformedBackward.apply(
             dout, dlse, o, lse, *wants, *arguments
         )
         for i, gradient, wanted in zip((BIAS, SINK), (dbias, dsink), wants, strict=True):
@@ -140,11 +149,11 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def jvp(_ctx, *_):
-        raise RuntimeError(NO_FORWARD)
+        raise RuntimeError(NO_FORWARD_MODE)
 
 
-class _OnceMore(torch.autograd.Function):
-    """The backward pass as functorch runs it: as something that could have a gradient itself."""
+class _TransformedBackward(torch.autograd.Function):
+    """The backward pass for functorch, which requires an autograd function for it."""
 
     generate_vmap_rule = True
 
@@ -158,18 +167,18 @@ class _OnceMore(torch.autograd.Function):
 
     @staticmethod
     def backward(_ctx, *_):
-        raise RuntimeError(NO_SECOND)
+        raise RuntimeError(NO_SECOND_DERIVATIVE)
 
     @staticmethod
     def jvp(_ctx, *_):
-        raise RuntimeError(NO_FORWARD)
+        raise RuntimeError(NO_FORWARD_MODE)
 
 
-# The same for torch.compile and export. In eager mode this way through Python's dispatcher costs
-# 300 microseconds with as many arguments as these.
+# The form for torch.compile and export. Eager mode does not use it: an operator with a registered
+# gradient and this many arguments takes 300 microseconds in PyTorch's dispatcher.
 def _setup_context(ctx, inputs: tuple, output: tuple) -> None:
     o, lse, max_logit = output
-    keep(ctx, inputs, o, lse)
+    save_context(ctx, inputs, o, lse)
     ctx.mark_non_differentiable(max_logit)
     ctx.set_materialize_grads(False)
 
@@ -179,7 +188,7 @@ def _differentiate(ctx, dout, dlse, _dmax) -> tuple:
     gradients = [None] * len(needs)
     if dout is not None or dlse is not None:
         wants = [len(needs) > i and needs[i] for i in (BIAS, SINK)]
-        dout, o, lse, arguments = kept(ctx, dout)
+        dout, o, lse, arguments = load_for_backward(ctx, dout)
         *gradients[:3], dbias, dsink = _backward(dout, dlse, o, lse, *wants, *arguments)
         for i, gradient, wanted in zip((BIAS, SINK), (dbias, dsink), wants, strict=True):
             if wanted:
@@ -192,8 +201,8 @@ torch.library.register_autograd(
 )
 
 
-def is_watched() -> bool:
-    """Whether a compiler, functorch or forward mode follows what tensors go through."""
+def is_traced() -> bool:
+    """Whether torch.compile, functorch or forward-mode differentiation traces the calls."""
     return _is_compiling() or _are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
@@ -203,30 +212,30 @@ def _refuse_tangents(arguments: tuple) -> None:
         tensor = arguments[i]
         while tensor is not None:
             if forward_ad.unpack_dual(tensor).tangent is not None:
-                raise RuntimeError(NO_FORWARD)
+                raise RuntimeError(NO_FORWARD_MODE)
             wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
             tensor = torch._C._functorch.get_unwrapped(tensor) if wrapped else None
 
 
-def run_few(
+def run_minimal(
     q: Tensor, k: Tensor, v: Tensor, form: str, mask: str | None, scale: float | None
 ) -> Tensor:
-    """O of an attention() with no other options, where nothing watches."""
+    """O of an attention() that has only these options and is not traced."""
     if mask is None:
         mask = "none"
     if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         options = (form, mask, True) if scale is None else (form, mask, True, scale)
-        return _Few.apply(q, k, v, options)
+        return _MinimalAttention.apply(q, k, v, options)
     if scale is not None:
         return _inference(q, k, v, form, mask, False, scale)
-    if mask == "none" and form == "bhsd":  # each argument that is passed costs time
+    if mask == "none" and form == "bhsd":  # each argument passed costs time
         return _inference(q, k, v)
     return _inference(q, k, v, form, mask)
 
 
 def run(arguments: tuple, more: bool) -> Tensor | tuple[Tensor, ...]:
-    """O, or where more is asked for a tuple of O, LSE and the largest logit."""
-    if is_watched():
+    """Returns O, or with `more` a tuple of O, LSE and the largest logit."""
+    if is_traced():
         if forward_ad._current_level >= 0:
             _refuse_tangents(arguments)
         if _is_compiling() or not _are_functorch_transforms_active():

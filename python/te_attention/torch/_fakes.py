@@ -1,4 +1,4 @@
-"""What each operator returns, by shape, stride and dtype alone: for torch.compile and export."""
+"""Fake implementations for torch.compile and export: shape, strides and dtype of each result."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ def _fake(function):
     return function
 
 
-def _nothing(like: Tensor) -> Tensor:
+def _empty(like: Tensor) -> Tensor:
     return like.new_empty((0,), dtype=torch.float32)
 
 
@@ -30,7 +30,7 @@ def _text(value: object) -> str:
 
 
 def _check(a: Arguments) -> None:
-    """What the operators themselves would refuse, as far as types and shapes tell it."""
+    """Refuses the arguments that the operators refuse, as far as types and shapes determine it."""
     forms = formats_of(a)
     for form in forms:
         if form not in FORMATS:
@@ -82,7 +82,7 @@ def _check_sizes(a: Arguments, form_q: str, form_kv: str) -> None:
     )
     for name, dim in (("dim_qk", q[-1]), ("dim_v", v[-1])):
         torch._check(
-            dim % 8 == 0,  # bound at once: the loop goes on before the text is asked for
+            dim % 8 == 0,  # bound now, because the text is built after the loop
             lambda name=name, dim=dim: f"{name} is {dim}; needs a multiple of 8",
         )
 
@@ -92,12 +92,12 @@ def _forward(*arguments):
     _check(a)
     form, _ = formats_of(a)
     dim = a.v.shape[-1]
-    if form == "bhsd":  # the heads of a token lie side by side, whatever the order of dimensions
+    if form == "bhsd":  # stored as [b, s, h, d]
         b, h, s, _ = a.q.shape
         o = a.q.new_empty((b, s, h, dim)).transpose(1, 2)
     else:
         o = a.q.new_empty((*a.q.shape[:-1], dim))
-    return o, _per_row(a.q, form), _per_row(a.q, form) if a.max_logit else _nothing(a.q)
+    return o, _per_row(a.q, form), _per_row(a.q, form) if a.max_logit else _empty(a.q)
 
 
 for _name in ("attention", "forward"):
@@ -105,7 +105,7 @@ for _name in ("attention", "forward"):
 
 
 @_fake
-def _forward_few(*arguments):
+def _forward_minimal(*arguments):
     return _forward(*arguments)[:2]
 
 
@@ -116,8 +116,8 @@ def _inference(*arguments):
 
 def _small_gradients(wants_dbias: bool, wants_dsink: bool, a: Arguments) -> tuple[Tensor, Tensor]:
     bias, sink = a.bias if wants_dbias else None, a.sink if wants_dsink else None
-    dbias = _nothing(a.q) if bias is None else bias.new_empty(bias.shape)
-    dsink = _nothing(a.q) if sink is None else sink.new_empty(sink.shape)
+    dbias = _empty(a.q) if bias is None else bias.new_empty(bias.shape)
+    dsink = _empty(a.q) if sink is None else sink.new_empty(sink.shape)
     return dbias, dsink
 
 
@@ -129,7 +129,7 @@ def _backward(dout, dlse, o, lse, wants_dbias, wants_dsink, *arguments):  # noqa
 
 
 @_fake
-def _backward_few(dout, o, lse, q, k, v, *_options):  # noqa: ARG001
+def _backward_minimal(dout, o, lse, q, k, v, *_options):  # noqa: ARG001
     return tuple(torch.empty_like(t) for t in (q, k, v))
 
 
@@ -138,7 +138,7 @@ def _backward_out(dq, dk, dv, dout, dlse, o, lse, dbias, dsink, *arguments):  # 
     return _small_gradients(dbias, dsink, Arguments(*arguments))
 
 
-FP8_FORWARD, FP8_BACKWARD = 7, 13  # what the operators of FP8 take before the common arguments
+FP8_FORWARD, FP8_BACKWARD = 7, 13  # arguments of the FP8 operators before the common ones
 
 
 @_fake
@@ -265,7 +265,7 @@ def _writes_in_place(*arguments, **options):  # noqa: ARG001
 
 
 for _name in (
-    "backward_few_out",
+    "backward_minimal_out",
     "kv_cache_append",
     "rng_fill",
     "rng_fill_captured",

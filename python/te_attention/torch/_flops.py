@@ -1,4 +1,4 @@
-"""FLOP formulas for torch.utils.flop_counter: two for each multiply and add of a visible pair."""
+"""FLOP formulas for torch.utils.flop_counter: 2 FLOP per multiply-add of a visible pair."""
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -7,8 +7,9 @@ from torch.utils.flop_counter import register_flop_formula
 from te_attention.torch._arguments import FORMATS, Arguments, formats_of
 from te_attention.torch._library import OPS
 
-# Arguments of backward, of backward_few and of those into given memory before the common ones.
-INCOMING, INCOMING_FEW, OUTGOING = 6, 3, 3
+# The number of arguments before the common ones: of backward, of backward_minimal, and of the
+# gradients' memory in the _out operators.
+INCOMING, INCOMING_MINIMAL, OUTGOING = 6, 3, 3
 
 
 def _lengths(cu_seqlens: Tensor | None, batch: int, most: int) -> list[int]:
@@ -45,7 +46,9 @@ def _pairs(a: Arguments) -> int:
     return heads * sum(_visible(r, c, a) for r, c in zip(lengths_q, lengths_kv, strict=True))
 
 
-@register_flop_formula([OPS.attention, OPS.forward, OPS.forward_few, OPS.inference], get_raw=True)
+@register_flop_formula(
+    [OPS.attention, OPS.forward, OPS.forward_minimal, OPS.inference], get_raw=True
+)
 def forward_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
     """The two products of the forward pass."""
     a = Arguments(*arguments)
@@ -63,19 +66,19 @@ def backward_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
     return _backward_flops(arguments[INCOMING:])
 
 
-@register_flop_formula(OPS.backward_few, get_raw=True)
-def backward_few_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
-    """As backward."""
-    return _backward_flops(arguments[INCOMING_FEW:])
+@register_flop_formula(OPS.backward_minimal, get_raw=True)
+def backward_minimal_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
+    """The same as backward."""
+    return _backward_flops(arguments[INCOMING_MINIMAL:])
 
 
 @register_flop_formula(OPS.backward_out, get_raw=True)
 def backward_out_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
-    """As backward."""
+    """The same as backward."""
     return _backward_flops(arguments[OUTGOING + INCOMING :])
 
 
-@register_flop_formula(OPS.backward_few_out, get_raw=True)
-def backward_few_out_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
-    """As backward."""
-    return _backward_flops(arguments[OUTGOING + INCOMING_FEW :])
+@register_flop_formula(OPS.backward_minimal_out, get_raw=True)
+def backward_minimal_out_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
+    """The same as backward."""
+    return _backward_flops(arguments[OUTGOING + INCOMING_MINIMAL :])

@@ -1,4 +1,4 @@
-"""Loads the operators: schemas here, kernels from libte_attention_torch.so."""
+"""Loads the operators: defines the schemas and loads libte_attention_torch.so."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Gradients of parts of one tensor, as a fused projection leaves q, k and v: parts of one, too."""
+"""Gradients of q, k and v that are parts of one tensor: they are allocated as one tensor, too."""
 
 from itertools import pairwise
 
@@ -7,15 +7,15 @@ from torch import Tensor
 
 
 def is_batch(tensor: Tensor | None) -> bool:
-    """Of is_grads_batched, which functorch does not know of."""
+    """Whether this is a batch of gradients (is_grads_batched), which functorch does not track."""
     return tensor is not None and torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
-def _joint(tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
-    """Uninitialised parts of a new tensor, if these are parts of one, else None.
+def _allocate_packed(tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
+    """Uninitialised parts of a new tensor, if `tensors` are parts of one tensor, else None.
 
-    They are if their strides are equal and they begin at equal distances, as what unbind and chunk
-    return, or each where the one before it ends, as what split returns.
+    They are parts of one tensor if their strides are equal and their offsets are equally spaced
+    (unbind, chunk), or each tensor begins at the end of the previous one (split).
     """
     order = sorted(range(len(tensors)), key=lambda i: tensors[i].storage_offset())
     ordered = [tensors[i] for i in order]
@@ -41,27 +41,27 @@ def _joint(tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
         dim = differ[0]
         every = first.as_strided((*size[:dim], sum(sizes[dim]), *size[dim + 1 :]), stride)
         parts = torch.empty_like(every).split(sizes[dim], dim)
-    if parts[0].stride(-1) != 1:  # they overlap within a row: so no gradient can be written
+    if parts[0].stride(-1) != 1:  # interleaved elements: backward writes contiguous rows
         return None
-    # As .data each is a tensor of its own to autograd: one may be changed where another is kept.
+    # .data makes independent tensors for autograd: one may be modified while another is saved.
     return [parts[order.index(i)].data for i in range(len(order))]
 
 
 def packed_gradients(
     q: Tensor, k: Tensor, v: Tensor, *incoming: Tensor | None
 ) -> list[Tensor] | None:
-    """Memory for dq, dk and dv that lies as q, k and v do, if all three or the last two are packed.
+    """Memory for dq, dk and dv in the layout of q, k and v, if all three or k and v are packed.
 
-    None where they are not; where a compiler looks on, which joins what it is given by itself; and
-    where what comes in is a batch of gradients, which cannot be written into given memory.
+    Returns None if they are not packed; under a compiler, which concatenates gradients by itself;
+    and if `incoming` holds a batch of gradients, which cannot be written into given memory.
     """
-    # Tensors of their own begin where their memory does: most calls end here.
+    # Fast path: k and v that own their memory both have offset 0.
     if k.storage_offset() == v.storage_offset() or torch.compiler.is_compiling():
         return None
     if torch._C._are_functorch_transforms_active() or any(map(is_batch, incoming)):
         return None
-    every = _joint((q, k, v))
+    every = _allocate_packed((q, k, v))
     if every is None:
-        pair = _joint((k, v))
+        pair = _allocate_packed((k, v))
         every = None if pair is None else [torch.empty_like(q), *pair]
     return every

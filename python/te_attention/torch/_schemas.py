@@ -11,8 +11,8 @@ NAMESPACE = "te_attention"
 INCOMING = "Tensor dout, Tensor? dlse, Tensor o, Tensor lse, bool wants_dbias, bool wants_dsink"
 OUTGOING = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv"
 
-# The arguments of the FP8 operators before the options. A scale that is None is 1 (of k and v: that
-# of q; of dk and dv: that of dq).
+# The arguments of the FP8 operators before the options. A scale of None is 1 (for k and v: the
+# scale of q; for dk and dv: the scale of dq).
 FP8_FORWARD = (
     "Tensor? q_scale_inv, Tensor? k_scale_inv, Tensor? v_scale_inv, Tensor? s_scale, "
     "Tensor? s_scale_inv, Tensor? o_scale, str o_dtype"
@@ -26,13 +26,13 @@ FP8_BACKWARD = (
 SCHEMAS = {
     "attention": f"({ARGUMENTS}) -> (Tensor o, Tensor lse, Tensor max_logit)",  # differentiable
     "forward": f"({ARGUMENTS}) -> (Tensor o, Tensor lse, Tensor max_logit)",
-    "forward_few": f"({MINIMAL}) -> (Tensor o, Tensor lse)",
+    "forward_minimal": f"({MINIMAL}) -> (Tensor o, Tensor lse)",
     "inference": f"({MINIMAL}) -> Tensor",
     "backward": f"({INCOMING}, {ARGUMENTS}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
-    "backward_few": f"(Tensor dout, Tensor o, Tensor lse, {MINIMAL}) -> "
+    "backward_minimal": f"(Tensor dout, Tensor o, Tensor lse, {MINIMAL}) -> "
     "(Tensor dq, Tensor dk, Tensor dv)",
-    "backward_few_out": f"({OUTGOING}, Tensor dout, Tensor o, Tensor lse, {MINIMAL}) -> ()",
+    "backward_minimal_out": f"({OUTGOING}, Tensor dout, Tensor o, Tensor lse, {MINIMAL}) -> ()",
     "backward_out": f"({OUTGOING}, {INCOMING}, {ARGUMENTS}) -> (Tensor dbias, Tensor dsink)",
     # amax: the largest magnitudes before scaling, of S and O, and of dP, dQ, dK and dV
     "fp8_forward": f"({FP8_FORWARD}, {ARGUMENTS}) -> "
@@ -54,7 +54,7 @@ SCHEMAS = {
     "rng_advance": "(Tensor(a!) rng_state, int increment) -> ()",
     "dropout_mask": "(Tensor rng_state, float dropout, SymInt batch, SymInt heads, SymInt rows, "
     "SymInt cols, Tensor? origin=None) -> Tensor",
-    # Merging of partial results; context parallelism
+    # Merging partial results by LSE; context parallelism
     "merge": "(Tensor[] o, Tensor[] lse) -> (Tensor o, Tensor lse)",
     "cp_read_half": "(Tensor tensor, Tensor cu_seqlens, bool second, bool slabs=False) -> Tensor",
     "cp_lse_correct": "(Tensor(a!) lse, Tensor lse_per_step, Tensor cu_seqlens, bool packed) -> ()",
@@ -69,7 +69,7 @@ SCHEMAS = {
     "cp_to_sequence_order": "(Tensor input, Tensor cu_seqlens, int world_size) -> Tensor",
     "cp_copy_valid": "(Tensor input, Tensor(a!) output, Tensor cu_seqlens_padded, "
     "Tensor cu_seqlens) -> ()",
-    # Softmax over scores that are kept; interleaved QKV
+    # Softmax over scores in memory; interleaved QKV
     "scaled_softmax_forward": "(Tensor input, Tensor? mask, float scale, str kind) -> Tensor",
     "scaled_softmax_backward": "(Tensor dout, Tensor output, float scale, str kind) -> Tensor",
     "flash_prepare_forward": "(Tensor qkv) -> Tensor",

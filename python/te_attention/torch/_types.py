@@ -1,4 +1,4 @@
-"""What is said of an argument of a wrong type. Asked only where something has failed."""
+"""Errors for arguments of a wrong type. These checks run only after a call has failed."""
 
 import numbers
 
@@ -31,7 +31,7 @@ _WANTED = {
 
 
 def text_of(value: object) -> str:
-    """As an error shows it."""
+    """The value in the form in which an error text shows it."""
     if isinstance(value, Tensor):
         return f"a tensor of {str(value.dtype).removeprefix('torch.')}"
     text = repr(value)
@@ -39,7 +39,7 @@ def text_of(value: object) -> str:
 
 
 def _is_window(value: object) -> bool:
-    """Whether attention() can read it."""
+    """Whether `value` is a valid window argument of attention()."""
     try:
         left, right = (None, None) if value is None else value
     except (TypeError, ValueError):
@@ -48,7 +48,7 @@ def _is_window(value: object) -> bool:
 
 
 def check_number(name: str, value: object) -> None:
-    """Raises where a tensor is given as a number that would lose its gradient or wait for a GPU."""
+    """Raises if `value` is a tensor with a lost gradient or a read that would synchronise."""
     if not isinstance(value, Tensor):
         return
     if value.requires_grad and torch.is_grad_enabled():
@@ -61,7 +61,7 @@ def check_number(name: str, value: object) -> None:
 
 
 def check_slopes(alibi: object) -> None:
-    """Raises for slopes that would lose their gradient."""
+    """Raises if the slopes require a gradient, which attention does not compute."""
     if isinstance(alibi, Tensor) and alibi.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             "alibi requires a gradient; needs slopes without one: attention has none for them "
@@ -69,15 +69,15 @@ def check_slopes(alibi: object) -> None:
         )
 
 
-def refuse_bias_in_words(bias: object) -> None:
-    """Raises for PyTorch's causal biases: the memory behind these tensors means nothing."""
+def refuse_causal_bias(bias: object) -> None:
+    """Raises for PyTorch's causal biases, whose memory holds no values."""
     if isinstance(bias, CausalBias):
         word = "causal" if bias.variant == CausalVariant.UPPER_LEFT else "causal_bottom_right"
-        raise TypeError(f"bias is a CausalBias; needs numbers: mask={word!r} says the same")
+        raise TypeError(f"bias is a CausalBias; needs numbers: use mask={word!r}")
 
 
 def check_fp8(q: Tensor, fp8: object) -> None:
-    """Raises where `fp8` does not hold what an Fp8 does, or has nothing to scale."""
+    """Raises if the fields of `fp8` are not those of Fp8, or if q is not an FP8 tensor."""
     fields = getattr(fp8, "_fields", ())
     if "o_dtype" not in fields:
         raise TypeError(f"fp8 is {text_of(fp8)}; needs an Fp8 or None")
@@ -89,11 +89,11 @@ def check_fp8(q: Tensor, fp8: object) -> None:
             raise TypeError(f"fp8.{name} is {text_of(value)}; needs a tensor or None")
     if q.dtype not in FP8:
         dtype = str(q.dtype).removeprefix("torch.")
-        raise ValueError(f"q.dtype is {dtype}; needs float8_e4m3fn or float8_e5m2 beside fp8")
+        raise ValueError(f"q.dtype is {dtype}; needs float8_e4m3fn or float8_e5m2 with fp8")
 
 
 def check_types(arguments: dict[str, object]) -> None:
-    """Raises for the first of attention()'s arguments that has a wrong type."""
+    """Raises for the first argument of attention() that has a wrong type."""
     if not _is_window(arguments["window"]):
         raise TypeError(f"window is {text_of(arguments['window'])}; needs {WINDOW}")
     for name, (types, needed) in _WANTED.items():

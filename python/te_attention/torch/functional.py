@@ -1,4 +1,4 @@
-"""attention() and what goes with it: functions of tensors, in the manner of torch.nn.functional."""
+"""attention() and related functions of tensors, in the style of torch.nn.functional."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from te_attention.torch._arguments import NONE, Arguments, trimmed
-from te_attention.torch._autograd import is_watched, run, run_few
+from te_attention.torch._autograd import is_traced, run, run_minimal
 from te_attention.torch._library import OPS
 from te_attention.torch._types import (
     WINDOW,
@@ -15,7 +15,7 @@ from te_attention.torch._types import (
     check_number,
     check_slopes,
     check_types,
-    refuse_bias_in_words,
+    refuse_causal_bias,
     text_of,
 )
 
@@ -23,27 +23,28 @@ Mask: TypeAlias = Literal["causal", "causal_bottom_right", "bottom_right"]
 Window: TypeAlias = tuple[int | None, int | None]
 BiasType: TypeAlias = Literal["post_scale", "pre_scale"]
 Sink: TypeAlias = Tensor | Literal["off_by_one"]
-MOST = 2**62  # of a window: farther than any row
+MAX_WINDOW = 2**62  # larger than any sequence length
 NO_WINDOW = (-1, -1)
 BIAS_DIMENSIONS = 4
-# What autocast casts: the rest is right as it is, as float64 for SDPA, or refused by its name.
+# The types that autocast converts. float64 stays as it is, as in SDPA; other types are refused.
 AUTOCAST = frozenset((torch.float16, torch.bfloat16, torch.float32))
 PAGES = (
     "page_table is given and an input requires a gradient; needs torch.no_grad(), or ragged or "
     "padded keys: pages have none"
 )
 CAST_SINKS = frozenset((torch.float16, torch.bfloat16, torch.float64))
-DISPATCHER = "Expected a value of type"  # what PyTorch says of a wrong type
-# By names of this module: to look one up in another takes as long as the answer.
+DISPATCHER = "Expected a value of type"  # PyTorch's error text for a wrong type
+# Names of this module, because looking them up in torch takes as long as the calls themselves.
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _are_all_deterministic = torch.are_deterministic_algorithms_enabled
 
 
 class Fp8(NamedTuple):
-    """Scales of attention() on FP8 tensors: float32 [1] beside q; None: 1 (k, v: as q).
+    """Scales of attention() on FP8 tensors: float32 [1] on q's device. None: 1 (k, v: as q).
 
-    A tensor's value times its scale_inv is what it stands for. S is the softmax's result; its scale
-    and o_scale multiply what is written in FP8. o_scale is for an O in FP8 alone.
+    A stored value times scale_inv is the value that it represents. S is the result of the softmax;
+    s_scale and o_scale multiply values before they are rounded to FP8. o_scale applies only if
+    o_dtype is an FP8 type.
     """
 
     q_scale_inv: Tensor | None = None
@@ -56,7 +57,7 @@ class Fp8(NamedTuple):
 
 
 def chosen(output: tuple, return_lse: bool, return_max_logit: bool) -> tuple[Tensor, ...]:
-    """O, and of LSE and the largest logit what was asked for."""
+    """A tuple of O and the requested ones of LSE and the largest logit."""
     o, lse, max_logit = output
     return (o, *([lse] if return_lse else []), *([max_logit] if return_max_logit else []))
 
@@ -105,87 +106,91 @@ def attention(
     Shapes by default as in ``scaled_dot_product_attention``: q ``[b, heads_q, s_q, d]``, k
     ``[b, heads_kv, s_kv, d]``, v ``[b, heads_kv, s_kv, d_v]``, with heads_q a multiple of heads_kv
     (grouped queries need no expansion). float16, bfloat16, float32, or on the CPU float64; head
-    dims are multiples of 8 up to 512. Any strides, if the last is 1. Nothing is copied and the
-    host never waits for the device. What each option computes is in docs/semantics.md.
+    dims are multiples of 8 up to 512. Any strides, if the last is 1. No tensor is copied, and the
+    host never waits for the device. docs/semantics.md defines each option.
 
     Args:
-        q, k, v: queries, keys, values: one dtype, one device.
-        mask: None; "causal": column <= row; "causal_bottom_right": the last query sees the last
-            key, of the actual lengths, as decoding needs; "bottom_right": no mask of its own, but
-            window and ALiBi count from that diagonal.
-        window: (left, right): how many columns before and after the diagonal a row sees, both
-            inclusive. None in a place: no bound.
-        bias: added to the scores: ``[b, heads_q, s_q, s_kv]``, each dimension full or 1, the first
-            ones may be left out (ragged: of max_seqlen); dtype of q or float32.
+        q, k, v: queries, keys and values, of the same dtype and on the same device.
+        mask: None; "causal": column <= row; "causal_bottom_right": the last query of the actual
+            length attends up to the last key, as in decoding; "bottom_right": masks no key, but
+            window and ALiBi are relative to that diagonal.
+        window: (left, right): the numbers of columns before and after the diagonal that a row
+            attends to, both inclusive. None as an element: no bound on that side.
+        bias: added to the scores: ``[b, heads_q, s_q, s_kv]``, where each dimension is full or 1
+            and leading dimensions may be omitted (ragged: sizes of max_seqlen); dtype of q or
+            float32.
         bias_type: "post_scale": after scale and softcap; "pre_scale": before scale.
-        alibi: True: the published slopes; or float32 ``[heads_q]`` or ``[b, heads_q]`` of slopes,
-            which have no gradient. False or None: none.
-        softcap: c > 0: a score x becomes c * tanh(x / c). 0: none. A number, as scale and dropout:
-            no gradient is computed for it, and one on the GPU would have to be waited for.
-        sink: one more logit in the softmax's denominator: float32 ``[heads_q]``, learnable; or
+        alibi: True: the published slopes; or slopes, float32 ``[heads_q]`` or ``[b, heads_q]``,
+            which have no gradient. False or None: no ALiBi.
+        softcap: c > 0: a score x becomes c * tanh(x / c). 0: no soft cap. softcap, scale and
+            dropout are numbers: they have no gradient, and reading a tensor on the GPU would make
+            the host wait.
+        sink: an additional logit in the softmax's denominator: float32 ``[heads_q]``, learnable; or
             "off_by_one": a logit of 0. float16, bfloat16 and float64 are cast.
-        dropout: probability in [0, 1) with which a probability is dropped, whenever it is above 0
-            (pass 0 in evaluation).
-        rng_state: int64 ``[2]`` {seed, offset} beside q that decides dropout. Default: drawn
-            from `generator`, or from the default one, by an operator that CUDA graphs and
-            activation checkpoints replay.
-        generator: where rng_state is drawn from.
-        scale: of q k^T. Default: 1 / sqrt(d). A learnable one is q times it, and scale=1 here.
-        format: order of dimensions: "bhsd", "bshd", "sbhd", "thd" (ragged: tokens of all
-            sequences one after the other), or one for q and one for k and v, as in "thd_bshd".
-        cu_seqlens_q, cu_seqlens_kv: int32 ``[b + 1]`` beside q: cumulative actual lengths. "thd"
-            needs them; the others treat rows past the length as padding: their output is 0.
+        dropout: dropout probability in [0, 1). It is applied in every call: pass 0 in evaluation.
+        rng_state: int64 ``[2]`` {seed, offset} on q's device, which determines the dropout mask.
+            Default: drawn from `generator`, or from PyTorch's default generator, by an operator
+            that CUDA graphs and activation checkpoints replay.
+        generator: the generator from which rng_state is drawn.
+        scale: factor of q k^T. Default: 1 / sqrt(d). For a learnable scale, multiply q by it and
+            pass 1.
+        format: order of dimensions: "bhsd", "bshd", "sbhd", "thd" (ragged: the tokens of all
+            sequences, concatenated), or one for q and one for k and v, as in "thd_bshd".
+        cu_seqlens_q, cu_seqlens_kv: int32 ``[b + 1]`` on q's device: cumulative actual lengths.
+            "thd" requires them. The other formats treat rows past the length as padding, whose
+            output is 0.
         max_seqlen_q, max_seqlen_kv: for "thd" and pages: upper bounds of the lengths, not
-            necessarily tight. Default: the tokens, or the slots of the page table.
-        offsets_q, offsets_kv: int32 ``[b + 1]``, "thd": where each sequence starts, if there are
-            gaps between them. Both or neither where both sides are "thd".
+            necessarily tight. Default: the number of tokens, or of slots in the page table.
+        offsets_q, offsets_kv: int32 ``[b + 1]``, "thd": the first token of each sequence, if there
+            are gaps between sequences. If both sides are "thd", pass both or neither.
         page_table: int32 ``[b, pages]``: k and v are pools ``[pages, page_size, heads_kv, d]``
-            (order as the format of k and v; "bshd" where q is "thd"). Inference only.
-        page_table_v: the same for v, if it differs.
-        origin: int64 ``[4]`` beside q: batch, head, row and column at which this shard of a larger
-            problem begins: shifts masks, ALiBi and dropout.
+            (in the order of the format of k and v; "bshd" if q is "thd"). Inference only.
+        page_table_v: the page table of v, if it differs from that of k.
+        origin: int64 ``[4]`` on q's device: batch, head, row and column of the larger problem at
+            which this shard begins. It shifts masks, ALiBi and dropout.
         return_lse: also return LSE, the natural logarithm of the softmax's denominator: float32
-            ``[b, heads_q, s_q]``, "thd" ``[tokens, heads_q]``; -inf where a row sees nothing.
-        return_max_logit: also return each row's largest score, of the same shape.
-        deterministic: bitwise equal results from equal inputs. Default: as
+            ``[b, heads_q, s_q]``, "thd" ``[tokens, heads_q]``; -inf for rows without keys.
+        return_max_logit: also return each row's largest score, in the shape of LSE.
+        deterministic: bitwise equal results for equal inputs. Default:
             ``torch.are_deterministic_algorithms_enabled()``.
-        engine: name of the engine; "": the first one that accepts. See :func:`explain`.
+        engine: name of the engine; "": the first engine that accepts. See :func:`explain`.
         fp8: scales of q, k and v in float8_e4m3fn or float8_e5m2, and the type of O. Default: all
-            scales are 1, and O has the type of q. Inference only: see the operators for more.
+            scales are 1, and O has the type of q. Inference only: the operators also train.
 
     Returns:
         O in the shape of q with v's head dim; with return_lse or return_max_logit a tuple of O
         and these. For "bhsd", O is contiguous in the order b, s, h, d.
 
     Raises:
-        RuntimeError, ValueError: an argument is wrong (which, the value seen, the value needed), or
-            no engine accepts the problem (what each of them says). Nothing has been computed then.
-            So are, on the CPU, lengths and pages that cannot be; a GPU clamps them, and refuses
-            them with TE_ATTENTION_CHECK=1 in the environment, where each call waits for it.
-        TypeError: an argument is of a wrong type.
+        RuntimeError, ValueError: an argument is invalid (the text gives its name, the value seen
+            and the value needed), or no engine accepts the problem (the text gives each engine's
+            reason). No output has been written then. Invalid lengths and pages raise on the CPU; a
+            GPU clamps them, and raises with TE_ATTENTION_CHECK=1 in the environment, where each
+            call waits for the device.
+        TypeError: an argument has a wrong type.
     """
     try:
         if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
             q, k, v = autocast(q, k, v)
         if scale is not None and type(scale) is not float:
             check_number("scale", scale)
-        if (  # what has operators of its own: to read the other options takes longer than these
+        if (  # the minimal signature has a fast path: reading the other options takes longer
             (window is bias is sink is rng_state is generator is origin is fp8 is None)
             and (cu_seqlens_q is cu_seqlens_kv is max_seqlen_q is max_seqlen_kv is None)
             and (offsets_q is offsets_kv is page_table is page_table_v is None)
             and (alibi is False and bias_type == "post_scale" and engine == "")
             and (dropout is NONE or (type(dropout) is float and dropout == 0))
             and (softcap is NONE or (type(softcap) is float and softcap == 0))
-            and not (return_lse or return_max_logit or deterministic or is_watched())
+            and not (return_lse or return_max_logit or deterministic or is_traced())
             and not (deterministic is None and _are_all_deterministic())
             and _finish is _run
         ):
-            return run_few(q, k, v, format, mask, scale)
+            return run_minimal(q, k, v, format, mask, scale)
         if type(softcap) is not float or type(dropout) is not float:
             check_number("softcap", softcap)
             check_number("dropout", dropout)
         check_slopes(alibi)
-        bias = None if bias is None else _full(bias)
+        bias = None if bias is None else _four_dimensional(bias)
         learnable = _in_float32(sink) if isinstance(sink, Tensor) else None
         differentiable = torch.is_grad_enabled() and (
             q.requires_grad
@@ -195,7 +200,7 @@ def attention(
             or (learnable is not None and learnable.requires_grad)
         )
         left, right = NO_WINDOW if window is None else _bounds(window)
-        arguments = (  # in the order of Arguments, which takes a microsecond to make
+        arguments = (  # in the order of Arguments, whose construction takes a microsecond
             q,
             k,
             v,
@@ -234,35 +239,35 @@ def attention(
         if differentiable or _finish is not _run:
             raise ValueError("fp8 is given; needs attention() itself, and tensors without gradient")
         check_fp8(q, fp8)
-        return _of_fp8(fp8, arguments, return_lse, return_max_logit)
+        return _run_fp8(fp8, arguments, return_lse, return_max_logit)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        if not torch.compiler.is_compiling() and (  # which knows of no locals()
+        if not torch.compiler.is_compiling() and (  # the compiler does not support locals()
             not isinstance(error, RuntimeError) or DISPATCHER in str(error)
         ):
             check_types(locals())
         raise
 
 
-def _full(bias: Tensor) -> Tensor:
-    """With its four dimensions."""
-    refuse_bias_in_words(bias)
+def _four_dimensional(bias: Tensor) -> Tensor:
+    """The bias with leading dimensions of 1, so that it has four."""
+    refuse_causal_bias(bias)
     missing = BIAS_DIMENSIONS - bias.dim()
     return bias[(None,) * missing] if missing > 0 else bias
 
 
 def _in_float32(sink: Tensor) -> Tensor:
-    """Modules are cast as a whole; integers are refused by the operator."""
+    """Casts a sink of a module that was cast as a whole. The operator refuses integers."""
     return sink.float() if sink.dtype in CAST_SINKS else sink
 
 
-def _of_fp8(fp8: Fp8, arguments: tuple, return_lse: bool, return_max_logit: bool) -> Any:
+def _run_fp8(fp8: Fp8, arguments: tuple, return_lse: bool, return_max_logit: bool) -> Any:
     given = (*fp8[:-1], str(fp8.o_dtype).removeprefix("torch."), *arguments)
     output = chosen(OPS.fp8_forward.default(*given)[:3], return_lse, return_max_logit)
     return output if len(output) > 1 else output[0]
 
 
 def _named(name: str, value: object, no: object, yes: object, other: str = "") -> bool:
-    """Is it the second of two values? A tensor is neither."""
+    """Whether `value` is `yes`; False for `no`, None and tensors; raises for other values."""
     if value is None or isinstance(value, Tensor) or value == no:
         return False
     if value == yes:
@@ -275,13 +280,13 @@ def _bounds(window: Window) -> tuple[int, int]:
         left, right = (-1 if bound is None else bound for bound in window)
     except (TypeError, ValueError) as error:
         raise TypeError(f"window is {text_of(window)}; needs {WINDOW}") from error
-    if not (-1 <= left <= MOST and -1 <= right <= MOST):
+    if not (-1 <= left <= MAX_WINDOW and -1 <= right <= MAX_WINDOW):
         raise ValueError(f"window is {window}; needs {WINDOW}")
     return left, right
 
 
 def autocast(*tensors: Tensor) -> list[Tensor]:
-    """The tensors in the type that is in force; float64, FP8 and what is none stay."""
+    """The tensors in autocast's type. float64, FP8 and integer tensors are not cast."""
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return [t.to(dtype) if t.dtype in AUTOCAST else t for t in tensors]
 
@@ -290,24 +295,24 @@ def _random_state(q: Tensor, given: Tensor | None, generator: torch.Generator | 
     if given is None:
         return new_rng_state(q.device, generator)
     if generator is not None:
-        raise ValueError("generator is given beside rng_state; needs one of the two")
+        raise ValueError("generator is given with rng_state; needs one of the two")
     return given
 
 
 def new_rng_state(device: torch.device | str, generator: torch.Generator | None = None) -> Tensor:
     """An int64 [2] {seed, offset} on `device`, drawn from `generator` or the default one.
 
-    Drawn by torch.randint, so that a CUDA graph draws anew at each replay and an activation
-    checkpoint draws the same again.
+    torch.randint draws it, so that each replay of a CUDA graph draws new values and an activation
+    checkpoint draws the same values again.
     """
     return torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=device, generator=generator)
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, **options) -> str:
-    """Which engine would run attention(q, k, v, **options), and why the others would not.
+    """Text that names the engine for attention(q, k, v, **options) and the others' reasons.
 
-    The first line is the problem, as `te-attn check` and bug reports take it. Draws no random
-    numbers. Raises as attention() does, where an argument is wrong.
+    The first line is the problem in the form that `te-attn check` and bug reports take. Draws no
+    random numbers. Raises as attention() does if an argument is invalid.
     """
     if q.device.type not in ("cpu", "cuda"):
         raise RuntimeError(
@@ -319,9 +324,10 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **options) -> str:
 
 
 def describe(q: Tensor, k: Tensor, v: Tensor, **options) -> Arguments:
-    """The options of attention() as the operators take them.
+    """The options of attention() in the form that the operators take.
 
-    attention() itself takes them apart: to pass thirty keywords on would cost every call of it.
+    attention() itself converts them, because passing thirty keywords to a helper would cost time in
+    every call.
     """
     return attention(q, k, v, **options, _finish=lambda arguments, *_: Arguments(*arguments))
 
@@ -333,7 +339,7 @@ def dropout_mask(
     *,
     origin: Tensor | None = None,
 ) -> Tensor:
-    """Which probabilities attention() keeps for this rng_state: bool [batch, heads, rows, columns].
+    """The probabilities that attention() keeps: bool [batch, heads, rows, columns].
 
     Args:
         rng_state: int64 [2] {seed, offset}; the mask is made on its device.

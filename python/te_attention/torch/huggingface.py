@@ -3,10 +3,10 @@
     import te_attention.torch.huggingface
     model = AutoModel.from_pretrained(..., attn_implementation="te_attention")
 
-A plain causal, sliding-window or bidirectional mask stays a word, and padding costs one number per
-key. Only other masks (packed, chunked, of one's own) become the four-dimensional mask that
-Transformers builds for PyTorch's SDPA; and where a model does not declare that it takes other
-implementations of attention, every mask becomes the one that its own code understands.
+A causal, sliding-window or bidirectional mask is passed as an option, and padding takes one value
+per key. Only other masks (packed, chunked, user-defined) become the four-dimensional mask that
+Transformers builds for PyTorch's SDPA. For a model that does not declare support for other
+implementations of attention, every mask becomes the one that the model's own code reads.
 """
 
 import functools
@@ -30,9 +30,9 @@ NAME = "te_attention"
 
 
 def _is_sliding(mask_function: Callable) -> bool:
-    """Is it Transformers' own causal sliding window, whose size the layer passes too?
+    """Whether this is Transformers' causal sliding window, whose size the layer also passes.
 
-    A compiler cannot look into a function that it follows: there it is one more mask as a tensor.
+    A compiler cannot inspect the closure of a traced function: the mask is a tensor there.
     """
     if torch.compiler.is_compiling():
         return False
@@ -46,12 +46,12 @@ def _is_sliding(mask_function: Callable) -> bool:
 
 
 @functools.cache
-def _declared(config: type) -> bool:
-    """Whether the models of a configuration declare that they take other implementations.
+def _supports_attention(config: type) -> bool:
+    """Whether the models of a configuration declare support for other implementations.
 
-    Those that do not may compute attention by code of their own, to which None and a mask of keys
-    would mean something else, or nothing: BLOOM would see the future. A model lives in the package
-    of its configuration, and is loaded before it asks for a mask.
+    Other models may compute attention with their own code, which interprets None and a mask of keys
+    differently: BLOOM would attend to future tokens. A model is defined in the package of its
+    configuration, and is loaded before it requests a mask.
     """
     own, modeling = config.__module__, config.__module__.rpartition(".")[0] + ".modeling_"
     models = [
@@ -73,9 +73,9 @@ def _declared(config: type) -> bool:
 
 
 @torch.compiler.assume_constant_result
-def _declares_others(config: type) -> bool:
-    """The same, of which a compiler needs only the answer."""
-    return _declared(config)
+def _supports_attention_constant(config: type) -> bool:
+    """_supports_attention() as a constant of the compiled graph."""
+    return _supports_attention(config)
 
 
 def attention_mask(
@@ -91,20 +91,20 @@ def attention_mask(
     config: object = None,
     **kwargs,
 ) -> Tensor | None:
-    """The mask that attention_forward() takes.
+    """The mask in the form that attention_forward() takes.
 
-    Returns None (the layer's own structure says it all), a boolean [b, kv_length] of keys that are
-    no padding, the same as [b, 1, 1, kv_length] where there is no other structure, or
-    [b, 1, q_length, kv_length] that says everything: boolean, or for models that know of no
-    implementation but their own 0 and the least number there is.
+    Returns None if the layer's options define the mask; a boolean [b, kv_length] that is False for
+    padding, if the options define the rest; the same as [b, 1, 1, kv_length] for bidirectional
+    attention; otherwise the complete mask [b, 1, q_length, kv_length]: boolean, or, for models
+    without support for other implementations, 0 and the lowest number of the dtype.
     """
     bidirectional = mask_function is bidirectional_mask_function
-    # A model that allows no skip reads the mask itself.
+    # A model that does not allow a skip reads the mask itself.
     words = allow_is_bidirectional_skip if bidirectional else allow_is_causal_skip
     named = bidirectional or mask_function is causal_mask_function or _is_sliding(mask_function)
-    # The last query must sit on the last key; with a static cache it does not.
+    # The last query must be aligned with the last key; with a static cache it is not.
     aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
-    own = config is not None and not _declares_others(type(config))
+    own = config is not None and not _supports_attention_constant(type(config))
     if words and named and (aligned or bidirectional) and not own:
         if attention_mask is None:
             return None
@@ -127,12 +127,12 @@ def attention_mask(
 
 
 def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a key may be seen and -inf elsewhere, with as many dimensions of 1 as possible."""
+    """0 for visible keys and -inf for masked ones, with as many dimensions of 1 as possible."""
     mask = mask[:, None, None] if mask.dim() == 2 else mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
 
-# What models pass along and the mask or the position embedding has already used.
+# Arguments that models pass on although the mask or the position embedding has already used them.
 USED_ELSEWHERE = {
     *("position_ids", "cache_position", "use_cache", "seq_idx", "num_items_in_batch"),
     *("output_hidden_states", "output_router_logits", "position_embeddings", "return_dict"),
@@ -147,9 +147,10 @@ def _refuse_unknown(others: dict, known: set[str]) -> None:
 
 
 def _lengths(others: dict, mask: Tensor | None, batch: int, rows: int) -> dict | None:
-    """What attention() takes for packed lengths, where they say more than the mask.
+    """The arguments of attention() for packed lengths, or None if there are none to apply.
 
-    A mask that has a row for each query says the same; beside one of keys they are refused.
+    A mask with a row for each query already contains the lengths. With a mask of keys, packed
+    lengths are refused.
     """
     whole = mask is not None and mask.dim() == 4 and mask.shape[2] == rows
     given = {name: others.get(name) for name in sorted(PACKED)}
@@ -164,7 +165,7 @@ def _lengths(others: dict, mask: Tensor | None, batch: int, rows: int) -> dict |
 MULTIPLE = 8  # of head dims
 
 
-def _filled_up(tensor: Tensor) -> Tensor:
+def _pad_head_dim(tensor: Tensor) -> Tensor:
     missing = -tensor.shape[-1] % MULTIPLE
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
@@ -184,13 +185,13 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **others,
 ) -> tuple[Tensor, None]:
-    """The attention of a layer: q, k, v [b, heads, s, d]; O comes back as [b, s, heads, d].
+    """The attention of a layer: q, k, v [b, heads, s, d]; returns O as [b, s, heads, d].
 
     Key and value keep their own heads (no expansion). `s_aux`: the learnable sinks of GPT-OSS;
-    `position_bias`: what T5 adds to the scores. Packed lengths (cu_seq_lens_q, max_length_q, ...)
-    make the one row of a batch a ragged one, if no mask says the same. Head dims that are no
-    multiple of 8 are filled up with zeros, by a copy.
-    Raises TypeError where a model passes what is not known here and would change the result.
+    `position_bias`: the bias that T5 adds to the scores. Packed lengths (cu_seq_lens_q,
+    max_length_q, ...) make a batch of one row a ragged batch, unless the mask contains them. Head
+    dims that are not a multiple of 8 are padded with zeros, by a copy.
+    Raises TypeError if a model passes an unknown argument that would change the result.
     """
     lengths = _lengths(others, attention_mask, *query.shape[:3:2])
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -203,10 +204,10 @@ def attention_forward(
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     if lengths is not None and position_bias is not None:
-        raise TypeError("position_bias is given; needs None beside cu_seq_lens_q")
+        raise TypeError("position_bias is given; needs None with cu_seq_lens_q")
     dim = value.shape[-1]
-    tensors = [_filled_up(t) for t in (query, key, value)]
-    if lengths is not None:  # the tokens of all sequences, one after the other
+    tensors = [_pad_head_dim(t) for t in (query, key, value)]
+    if lengths is not None:  # the concatenated tokens of all sequences
         tensors = [t[0].transpose(0, 1) for t in tensors]
     o = attention(
         *tensors,

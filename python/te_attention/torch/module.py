@@ -1,4 +1,4 @@
-"""Attention as a module: the options are set once, and the parameters it owns are registered."""
+"""Attention as a module, which holds the options and registers its parameters."""
 
 import torch
 from torch import Tensor, nn
@@ -7,13 +7,13 @@ from te_attention.torch.functional import Mask, Window, attention
 
 
 class Attention(nn.Module):
-    """The core of an attention layer: q, k, v in, O out; projections are the caller's.
+    """The core of an attention layer, from q, k and v to O, without the projections.
 
     Args:
         mask, window, softcap, scale, format, deterministic: as in
             :func:`te_attention.torch.attention`.
-        dropout: probability of dropping; only in training mode.
-        sink_heads: that many learnable sinks, one for each query head; 0: none.
+        dropout: dropout probability, applied in training mode only.
+        sink_heads: the number of learnable sinks, one for each query head. 0: no sink.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Attention(nn.Module):
         sink_heads: int = 0,
         deterministic: bool | None = None,
     ) -> None:
-        """Keeps the options."""
+        """Stores the options and creates the sinks."""
         super().__init__()
         self.options = {
             "mask": mask,
@@ -42,12 +42,12 @@ class Attention(nn.Module):
         self.sink = nn.Parameter(torch.zeros(sink_heads)) if sink_heads else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor | tuple[Tensor, ...]:
-        """attention(q, k, v) with the module's options; `options` adds to them or replaces them."""
+        """attention(q, k, v) with the module's options, extended or overridden by `options`."""
         own = {"dropout": self.dropout if self.training else 0.0, "sink": self.sink}
         return attention(q, k, v, **{**self.options, **own, **options})
 
     def extra_repr(self) -> str:
-        """What differs from the defaults."""
+        """The options that differ from their defaults."""
         sinks = 0 if self.sink is None else self.sink.numel()
         every = {**self.options, "dropout": self.dropout, "sink_heads": sinks}
         given = {k: v for k, v in every.items() if v not in (None, 0)}

@@ -14,7 +14,7 @@ from te_attention.torch._options import MINIMAL
 __all__ = ["Arguments", "backward_out", "forward", "ops"]
 
 ops = OPS
-_forward, _forward_few = OPS.forward.default, OPS.forward_few.default
+_forward, _forward_minimal = OPS.forward.default, OPS.forward_minimal.default
 _backward_out = OPS.backward_out.default
 
 
@@ -22,11 +22,12 @@ def forward(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor | None]:
     """O, LSE and, with arguments.max_logit, the row maxima of the scores.
 
     O and LSE have the layout of the operator `forward`; LSE is valid also without `training`.
-    Calls the operator with the fewest arguments: each one passed takes time in the dispatcher.
+    It calls the operator with the fewest arguments, because each argument takes time in PyTorch's
+    dispatcher.
     """
     passed = trimmed(arguments)
     if len(passed) <= MINIMAL:
-        return *_forward_few(*passed), None
+        return *_forward_minimal(*passed), None
     o, lse, max_logit = _forward(*passed)
     return o, lse, max_logit if arguments.max_logit else None
 
@@ -43,7 +44,7 @@ def backward_out(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Writes dQ, dK and dV into `gradients`; returns dBias and dSink, each None unless wanted.
 
-    `o` and `lse` are those that forward() returned for the same `arguments`.
+    `o` and `lse` are the results of forward() for the same `arguments`.
     """
     incoming = (dout, dlse, o, lse, wants_dbias, wants_dsink)
     dbias, dsink = _backward_out(*gradients, *incoming, *trimmed(arguments))

@@ -1,10 +1,10 @@
-"""Attention on a packed projection: the gradient is written straight into one packed tensor."""
+"""Attention on a packed projection, whose gradient is written into one packed tensor."""
 
 import torch
 from torch import Tensor
 
 from te_attention.torch._arguments import FORMATS, NUM_INPUTS, trimmed
-from te_attention.torch._autograd import is_watched, keep, kept
+from te_attention.torch._autograd import is_traced, load_for_backward, save_context
 from te_attention.torch._library import OPS
 from te_attention.torch._packing import is_batch
 from te_attention.torch._types import check_number, check_slopes
@@ -15,7 +15,7 @@ _backward_out = OPS.backward_out.default
 
 
 def _views(packed: Tensor, heads: tuple[int, int, int] | None) -> tuple[Tensor, ...]:
-    """Those of q, k and v, by their numbers of heads; None: interleaved."""
+    """Views of q, k and v. `heads`: their numbers of heads; None: interleaved."""
     if heads is None:
         return packed.unflatten(-1, (3, -1)).unbind(-2)
     return packed.split(heads, dim=-2)
@@ -26,7 +26,7 @@ class _Packed(torch.autograd.Function):
     def forward(ctx, packed, heads, arguments):
         arguments = trimmed((*_views(packed, heads), *arguments[3:]))
         o, lse, max_logit = _forward(*arguments)
-        keep(ctx, arguments, o, lse)
+        save_context(ctx, arguments, o, lse)
         ctx.shape, ctx.heads = packed.shape, heads
         ctx.mark_non_differentiable(max_logit)
         ctx.set_materialize_grads(False)
@@ -36,8 +36,10 @@ class _Packed(torch.autograd.Function):
     def backward(ctx, dout, dlse, _dmax):
         if dout is None and dlse is None:
             return None, None, None
-        dout, o, lse, arguments = kept(ctx, dout)
-        if is_batch(dout) or is_batch(dlse):  # which cannot be written into given memory
+        dout, o, lse, arguments = load_for_backward(ctx, dout)
+        if is_batch(dout) or is_batch(
+            dlse
+        ):  # batched gradients cannot be written into given memory
             every = _backward(dout, dlse, o, lse, False, False, *arguments)[:NUM_INPUTS]
             if ctx.heads is None:
                 return torch.cat(every, -1), None, None
@@ -90,16 +92,16 @@ def attention_packed(
     return_lse: bool = False,
     **options,
 ) -> Tensor | tuple[Tensor, ...]:
-    """attention() of q, k and v that lie in one tensor, as a fused projection leaves them.
+    """attention() of q, k and v that are parts of one tensor, as a fused projection returns them.
 
-    Autograd would join the three gradients by a copy; here backward writes them in place, into one
-    tensor of the shape of qkv. (Compiled code and functorch's transforms take the copy.)
+    Autograd would concatenate the three gradients by a copy. Here backward writes them in place,
+    into one tensor of the shape of qkv. (Compiled code and functorch's transforms use the copy.)
 
     Args:
         qkv: ``[b, s, h, d]``, ``[s, b, h, d]`` or ``[t, h, d]``: h = heads_q + 2 * heads_kv, the
             heads of q, then those of k, then those of v. Interleaved: ``[..., heads, 3 * d]``, q,
-            k and v of one head side by side.
-        heads_kv: heads of k, and of v. Default: a third of h.
+            k and v of one head adjacent.
+        heads_kv: number of heads of k and of v. Default: a third of h.
         interleaved: see qkv.
         return_lse: also return LSE.
         options: as in attention(), with format "bshd" by default. A bias or a sink has no
@@ -113,7 +115,7 @@ def attention_packed(
     if torch.is_autocast_enabled(qkv.device.type):
         (qkv,) = autocast(qkv)
     heads = _heads(qkv, heads_kv, interleaved)
-    if is_watched():
+    if is_traced():
         return attention(*_views(qkv, heads), return_lse=return_lse, **options)
     differentiable = torch.is_grad_enabled() and qkv.requires_grad
     with torch.no_grad():

@@ -1,46 +1,55 @@
-"""attention() for many calls of one kind: what follows from the options is worked out once."""
+"""attention() for many calls with the same options, which are processed once."""
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from te_attention.torch._arguments import NUM_INPUTS, Arguments, trimmed
-from te_attention.torch._autograd import _Attention, _Few, _forward, _inference
+from te_attention.torch._autograd import _Attention, _forward, _inference, _MinimalAttention
 from te_attention.torch._options import MINIMAL
 from te_attention.torch.functional import attention, describe
 
 
 class PreparedAttention:
-    """attention() with fixed options, checked once: later calls take less time of the host.
+    """attention() with fixed options, which are checked once: later calls take less host time.
 
-    A call takes q, k and v, then the tensors that `tensors` named, in that order, and returns O.
-    Their shapes may differ from those of the first call; the operators check the tensors of each
-    call. With dropout, rng_state must be one of `tensors`: no call draws random numbers.
+    A call takes q, k and v, then the tensors named in `tensors`, in that order, and returns O.
+    Shapes may differ from those of the first call: the operators check the tensors of each call.
+    With dropout, rng_state must be one of `tensors`, because a call draws no random numbers.
 
     Args:
-        q, k, v: those of the first call.
-        tensors: arguments of attention() that are new in each call, by name, as in the first call.
+        q, k, v: the tensors of the first call.
+        tensors: arguments of attention() that change with each call, by name, with the values of
+            the first call.
         options: all other arguments of attention() that differ from their defaults.
 
     Raises:
         RuntimeError, TypeError, ValueError: as attention() does.
     """
 
-    __slots__ = ("_differentiable", "_few", "_names", "_options", "_places", "_plain", "_small")
+    __slots__ = (
+        "_differentiable",
+        "_is_minimal",
+        "_names",
+        "_options",
+        "_places",
+        "_plain",
+        "_small",
+    )
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, tensors: dict, **options: object) -> None:
-        """Checks the options and keeps them as the operators take them."""
+        """Checks the options and stores them in the form that the operators take."""
         call = describe(q, k, v, **(options | tensors))
         self._names, self._options = tuple(tensors), options
         fields = ("slopes" if name == "alibi" else name for name in tensors)
         self._places = tuple(map(Arguments._fields.index, fields))
         self._differentiable = self._without_tensors(call._replace(training=True))
         self._plain = self._without_tensors(call._replace(training=call.dropout > 0))
-        self._few = len(self._differentiable) <= MINIMAL - NUM_INPUTS
+        self._is_minimal = len(self._differentiable) <= MINIMAL - NUM_INPUTS
         self._small = not {"bias", "sink", "alibi"}.isdisjoint(tensors)
 
     def _without_tensors(self, call: Arguments) -> tuple:
-        """What stays from call to call, and None for what does not."""
+        """The arguments after q, k and v, with None for those that change with each call."""
         kept = [None if i in self._places else x for i, x in enumerate(trimmed(call))]
         return tuple(kept[NUM_INPUTS:])
 
@@ -49,7 +58,7 @@ class PreparedAttention:
         return attention(q, k, v, **(self._options | given))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
-        """O."""
+        """Returns O."""
         if (
             torch._C._is_any_autocast_enabled()
             or torch._C._are_functorch_transforms_active()
@@ -71,9 +80,9 @@ class PreparedAttention:
             or (bias is not None and bias.requires_grad)
             or (sink is not None and sink.requires_grad)
         )
-        if self._few:
+        if self._is_minimal:
             if differentiable:
-                return _Few.apply(q, k, v, self._differentiable)
+                return _MinimalAttention.apply(q, k, v, self._differentiable)
             return _inference(q, k, v, *self._plain)
         options = list(self._differentiable if differentiable else self._plain)
         for place, tensor in zip(self._places, tensors, strict=True):

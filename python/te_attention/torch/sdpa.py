@@ -3,9 +3,9 @@
     import te_attention.torch.sdpa
     torch.nn.attention.activate_flash_attention_impl("TE_ATTENTION")
 
-After that PyTorch's own FlashAttention backend on CUDA is ours, wherever PyTorch would choose it.
-On the CPU, and for what that backend does not take (masks as tensors, more head dims), `enabled()`
-replaces the function itself for the time of a `with`.
+This replaces the kernels of PyTorch's FlashAttention backend on CUDA, wherever PyTorch selects that
+backend. On the CPU, and for arguments that the backend does not take (masks as tensors, more head
+dims), `enabled()` replaces the function itself inside a `with` block.
 """
 
 import contextlib
@@ -38,18 +38,19 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch.nn.functional's function with its arguments, computed by attention().
+    """The function of torch.nn.functional with the same arguments, computed by attention().
 
     A boolean mask becomes a bias of 0 and -inf, and has no gradient; the causal biases of
-    torch.nn.attention.bias become words. O has the order of dimensions of q, as PyTorch's. What
-    attention() cannot take (nested tensors, not four dimensions, a head dim that is no multiple of
-    8, a last stride other than 1, all dropped) goes to PyTorch's own.
+    torch.nn.attention.bias become names of masks. O has the order of dimensions of q, as in
+    PyTorch. PyTorch's own function runs the calls that attention() does not take: nested tensors,
+    tensors without four dimensions, a head dim that is not a multiple of 8, a last stride other
+    than 1, and a dropout probability of 1.
     """
     mask, bias = "causal" if is_causal else None, attn_mask
     if isinstance(attn_mask, CausalBias):
         if is_causal:
-            raise ValueError("attn_mask is a CausalBias; needs None beside is_causal=True")
-        mask, bias = _in_words(attn_mask, query, key)
+            raise ValueError("attn_mask is a CausalBias; needs None with is_causal=True")
+        mask, bias = _as_mask_name(attn_mask, query, key)
     if not (dropout_p < 1 and _fits(query, key, value, bias, enable_gqa)):
         if mask == "causal_bottom_right":
             bias = _lower_right(attn_mask, query)
@@ -68,7 +69,7 @@ def scaled_dot_product_attention(
         dropout=dropout_p,
         scale=scale,
     )
-    return _in_order_of(q=query, o=o)
+    return _with_strides_of(q=query, o=o)
 
 
 def _lower_right(mask: CausalBias, q: Tensor) -> Tensor:
@@ -76,18 +77,18 @@ def _lower_right(mask: CausalBias, q: Tensor) -> Tensor:
     return torch.ones(rows, cols, dtype=torch.bool, device=q.device).tril(cols - rows)
 
 
-def _in_words(mask: CausalBias, q: Tensor, k: Tensor) -> tuple[str | None, Tensor | None]:
-    """As a mask of attention(), or as a boolean tensor where that would not be PyTorch's result."""
+def _as_mask_name(mask: CausalBias, q: Tensor, k: Tensor) -> tuple[str | None, Tensor | None]:
+    """The mask's name in attention(), or a boolean tensor if the name has another meaning there."""
     rows, cols = mask.seq_len_q, mask.seq_len_kv
-    if mask.variant == CausalVariant.UPPER_LEFT or rows == cols:  # so PyTorch, whatever q is
+    if mask.variant == CausalVariant.UPPER_LEFT or rows == cols:  # PyTorch's rule, for any q
         return "causal", None
     if rows < cols and (q.shape[-2], k.shape[-2]) == (rows, cols):
         return "causal_bottom_right", None
     return None, _lower_right(mask, q)
 
 
-def _in_order_of(q: Tensor, o: Tensor) -> Tensor:
-    """O with the dimensions of q in q's order in memory, without gaps, on which callers count."""
+def _with_strides_of(q: Tensor, o: Tensor) -> Tensor:
+    """O, dense, with the dimensions in the same order in memory as q, which callers rely on."""
     outer = sorted(range(3), key=lambda dim: -q.stride(dim))
     back = [outer.index(dim) for dim in range(3)]
     return o.permute(*outer, 3).contiguous().permute(*back, 3)
@@ -102,7 +103,7 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> bo
         and k.shape[1] == v.shape[1]
         and all(t.shape[-1] % 8 == 0 and 0 < t.shape[-1] <= 512 for t in (q, v))
         and all(t.stride(-1) == 1 and t.device.type in ("cpu", "cuda") for t in (q, k, v))
-        # a subclass need not mean what is in its memory
+        # the values of a subclass may differ from those in its memory
         and (mask is None or type(mask) in (Tensor, torch.nn.Parameter, FakeTensor))
         and (mask is None or mask.dtype in (torch.bool, q.dtype, torch.float32))
     )
@@ -110,7 +111,7 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> bo
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """Within it, torch.nn.functional.scaled_dot_product_attention is the one of this module."""
+    """A context in which torch.nn.functional.scaled_dot_product_attention is this module's."""
     before = functional.scaled_dot_product_attention
     functional.scaled_dot_product_attention = scaled_dot_product_attention
     try:
@@ -119,11 +120,11 @@ def enabled() -> Iterator[None]:
         functional.scaled_dot_product_attention = before
 
 
-# ---- The route that PyTorch offers: the kernels behind its FlashAttention backend ----------------
+# ---- PyTorch's interface for replacing the kernels of its FlashAttention backend -----------------
 
 
 def _arguments(q, k, v, dropout, causal, scale, rng_state) -> tuple:
-    """For the operators with few arguments, where there is no dropout."""
+    """The arguments of the operators: the minimal ones if there is no dropout."""
     random = {"dropout": dropout, "rng_state": rng_state} if dropout else {}
     mask = "causal" if causal else "none"
     return trimmed(Arguments(q, k, v, mask=mask, training=True, scale=scale, **random))
@@ -136,10 +137,10 @@ def _flash_forward(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=Fa
     empty = torch.empty(0, dtype=torch.int64, device=q.device)
     rng_state = new_rng_state(q.device) if dropout_p else empty
     arguments = _arguments(q, k, v, dropout_p, is_causal, scale, rng_state)
-    forward = OPS.forward_few if len(arguments) <= MINIMAL else OPS.forward
+    forward = OPS.forward_minimal if len(arguments) <= MINIMAL else OPS.forward
     o, lse, *_ = forward.default(*arguments)
     if o.stride() != q.stride() and o.shape == q.shape:
-        o = torch.empty_like(q).copy_(o)  # compiled code counts on the strides of q
+        o = torch.empty_like(q).copy_(o)  # compiled code relies on the strides of q
     # cu_seqlens, maxima, rng_state, an offset that rng_state already holds, and the debug mask
     return o, lse, None, None, q.shape[2], k.shape[2], rng_state, empty, q.new_empty(0)
 
@@ -165,7 +166,7 @@ def _flash_backward(
     """aten::_scaled_dot_product_flash_attention_backward."""
     arguments = _arguments(q, k, v, dropout_p, is_causal, scale, rng_state)
     if len(arguments) <= MINIMAL:
-        return OPS.backward_few.default(dout, o, lse, *arguments)
+        return OPS.backward_minimal.default(dout, o, lse, *arguments)
     return OPS.backward.default(dout, None, o, lse, False, False, *arguments)[:3]
 
 
@@ -174,12 +175,12 @@ class _Handle:
     library: torch.library.Library | None
 
     def remove(self) -> None:
-        """Gives PyTorch's own kernels back."""
+        """Restores PyTorch's own kernels."""
         self.library = None
 
 
 def register() -> _Handle:
-    """Puts our kernels behind PyTorch's FlashAttention backend on CUDA; PyTorch calls this."""
+    """Replaces the kernels of PyTorch's FlashAttention backend on CUDA. PyTorch calls this."""
     library = torch.library.Library("aten", "IMPL", "CUDA")
     library.impl("_scaled_dot_product_flash_attention", _flash_forward, "CUDA")
     library.impl("_scaled_dot_product_flash_attention_backward", _flash_backward, "CUDA")

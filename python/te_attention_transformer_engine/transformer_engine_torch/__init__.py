@@ -1,4 +1,4 @@
-"""TransformerEngine's extension module, as far as attention needs it, on TE Attention.
+"""The part of TransformerEngine's extension module that attention needs, on TE Attention.
 
 Functions are positional, as there. docs/transformer-engine.md says what is compatible.
 """

@@ -1,4 +1,4 @@
-"""The selector: what a call would count as, asked of the core."""
+"""The selection of a backend, which the core library makes."""
 
 import ctypes
 import functools
@@ -37,13 +37,13 @@ _SELECTED = (
 
 
 def get_fused_attn_backend(is_training: bool, *arguments: object) -> NVTE_Fused_Attn_Backend:
-    """The backend that a call with these options counts as, by the core's own checks.
+    """The backend for a call with these options, by the checks of the core library.
 
     Takes is_training, q_dtype, kv_dtype, qkv_layout, bias_type, attn_mask_type, softmax_type,
     p_dropout, num_attn_heads, num_gqa_groups, max_seqlen_q, max_seqlen_kv, head_dim_qk,
     head_dim_v, window_size_left, window_size_right, return_max_logit, cuda_graph, deterministic.
     """
-    # What the core would throw at a C++ caller has to be found here.
+    # The core throws for these arguments, so they must be refused before the call.
     enums = [kind(value) for kind, value in zip(_SELECTED, arguments, strict=False)]
     sizes = [operator.index(size) for size in arguments[7:13]]
     if enums[0] != enums[1]:
@@ -57,5 +57,5 @@ def get_fused_attn_backend(is_training: bool, *arguments: object) -> NVTE_Fused_
 
 
 def get_cudnn_version() -> int:
-    """A version that passes every rule that callers have for cuDNN, which is not used here."""
+    """A version that passes callers' checks for cuDNN, which is not used here."""
     return 92100

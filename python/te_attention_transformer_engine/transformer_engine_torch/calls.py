@@ -15,11 +15,11 @@ from transformer_engine_torch.enums import (
 
 
 class ForwardCall(NamedTuple):
-    """What fused_attn_fwd takes, in its order.
+    """The arguments of fused_attn_fwd, in its order.
 
-    Three have no effect: set_zero, since every row of O is written, with zeros where there is no
-    token; rng_elts_per_thread, since all of dropout follows from one draw; and cuda_graph, since
-    every call can be captured.
+    Three arguments have no effect: set_zero, because every row of O is written, with zeros for
+    padding; rng_elts_per_thread, because dropout needs one draw of the random state; and
+    cuda_graph, because every call can be captured.
     """
 
     max_seqlen_q: int
@@ -53,11 +53,11 @@ class ForwardCall(NamedTuple):
     return_max_logit: bool
     cuda_graph: bool
 
-    deterministic = False  # what backward alone has
+    deterministic = False  # an argument of backward only
 
 
 class BackwardCall(NamedTuple):
-    """What fused_attn_bwd takes, in its order. set_zero and cuda_graph are as in ForwardCall."""
+    """The arguments of fused_attn_bwd, in order. set_zero and cuda_graph have no effect."""
 
     max_seqlen_q: int
     max_seqlen_kv: int
@@ -88,7 +88,7 @@ class BackwardCall(NamedTuple):
     dqkv_quantizer: object
     cuda_graph: bool
 
-    # What forward alone has.
+    # Arguments of forward only.
     is_training = True
     page_table_k = page_table_v = None
     return_max_logit = False

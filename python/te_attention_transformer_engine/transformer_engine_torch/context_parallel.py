@@ -1,4 +1,4 @@
-"""Ragged batches under context parallelism: halves of sequences, and corrections by LSE."""
+"""Context parallelism for ragged batches: halves of sequences, and corrections by LSE."""
 
 from torch import Tensor
 
@@ -17,14 +17,14 @@ def thd_read_half_tensor(tensor: Tensor, cu_seqlens: Tensor, half_idx: int, /) -
 def thd_second_half_lse_correction(
     lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, lse_packed: bool, /
 ) -> None:
-    """Adds lse_per_step, of second halves only, to lse in place: the logarithm of both sums."""
+    """Merges lse_per_step into the second halves of lse, in place (logaddexp)."""
     ops.cp_lse_correct.default(lse, lse_per_step, cu_seqlens, lse_packed)
 
 
 def thd_read_second_half_lse(
     lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, second_half_lse_seqlen: int, /
 ) -> Tensor:
-    """The LSE of second halves, packed, and zero after them."""
+    """The LSE of the second halves, packed, followed by zeros."""
     return ops.cp_lse_read.default(lse, cu_seqlens, lse_packed, second_half_lse_seqlen)
 
 
@@ -47,7 +47,7 @@ def thd_out_correction(
 def thd_grad_correction(
     grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str, /
 ) -> None:
-    """Adds, copies or leaves ("none") grad_per_step in the halves of grad, in place."""
+    """Adds or copies grad_per_step to each half of grad, or leaves it ("none"), in place."""
     ops.cp_grad_correct.default(
         grad, grad_per_step, cu_seqlens, first_half, second_half, grad.dim() == SLABS
     )
@@ -56,5 +56,5 @@ def thd_grad_correction(
 def thd_get_partitioned_indices(
     cu_seqlens: Tensor, total_tokens: int, world_size: int, rank: int, /
 ) -> Tensor:
-    """Which tokens of the packed batch are this rank's: int32 [total_tokens / world_size]."""
+    """The indices of this rank's tokens: int32 [total_tokens / world_size]."""
     return ops.cp_partition_indices.default(cu_seqlens, total_tokens, world_size, rank)

@@ -19,7 +19,7 @@ DType = IntEnum(
 
 
 def _counted(name: str, prefix: str, members: str) -> type[IntEnum]:
-    """Members that count up from 0."""
+    """An enum with members numbered from 0."""
     names = [prefix + member for member in members.split()]
     return IntEnum(name, {member: i for i, member in enumerate(names)}, module=__name__)
 

@@ -1,4 +1,4 @@
-"""fused_attn_fwd and fused_attn_bwd: TransformerEngine's arguments become ours."""
+"""fused_attn_fwd and fused_attn_bwd, translated into the operators of te_attention.torch."""
 
 import functools
 from typing import NamedTuple
@@ -30,7 +30,7 @@ TORCH_DTYPES = {
     DType.kBFloat16: torch.bfloat16,
 }
 
-# Our mask, and whether lengths count. Indexed by NVTE_Mask_Type.
+# (te_attention's mask, whether lengths apply), indexed by NVTE_Mask_Type.
 _MASKS = (
     ("none", False),
     ("none", True),
@@ -50,9 +50,10 @@ def _refuse(name: str, seen: object, needed: str) -> None:
 
 
 class Options(NamedTuple):
-    """What the enums of a call say. `aux`: the names of its auxiliary tensors.
+    """The options that the enums of a call determine. `aux`: the names of its auxiliary tensors.
 
-    `lengths` are the sides whose length a tensor says too: its name, the tensor's, and where.
+    `lengths`: the max_seqlen arguments that a shape also determines, as (argument, tensor,
+    dimension).
     """
 
     layout: Layout
@@ -96,7 +97,7 @@ def _options_of(
 
 
 def _options(call: Call) -> Options:
-    """The options of a call, whose numbers and types are checked."""
+    """The options of a call. Checks its numbers and types."""
     for name in _QUANTIZERS[type(call)]:
         if getattr(call, name) is not None:
             kind = type(getattr(call, name)).__name__
@@ -120,10 +121,10 @@ def _options(call: Call) -> Options:
 
 
 def _starts(call: Call, layout: Layout) -> tuple[Tensor | None, ...]:
-    """Where sequences begin in ragged Q and K, if not where their lengths say."""
+    """The offsets of the sequences in ragged Q and K, or None without gaps."""
     padded = (call.cu_seqlens_q_padded, call.cu_seqlens_kv_padded)
     q, kv = starts_of((call.cu_seqlens_q, call.cu_seqlens_kv), padded)
-    if layout.shared == 3:  # one buffer has one set of starts
+    if layout.shared == 3:  # one buffer has one set of offsets
         kv = q
     return q if layout.q == "thd" else None, kv if layout.kv == "thd" else None
 
@@ -145,14 +146,14 @@ def _pages(call: Call, layout: Layout) -> tuple[Tensor | None, ...]:
 def _arguments(
     call: Call, options: Options, rng_state: Tensor, bias: Tensor | None, sink: Tensor | None
 ) -> Arguments:
-    """The arguments of our operators. A softmax offset is a sink, whichever of the two types."""
+    """The arguments of the operators. Both softmax types with an offset use a sink."""
     layout, padding = options.layout, options.padding
     offsets_q, offsets_kv = _starts(call, layout)
     table_k, table_v = _pages(call, layout)
     drops = call.is_training and call.p_dropout > 0
     left, right = call.window_size
     if right == 0 and options.mask.startswith("causal"):
-        right = -1  # the mask says so, and a default need not be passed
+        right = -1  # the causal mask implies it, and a default is not passed
     return Arguments(
         call.Q,
         call.K,
@@ -183,7 +184,7 @@ def _arguments(
 
 
 class ForwardResult(NamedTuple):
-    """O, and what backward needs. `inputs`: those of bias and softmax offset that are in use."""
+    """O, and the tensors for backward. `inputs`: bias and softmax offset, if used."""
 
     o: Tensor
     lse: Tensor
@@ -199,7 +200,7 @@ def _check_given(name: str, tensor: Tensor | None, used: bool, kind: object) -> 
 
 
 def forward(call: ForwardCall) -> ForwardResult:
-    """Forward, with the LSE of training and of inference alike."""
+    """Runs forward. It returns LSE in inference, too."""
     options = _options(call)
     bias, sink = call.Bias, call.SoftmaxOffset
     _check_given("Bias", bias, options.has_bias, call.bias_type)
@@ -226,9 +227,9 @@ def largest_of_heads(max_logit: Tensor, dtype: torch.dtype) -> Tensor:
 def fused_attn_fwd(*arguments: object) -> list[Tensor]:
     """Takes the fields of ForwardCall; returns O, then the auxiliary tensors for backward.
 
-    Those are the LSE ([b, h, sq, 1], or ragged [t, h, 1]), the random state, the bias and the
-    softmax offset, where there are such. With return_max_logit Max and Sum_Exp take the LSE's
-    place: the largest score of a row, and the sum of exponentials relative to it.
+    The auxiliary tensors are the LSE ([b, h, sq, 1], or ragged [t, h, 1]), the random state, and
+    the bias and softmax offset if given. With return_max_logit, Max and Sum_Exp replace the LSE:
+    the largest score of a row, and the sum of exponentials relative to it.
     """
     call = ForwardCall(*arguments)
     o, lse, largest, rng_state, inputs = forward(call)
@@ -242,7 +243,7 @@ def fused_attn_fwd(*arguments: object) -> list[Tensor]:
 def fused_attn_bwd(*arguments: object) -> list[Tensor | None]:
     """Takes the fields of BackwardCall; returns dQ, dK, dV, dBias or None, dSoftmaxOffset or None.
 
-    dQ, dK and dV share memory as the layout says. dBias has the shape of the bias.
+    dQ, dK and dV have the layout of Q, K and V. dBias has the shape of the bias.
     """
     call = BackwardCall(*arguments)
     options = _options(call)

@@ -1,4 +1,4 @@
-"""KV caches, and ragged against padded batches."""
+"""KV caches, and conversion between ragged and padded batches."""
 
 import operator
 
@@ -13,7 +13,7 @@ _append, _to_bshd, _to_thd = (
     ops.bshd_to_thd.default,
 )
 
-# A member of an enum takes as long to find as an attribute of a tensor.
+# Names of this module, because the lookup of an enum's member is slow.
 _SBHD, _BSHD, _THD = (
     NVTE_QKV_Format.NVTE_SBHD,
     NVTE_QKV_Format.NVTE_BSHD,
@@ -22,7 +22,7 @@ _SBHD, _BSHD, _THD = (
 
 
 def _of_batch(name: str, prefix_sums: Tensor, batch: int) -> Tensor:
-    """The first batch + 1: buffers for CUDA graphs are as long as the largest batch."""
+    """The first batch + 1 entries. Buffers for CUDA graphs are as long as the largest batch."""
     (entries,) = prefix_sums.shape
     if entries == batch + 1:
         return prefix_sums
@@ -61,8 +61,8 @@ def copy_to_kv_cache(
 ) -> None:
     """Appends new tokens to caches whose lengths, cu_cached_lens, include them already.
 
-    With is_non_paged, page_table lists the rows of the cache where the sequences lie now; they
-    move to rows 0, 1, ... first.
+    With is_non_paged, page_table lists the rows of the cache that contain the sequences; these rows
+    are moved to rows 0, 1, ... first.
     """
     if qkv_format not in (_SBHD, _BSHD, _THD):
         raise ValueError(f"qkv_format is {qkv_format!r}; needs NVTE_SBHD, NVTE_BSHD or NVTE_THD")

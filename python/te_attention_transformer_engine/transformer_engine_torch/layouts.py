@@ -1,4 +1,4 @@
-"""The 25 memory layouts, read from their names: formats of both sides, and what shares a buffer."""
+"""The 25 memory layouts, parsed from their names: formats, and tensors in one buffer."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,9 @@ from transformer_engine_torch.enums import NVTE_QKV_Layout
 
 
 class Layout(NamedTuple):
-    """What the name of a layout says.
+    """The properties of a layout.
 
-    `shared` tensors, the last ones of Q, K and V, lie in one buffer; dimension `axis` of the
-    buffer counts them.
+    The last `shared` tensors of Q, K and V are stored in one buffer, along its dimension `axis`.
     """
 
     q: str
@@ -23,11 +22,11 @@ class Layout(NamedTuple):
 
     @property
     def format(self) -> str:
-        """As te_attention.torch names it."""
+        """The format's name in te_attention.torch."""
         return f"{self.q}_{self.kv}"
 
     def new_gradients(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        """Memory for dQ, dK and dV that lies as Q, K and V lie."""
+        """Memory for dQ, dK and dV in the layout of Q, K and V."""
         alone = (q, k, v)[: 3 - self.shared] if self.shared > 1 else (q, k, v)
         out = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in alone]
         if self.shared > 1:
@@ -51,7 +50,7 @@ _LAYOUTS = tuple(_read(layout.name) for layout in NVTE_QKV_Layout)
 
 
 def layout_of(layout: NVTE_QKV_Layout) -> Layout:
-    """Raises ValueError if `layout` is none of the 25."""
+    """The Layout. Raises ValueError if `layout` is not one of the 25."""
     return _LAYOUTS[NVTE_QKV_Layout(layout)]
 
 
@@ -59,7 +58,7 @@ Pair = tuple[Tensor | None, Tensor | None]
 
 
 def starts_of(cu_seqlens: Pair, padded: Pair) -> Pair:
-    """Where thd sequences begin; nothing, if that is where the lengths say."""
+    """The offsets of thd sequences; None if the sequences have no gaps."""
     (q, kv), (plain_q, plain_kv) = padded, cu_seqlens
     if (q is None or q is plain_q) and (kv is None or kv is plain_kv):
         return None, None

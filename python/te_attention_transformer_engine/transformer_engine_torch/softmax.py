@@ -1,4 +1,4 @@
-"""Softmax over scores that are kept, and the transposes around flash attention."""
+"""Softmax over scores in memory, and the transposes around flash attention."""
 
 import torch
 from torch import Tensor
@@ -20,20 +20,20 @@ def scaled_softmax_forward(input: Tensor, scale_factor: float, /) -> Tensor:
 
 
 def scaled_masked_softmax_forward(input: Tensor, mask: Tensor, scale_factor: float, /) -> Tensor:
-    """The same with a mask, [1 or b, 1, sq, sk]: 1 or True hides. A row all hidden is zero."""
+    """softmax(scale * x) with a mask [1 or b, 1, sq, sk], 1 = masked. Fully masked rows are 0."""
     _require_rank("input", input, 4)
     hidden = mask.contiguous().view(torch.bool)
     return _forward(input.contiguous(), hidden, float(scale_factor), "given")
 
 
 def scaled_upper_triang_masked_softmax_forward(input: Tensor, scale_factor: float, /) -> Tensor:
-    """The same for [b * h, s, s], causal."""
+    """softmax(scale * x) of [b * h, s, s], causal."""
     _require_rank("input", input, 3)
     return _forward(input, None, float(scale_factor), "causal")
 
 
 def scaled_aligned_causal_masked_softmax_forward(input: Tensor, scale_factor: float, /) -> Tensor:
-    """The same for [b, h, sq, sk], causal from the bottom right corner."""
+    """softmax(scale * x) of [b, h, sq, sk], causal, bottom-right aligned."""
     _require_rank("input", input, 4)
     return _forward(input, None, float(scale_factor), "causal_bottom_right")
 
@@ -41,8 +41,8 @@ def scaled_aligned_causal_masked_softmax_forward(input: Tensor, scale_factor: fl
 def scaled_softmax_backward(
     output_grad: Tensor, softmax_results: Tensor, scale_factor: float, /
 ) -> Tensor:
-    """scale * y * (dy - sum(dy * y)): the gradient of each of the four."""
-    kind = "none"  # what is hidden has y = 0 and so no gradient
+    """scale * y * (dy - sum(dy * y)): the gradient of each of the four functions."""
+    kind = "none"  # masked elements have y = 0 and therefore no gradient
     return _backward(output_grad.contiguous(), softmax_results, float(scale_factor), kind)
 
 

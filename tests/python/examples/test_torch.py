@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "torch"
     ("name", "words"),
     [
         ("quickstart.py", "cpu: accepts"),
-        ("sdpa.py", "operators: te_attention::backward_few_out te_attention::forward_few"),
+        ("sdpa.py", "operators: te_attention::backward_minimal_out te_attention::forward_minimal"),
         ("huggingface.py", "both write the same"),
         ("gpt.py", "the paged cache writes the same"),
         ("dot_product_attention.py", "torch.Size([128, 512])"),

@@ -1,10 +1,10 @@
-"""How this package refuses: the argument, the value seen, the value needed."""
+"""Errors with the name of an argument, the value seen and the value needed."""
 
 NOT_YET = "FP8 attention is not there yet"
 
 
 class RefusedError(ValueError, AssertionError):
-    """An argument that cannot be served. TransformerEngine raises one or the other."""
+    """An unsupported argument. TransformerEngine raises one of the two base classes."""
 
 
 def refuse(name: str, seen: object, needed: str) -> None:
@@ -13,12 +13,12 @@ def refuse(name: str, seen: object, needed: str) -> None:
 
 
 def require(holds: bool, name: str, seen: object, needed: str) -> None:
-    """Refuses unless it holds."""
+    """Refuses unless `holds`."""
     if not holds:
         refuse(name, seen, needed)
 
 
 def refuse_later(fp8: bool, cp_group: object) -> None:
-    """Refuses what is accepted in signatures and not there yet."""
+    """Refuses arguments that the signatures accept and that are not implemented."""
     require(not fp8, "fp8", fp8, f"False: {NOT_YET}")
     require(cp_group is None, "cp_group", "a group", "None: context parallelism is not there yet")

@@ -1,4 +1,4 @@
-"""The constants that attention uses: dtypes, and the names that its options may have."""
+"""The constants of attention: dtypes, and the valid names of its options."""
 
 import torch
 

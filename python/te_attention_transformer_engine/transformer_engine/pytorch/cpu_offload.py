@@ -1,4 +1,4 @@
-"""Keeps activations that attention marks on the host until the backward pass needs them."""
+"""Moves the activations that attention marks to the host until the backward pass."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 MARK = "activation_offloading"
-_active = 0  # contexts that are open
+_active = 0  # the number of open contexts
 
 
 def is_cpu_offload_enabled() -> bool:
@@ -16,17 +16,17 @@ def is_cpu_offload_enabled() -> bool:
 
 
 def mark_activation_offload(*tensors: Tensor | None) -> None:
-    """What an open context takes to the host once autograd has saved it."""
+    """Marks tensors that an open context moves to the host once autograd has saved them."""
     for tensor in tensors:
         if tensor is not None:
             setattr(tensor, MARK, True)
 
 
 def start_offload(*tensors: Tensor | None, offload_base_tensor: bool = False) -> None:
-    """The same, at the beginning of a layer.
+    """As mark_activation_offload(), at the beginning of a layer.
 
-    offload_base_tensor asks for the whole memory that views share. Here each view goes by itself,
-    with its own strides, so nothing follows from it.
+    offload_base_tensor requests the memory that views share. Here each view is moved separately,
+    with its own strides, so it has no effect.
     """
     del offload_base_tensor
     if _active:
@@ -70,10 +70,10 @@ def get_cpu_offload_context(
     offload_activations: bool = True,
     offload_weights: bool = False,
 ) -> tuple[AbstractContextManager, Callable[[Tensor], Tensor]]:
-    """A context around the layers, and a function that the output of each layer goes through.
+    """A context around the layers, and a function to apply to the output of each layer.
 
-    num_layers of model_layers are offloaded elsewhere; a context here takes every layer that runs
-    in it, so the function has nothing to count.
+    TransformerEngine offloads num_layers of model_layers. Here a context offloads every layer that
+    runs in it, so the function returns its argument.
     """
     del num_layers, model_layers
     if offload_weights:

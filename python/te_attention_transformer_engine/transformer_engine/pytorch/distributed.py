@@ -44,19 +44,19 @@ def _copied(state: torch.Tensor | torch.Generator) -> torch.Tensor | torch.Gener
 
 
 class CudaRNGStatesTracker:
-    """Random states by name; dropout inside fork(name) draws from that one."""
+    """Random states by name. Dropout inside fork(name) draws from the state of that name."""
 
     def __init__(self) -> None:
-        """Without states."""
+        """Creates a tracker without states."""
         self.reset()
 
     def reset(self) -> None:
-        """Forgets every state."""
+        """Removes every state."""
         self.states_: dict = {}
         self.seeds_: set[int] = set()
 
     def get_states(self) -> dict:
-        """A copy of the table; the states themselves go on."""
+        """A copy of the table. The states are not copied."""
         return dict(self.states_)
 
     def set_states(self, states: dict) -> None:
@@ -64,7 +64,7 @@ class CudaRNGStatesTracker:
         self.states_ = dict(states)
 
     def add(self, name: str, seed: int) -> None:
-        """A new state."""
+        """Adds a state."""
         if seed in self.seeds_:
             raise RuntimeError(f"seed is {seed}, which a state has; needs another one")
         if name in self.states_:
@@ -74,7 +74,7 @@ class CudaRNGStatesTracker:
 
     @contextmanager
     def fork(self, name: str = "model-parallel-rng") -> Iterator[None]:
-        """Draws from the state of this name, which goes on from where it was."""
+        """A context in which random numbers are drawn from the state of this name."""
         if name not in self.states_:
             raise KeyError(f"name is {name!r}; needs one of {sorted(self.states_)}")
         outside = _RANDOM.get()
@@ -87,7 +87,7 @@ class CudaRNGStatesTracker:
 
 
 class _Replayed:
-    """A function whose second call finds the tracker's states as the first one found them."""
+    """A function whose second call restores the tracker's states of the first call."""
 
     def __init__(self, function: Callable, tracker: CudaRNGStatesTracker) -> None:
         self.function, self.tracker = function, tracker
@@ -114,10 +114,10 @@ def checkpoint(
     use_reentrant: bool = True,
     **kwargs: object,
 ) -> object:
-    """Runs a function without keeping what it saves; the backward pass runs it again.
+    """Runs a function without storing its activations; the backward pass runs it again.
 
-    The default generators and, if given, the tracker's states are the same both times. tp_group is
-    the group over which saved activations would be distributed, which is refused.
+    The default generators and, if given, the tracker's states are the same in both runs. tp_group
+    is the group for distribute_saved_activations, which is refused.
     """
     if distribute_saved_activations:
         raise ValueError(f"distribute_saved_activations is True (over {tp_group}); needs False")

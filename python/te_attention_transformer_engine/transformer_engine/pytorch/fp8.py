@@ -1,4 +1,4 @@
-"""The name that quantization had before release 2.9."""
+"""The name of quantization before release 2.9."""
 # ruff: noqa: F401
 
 from transformer_engine.pytorch.quantization import (

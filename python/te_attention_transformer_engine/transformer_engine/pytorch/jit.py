@@ -6,7 +6,7 @@ import torch
 
 
 def jit_fuser(function: Callable) -> Callable:
-    """Nothing here is worth compiling: the kernels are fused already."""
+    """Returns the function unchanged, because the kernels are already fused."""
     return function
 
 

@@ -1,4 +1,4 @@
-"""FP8, which is not there yet: what programs ask and switch around attention, always off."""
+"""The interface that programs use to query and switch FP8 around attention: always off."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +22,8 @@ def autocast(
     amax_reduction_group: object = None,
     _graph: bool = False,
 ) -> Iterator[None]:
-    """A context in which nothing is quantised: enabled has to be False."""
-    del recipe, amax_reduction_group, _graph  # of FP8
+    """A context without quantisation: enabled must be False."""
+    del recipe, amax_reduction_group, _graph  # arguments of FP8
     require(not enabled, "enabled", enabled, f"False: {NOT_YET}")
     require(not calibrating, "calibrating", calibrating, f"False: {NOT_YET}")
     yield
@@ -41,11 +41,11 @@ def fp8_autocast(
 
 
 class FP8GlobalStateManager:
-    """What programs ask of the state of FP8: it is off."""
+    """The state of FP8 that programs query: off."""
 
     @classmethod
     def reset(cls) -> None:
-        """There is nothing to forget."""
+        """Has no effect, because there is no state."""
 
     @classmethod
     def is_fp8_enabled(cls) -> bool:

@@ -1,4 +1,4 @@
-"""What is asked about the machine, and a few functions that models import."""
+"""Properties of the machine, and functions that models import."""
 
 import functools
 import math
@@ -13,13 +13,13 @@ import transformer_engine_torch as tex
 
 @functools.lru_cache
 def get_device_compute_capability() -> tuple[int, int]:
-    """(major, minor) of the current CUDA device; (0, 0) where there is none."""
+    """(major, minor) of the current CUDA device; (0, 0) without a device."""
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
 
 
 @functools.lru_cache
 def get_cudnn_version() -> tuple[int, int, int]:
-    """The version whose support rules hold; no cuDNN is behind it."""
+    """A version that passes callers' checks. TE Attention does not use cuDNN here."""
     encoded = tex.get_cudnn_version()
     major, rest = divmod(encoded, 1000 if encoded < 90000 else 10000)
     return (major, *divmod(rest, 100))
@@ -33,7 +33,7 @@ def is_bf16_available(return_reason: bool = False) -> bool | tuple[bool, str]:
 
 
 def attention_mask_func(attention_scores: Tensor, attention_mask: Tensor) -> Tensor:
-    """Hides, in place, the scores where the mask is True."""
+    """Masks the scores in place where the mask is True."""
     return attention_scores.masked_fill_(attention_mask, torch.finfo(attention_scores.dtype).min)
 
 
@@ -43,7 +43,7 @@ def init_method_normal(sigma: float) -> Callable[[Tensor], Tensor]:
 
 
 def scaled_init_method_normal(sigma: float, num_layers: int) -> Callable[[Tensor], Tensor]:
-    """The same for the last layer of a block, of `num_layers` of them."""
+    """init_method_normal() for the last layer of a block, with `num_layers` blocks."""
     return init_method_normal(sigma / math.sqrt(2.0 * num_layers))
 
 
@@ -59,9 +59,9 @@ def split_tensor_along_dim(
 
 
 def combine_tensors(tensors: Sequence[Tensor], dim: int) -> Tensor:
-    """Tensors of one shape along a new dimension, which goes where list.insert would put it.
+    """Stacks tensors of one shape along a new dimension at index `dim`, as list.insert counts.
 
-    A view where they lie in one buffer like that and need no gradient, else a copy.
+    Returns a view if they are stored in one buffer like that and need no gradient, else a copy.
     """
     first = tensors[0]
     size, stride = list(first.shape), list(first.stride())
@@ -77,7 +77,7 @@ def combine_tensors(tensors: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """Parts along a dimension: a view where each lies behind the one before it, else a copy."""
+    """Concatenates parts along a dimension: a view if they are adjacent in memory, else a copy."""
     first = parts[0]
     stride, memory = first.stride(), first.untyped_storage().data_ptr()
     start, rows = first.storage_offset(), 0
@@ -109,6 +109,6 @@ class SplitAlongDim(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of the whole."""
+        """The gradient of the tensor before the split."""
         parts = [g.unsqueeze(ctx.dim) for g in gradients] if ctx.squeeze else gradients
         return _joined(parts, ctx.dim), None, None, None

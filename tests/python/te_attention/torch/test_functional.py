@@ -49,7 +49,7 @@ def test_the_short_way_is_the_long_one(
 ) -> None:
     tensors = [t.requires_grad_(differentiable) for t in inputs(2, 4, 4, 16)]
     short = tea.attention(*tensors, **PLAIN[name])
-    monkeypatch.delattr("te_attention.torch.functional.run_few")
+    monkeypatch.delattr("te_attention.torch.functional.run_minimal")
     long = tea.attention(*tensors, **PLAIN[name], return_lse=True)[0]
     assert torch.equal(short, long)
     assert short.requires_grad == long.requires_grad == differentiable
@@ -78,7 +78,7 @@ def test_no_option_goes_the_short_way(option: dict, monkeypatch: pytest.MonkeyPa
     def fail(*_):
         pytest.fail(f"{option} was lost")
 
-    monkeypatch.setattr("te_attention.torch.functional.run_few", fail)
+    monkeypatch.setattr("te_attention.torch.functional.run_minimal", fail)
     tensors = [t.detach() for t in inputs(1, 2, 8, 16)]
     with contextlib.suppress(RuntimeError, ValueError):
         tea.attention(*tensors, **option)
@@ -87,7 +87,7 @@ def test_no_option_goes_the_short_way(option: dict, monkeypatch: pytest.MonkeyPa
 def test_determinism_of_the_whole_program_goes_the_long_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delattr("te_attention.torch.functional.run_few")
+    monkeypatch.delattr("te_attention.torch.functional.run_minimal")
     torch.use_deterministic_algorithms(True)
     try:
         tea.attention(*inputs(1, 2, 8, 16))
@@ -232,7 +232,7 @@ def test_words_that_mean_nothing_are_refused(name: str) -> None:
 def test_two_sources_of_random_state_are_refused() -> None:
     q, k, v = inputs(1, 2, 8, 16)
     options = {"rng_state": torch.tensor([1, 2]), "generator": torch.Generator()}
-    with pytest.raises(ValueError, match="generator is given beside rng_state"):
+    with pytest.raises(ValueError, match="generator is given with rng_state"):
         tea.attention(q, k, v, dropout=0.5, **options)
 
 
@@ -337,11 +337,11 @@ def test_a_number_on_a_device_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["causal_upper_left", "causal_lower_right"])
-def test_a_causal_bias_is_refused_by_its_word(name: str) -> None:
+def test_a_causal_bias_is_refused_with_the_masks_name(name: str) -> None:
     bias = getattr(torch.nn.attention.bias, name)(8, 9)
     q, k, v = inputs(1, 2, 8, 16)
     word = "causal" if name == "causal_upper_left" else "causal_bottom_right"
-    with pytest.raises(TypeError, match=f"bias is a CausalBias; needs numbers: mask='{word}'"):
+    with pytest.raises(TypeError, match=f"bias is a CausalBias; needs numbers: use mask='{word}'"):
         tea.attention(q, k, v, bias=bias)
 
 

@@ -125,7 +125,7 @@ def test_an_encoder_that_does_not_say_that_it_is_one(padded: bool) -> None:
 
 
 def test_a_model_that_declares_no_other_implementation_is_named() -> None:
-    huggingface._declared.cache_clear()
+    huggingface._supports_attention.cache_clear()
     _, ours = pair("bloom")
     with pytest.warns(UserWarning, match="models of BloomConfig declare no support"):
         ours(input_ids=tokens())

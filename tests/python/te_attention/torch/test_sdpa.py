@@ -43,7 +43,7 @@ def test_causal_biases_are_words(name: str, rows: int, cols: int) -> None:
     want = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     with sdpa.enabled():
         got = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        with pytest.raises(ValueError, match="is a CausalBias; needs None beside is_causal=True"):
+        with pytest.raises(ValueError, match="is a CausalBias; needs None with is_causal=True"):
             functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=True)
     torch.testing.assert_close(got, want, equal_nan=True)
 
@@ -148,4 +148,4 @@ def test_pytorchs_flash_backend_is_ours_while_active(causal: bool) -> None:
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, atol=5e-2, rtol=5e-2)
     names = {event.key for event in profile.key_averages()}
-    assert {"te_attention::forward_few", "te_attention::backward_few"} <= names
+    assert {"te_attention::forward_minimal", "te_attention::backward_minimal"} <= names

@@ -1,8 +1,8 @@
-"""KV caches for inference, paged and not, and the lengths that attention needs at each step.
+"""Paged and contiguous KV caches for inference, and the lengths for the attention of each step.
 
-The host decides in pre_step which rows or pages a sequence has, and writes that into buffers whose
-addresses never change. step only launches kernels that read them, so a CUDA graph of it can be
-replayed.
+pre_step assigns rows or pages to the sequences on the host, and writes the assignment into buffers
+whose addresses never change. step only launches kernels that read these buffers, so that a CUDA
+graph of it can be replayed.
 """
 
 from collections import OrderedDict, deque
@@ -27,13 +27,13 @@ def _default_device() -> torch.device:
 
 
 def _write(buffer: Tensor, values: Iterable[int]) -> None:
-    """Into a buffer of integers, in place, without waiting for the device."""
+    """Writes values into a buffer of integers, in place, without waiting for the device."""
     options = {"dtype": buffer.dtype, "device": "cpu", "pin_memory": buffer.is_cuda}
     buffer.copy_(torch.tensor(list(values), **options).view_as(buffer), non_blocking=True)
 
 
 def _new_tokens(new_k: Tensor, qkv_format: str, max_batch_size: int) -> tuple[int, int]:
-    """Sequences and tokens of each; ragged tokens are counted on the device."""
+    """(sequences, tokens of each). For ragged tokens the lengths are on the device."""
     if qkv_format == "thd":
         return max_batch_size, 1
     batch, length, *_ = new_k.shape
@@ -41,15 +41,15 @@ def _new_tokens(new_k: Tensor, qkv_format: str, max_batch_size: int) -> tuple[in
 
 
 class KVCacheManager:
-    """What a manager has: memory for each layer, and sequences with their lengths."""
+    """Interface of a cache manager: memory for each layer, and the sequences' lengths."""
 
     def __init__(self) -> None:
-        """No layer has memory yet."""
+        """Creates a manager without memory for any layer."""
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
         self.sequences: OrderedDict[int, int] = OrderedDict()
 
     def reset(self) -> None:
-        """Forgets all sequences. The memory stays."""
+        """Removes all sequences. The memory stays allocated."""
         self.sequences = OrderedDict()
 
     def allocate_memory(self, layer_number: int) -> None:
@@ -57,7 +57,7 @@ class KVCacheManager:
         raise NotImplementedError
 
     def pre_step(self, step_dict: OrderedDict[int, int]) -> OrderedDict[int, int]:
-        """Makes room for the new tokens of each sequence; returns the lengths with them."""
+        """Reserves memory for the new tokens of each sequence; returns the new lengths."""
         raise NotImplementedError
 
     def step(
@@ -74,7 +74,7 @@ class KVCacheManager:
 
 
 class _Manager(KVCacheManager):
-    """What the two managers share: shapes, limits, and the order of sequences."""
+    """Base class of the two managers: shapes, limits, and the order of sequences."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class _Manager(KVCacheManager):
         self._rows = rows
 
     def allocate_memory(self, layer_number: int) -> None:
-        """Zeros for K and V of a layer."""
+        """Allocates zeros for K and V of a layer."""
         options = {"dtype": self.dtype, "device": self.device}
         self.cache[layer_number] = tuple(
             torch.zeros(*self._rows, self.num_heads, dim, **options)
@@ -102,7 +102,7 @@ class _Manager(KVCacheManager):
     def _append(
         self, layer_number: int, new: tuple, places: Tensor, pages: int, moves: bool
     ) -> tuple[Tensor, Tensor, int]:
-        """The caches of a layer with new tokens, and how many sequences there are."""
+        """Appends new tokens; returns the caches of a layer and the number of sequences."""
         new_k, new_v, cu_new_seqlens, cu_cached_seqlens, qkv_format = new
         if layer_number not in self.cache:
             raise ValueError(
@@ -114,7 +114,7 @@ class _Manager(KVCacheManager):
         if batch < len(self.sequences):
             raise ValueError(
                 f"new_k has a batch of {batch}; needs {len(self.sequences)}, as many as pre_step "
-                "was told of"
+                "received"
             )
         tex.copy_to_kv_cache(
             *(new_k, new_v, k_cache, v_cache, places, cu_new_seqlens, cu_cached_seqlens),
@@ -123,7 +123,7 @@ class _Manager(KVCacheManager):
         return k_cache, v_cache, batch
 
     def _lengths_after(self, step_dict: OrderedDict[int, int]) -> OrderedDict[int, int]:
-        """The lengths with the new tokens, after checking that they fit."""
+        """Checks that the new tokens fit, and returns the lengths with them."""
         going_on = [name for name in self.sequences if name in step_dict]
         if list(step_dict)[: len(going_on)] != going_on:
             raise ValueError(
@@ -149,7 +149,7 @@ class _Manager(KVCacheManager):
 
 
 class NonPagedKVCacheManager(_Manager):
-    """A row of the cache for each sequence. Rows move up when sequences before them finish."""
+    """One row of the cache per sequence. Rows move forward when earlier sequences finish."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class NonPagedKVCacheManager(_Manager):
         dims = (num_heads, head_dim_k, head_dim_v or head_dim_k)
         limits = (max_batch_size, max_seqlen)
         super().__init__(limits, dims, dtype, limits, device)
-        # Which rows have become rows 0, 1, ..., and what they are after the step.
+        # The previous indices of rows 0, 1, ..., and their indices after the step.
         self.batch_indices_post_step = torch.arange(
             max_batch_size, dtype=torch.int32, device=self.device
         )
@@ -173,13 +173,13 @@ class NonPagedKVCacheManager(_Manager):
         self.need_reindex = True
 
     def reset(self) -> None:
-        """Forgets all sequences."""
+        """Removes all sequences."""
         super().reset()
         self.batch_indices.copy_(self.batch_indices_post_step)
         self.need_reindex = True
 
     def pre_step(self, step_dict: OrderedDict[int, int]) -> OrderedDict[int, int]:
-        """Rows of sequences that go on move to the front; new ones follow."""
+        """Moves the rows of continuing sequences to the front; new sequences follow."""
         after = self._lengths_after(step_dict)
         rows = list(enumerate(self.sequences))
         going_on = [row for row, name in rows if name in step_dict]
@@ -198,8 +198,8 @@ class NonPagedKVCacheManager(_Manager):
         cu_cached_seqlens: Tensor,
         qkv_format: str,
     ) -> tuple[Tensor, Tensor]:
-        """Moves rows where they have to, appends, and returns the rows in use."""
-        # A graph is replayed when other rows are to move than when it was captured.
+        """Moves rows if necessary, appends, and returns the rows in use."""
+        # A replay of a graph may have to move other rows than its capture.
         captured = new_k.is_cuda and torch.cuda.is_current_stream_capturing()
         new = (new_k, new_v, cu_new_seqlens, cu_cached_seqlens, qkv_format)
         moves = self.need_reindex or captured
@@ -209,14 +209,14 @@ class NonPagedKVCacheManager(_Manager):
 
 @dataclass
 class Page:
-    """A page of the cache, and whether a sequence has it."""
+    """A page of the cache, and whether it is allocated to a sequence."""
 
     page_id: int
     allocated: bool = False
 
 
 class PagedKVCacheManager(_Manager):
-    """Pages of the cache for each sequence, in a table."""
+    """A table with the pages of each sequence."""
 
     def __init__(
         self,
@@ -243,20 +243,20 @@ class PagedKVCacheManager(_Manager):
         )
 
     def reset(self) -> None:
-        """Forgets all sequences; every page is free."""
+        """Removes all sequences and frees every page."""
         for name in list(self.allocated_pages):
             self.deallocate_sequence(name)
         super().reset()
         self.page_table.zero_()
 
     def print_cache(self) -> None:
-        """Prints which pages each sequence has."""
+        """Prints the pages of each sequence."""
         print(f"{self.get_sequence_count()} sequences, {len(self.free_pages)} free pages")
         for name, length in self.sequences.items():
             print(f"sequence {name}: {length} tokens in pages {self.get_page_list(name)}")
 
     def get_sequence_count(self) -> int:
-        """How many sequences there are."""
+        """The number of sequences."""
         return len(self.sequences)
 
     def get_sequence_lengths(self) -> list[int]:
@@ -268,7 +268,7 @@ class PagedKVCacheManager(_Manager):
         return bool(self.free_pages)
 
     def get_page_count(self, seq: int) -> int:
-        """How many pages a sequence has."""
+        """The number of pages of a sequence."""
         return len(self.allocated_pages[seq])
 
     def get_page_list(self, seq: int) -> list[int]:
@@ -276,7 +276,7 @@ class PagedKVCacheManager(_Manager):
         return [page.page_id for page in self.allocated_pages[seq]]
 
     def get_page_table(self, sequences: Iterable[int]) -> Tensor:
-        """Fills the table for these sequences, with zeros after their pages, and returns it."""
+        """Fills the table for these sequences, padded with zeros, and returns it."""
         rows = [self.get_page_list(name) for name in sequences]
         rows += [[]] * (self.max_batch_size - len(rows))
         padded = (row + [0] * (self.max_pages_per_seq - len(row)) for row in rows)
@@ -291,31 +291,31 @@ class PagedKVCacheManager(_Manager):
             )
 
     def allocate_page(self, seq: int) -> None:
-        """Gives a sequence one more page."""
+        """Allocates one more page to a sequence."""
         self._require_free(1, len(self.free_pages))
         page = self.free_pages.popleft()
         page.allocated = True
         self.allocated_pages.setdefault(seq, []).append(page)
 
     def allocate_sequence(self, seq: int, length: int) -> None:
-        """Gives a sequence the pages that `length` tokens need beyond those that it has."""
+        """Allocates the pages that a sequence of `length` tokens lacks."""
         self.allocated_pages.setdefault(seq, [])
         while self.get_page_count(seq) * self.page_size < length:
             self.allocate_page(seq)
 
     def deallocate_sequence(self, seq: int) -> None:
-        """Takes a sequence's pages back."""
+        """Frees the pages of a sequence."""
         for page in self.allocated_pages.pop(seq):
             page.allocated = False
             self.free_pages.append(page)
 
     def pre_step(self, step_dict: OrderedDict[int, int]) -> OrderedDict[int, int]:
-        """Pages of finished sequences become free; the others get what they need."""
+        """Frees the pages of finished sequences and allocates those that the others need."""
         after = self._lengths_after(step_dict)
         finished = [name for name in self.sequences if name not in step_dict]
         pages = {name: len(held) for name, held in self.allocated_pages.items()}
         needed = sum(-(-length // self.page_size) - pages.get(n, 0) for n, length in after.items())
-        # Before anything changes, so that a caller can try again with fewer sequences.
+        # Checked before any change, so that a caller can try again with fewer sequences.
         self._require_free(needed, len(self.free_pages) + sum(pages[name] for name in finished))
         for name in finished:
             self.deallocate_sequence(name)
@@ -344,8 +344,8 @@ class PagedKVCacheManager(_Manager):
 class InferenceParams:
     """The caches of all layers and the lengths of a step.
 
-    In each iteration: pre_step with the sequences and how many new tokens each has, those that go
-    on first; then the model, whose layers call step.
+    In each iteration, call pre_step with the number of new tokens of each sequence, continuing
+    sequences first; then run the model, whose layers call step.
     """
 
     def __init__(
@@ -364,7 +364,7 @@ class InferenceParams:
         custom_cache_manager: type[KVCacheManager] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        """Memory is made by allocate_memory, for each layer. `device`: default the current GPU."""
+        """allocate_memory allocates the memory of a layer. `device`: default the current GPU."""
         self.max_batch_size, self.max_sequence_length = max_batch_size, max_sequence_length
         self.num_heads_kv, self.dtype = num_heads_kv, dtype
         self.head_dim_k, self.head_dim_v = head_dim_k, head_dim_v or head_dim_k
@@ -384,7 +384,9 @@ class InferenceParams:
         self._set_format(qkv_format)
         lengths = (max_batch_size + 1, max_batch_size + 1, max_batch_size)
         integers = {"dtype": torch.int32, "device": place.get("device", _default_device())}
-        self._lengths = torch.zeros(sum(lengths), **integers)  # one buffer: one copy in each step
+        self._lengths = torch.zeros(
+            sum(lengths), **integers
+        )  # one buffer, so that a step needs one copy
         self.cu_seqlens_q, self.cu_seqlens_kv, self.pre_step_seqlens = self._lengths.split(lengths)
         self._forget()
 
@@ -417,7 +419,7 @@ class InferenceParams:
         self.sequences_pre_step: OrderedDict[int, int] = OrderedDict()
 
     def reset(self) -> None:
-        """Forgets all sequences. The memory of the caches stays."""
+        """Removes all sequences. The memory of the caches stays allocated."""
         self._forget()
         self.cache_manager.reset()
 
@@ -426,7 +428,7 @@ class InferenceParams:
         self.cache_manager.allocate_memory(layer_number)
 
     def pre_step(self, step_dict: OrderedDict[int, int]) -> None:
-        """Begins a step: which sequences it has, in order, with how many new tokens each."""
+        """Begins a step with these sequences, in order, and their numbers of new tokens."""
         self.sequences = self.cache_manager.pre_step(step_dict)
         self.batch_size = len(step_dict)
         self.sequences_pre_step = OrderedDict(
@@ -439,13 +441,13 @@ class InferenceParams:
         _write(self._lengths, [*cu_seqlens_q, *cu_seqlens_kv, *before])
 
     def get_seqlens_pre_step(self) -> Tensor:
-        """The lengths before this step: where its first tokens are."""
+        """The lengths before this step, which are the positions of its first tokens."""
         return self.pre_step_seqlens
 
     def step(
         self, layer_number: int, new_k: Tensor, new_v: Tensor, qkv_format: str
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, int, str]:
-        """Appends the new tokens of a layer. The caches, lengths and format for its attention."""
+        """Appends the new tokens of a layer; returns caches, lengths and format."""
         if qkv_format != self.input_qkv_format:
             self._set_format(qkv_format)
         k_cache, v_cache = self.cache_manager.step(

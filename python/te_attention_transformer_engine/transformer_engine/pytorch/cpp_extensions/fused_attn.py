@@ -107,7 +107,7 @@ def fused_attn_fwd(
     return_max_logit: bool = False,
     cuda_graph: bool = False,
 ) -> tuple:
-    """O and the auxiliary tensors for backward: LSE, random state, then bias and softmax offset.
+    """Returns O and the auxiliary tensors: LSE, random state, then bias and softmax offset.
 
     With return_max_logit also the largest score of each head, [heads].
     """
@@ -161,7 +161,7 @@ def fused_attn_bwd(
     deterministic: bool = False,
     cuda_graph: bool = False,
 ) -> list[Tensor | None]:
-    """[dQ, dK, dV, dBias or None, dSoftmaxOffset or None] from what fused_attn_fwd returned."""
+    """Returns [dQ, dK, dV, dBias or None, dSoftmaxOffset or None]."""
     _check_backend(fused_attention_backend)
     # fmt: off
     return tex.fused_attn_bwd(

@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class TransformerEngineBaseModule(torch.nn.Module):
-    """A module that may one day run in FP8; here fp8 is False."""
+    """Base class with the attributes of FP8, which is always off here."""
 
     def __init__(self, name: str | None = None) -> None:
-        """In the state before any forward pass."""
+        """Sets the attributes to their values before the first forward pass."""
         super().__init__()
         self.name = name
         self.fp8 = self.fp8_calibration = False
@@ -22,11 +22,11 @@ class TransformerEngineBaseModule(torch.nn.Module):
         self.activation_dtype: torch.dtype | None = None
 
     def fast_setattr(self, name: str, value: object) -> None:
-        """Sets an attribute that is no parameter, buffer or module."""
+        """Sets an attribute that is not a parameter, buffer or module."""
         self.__dict__[name] = value
 
     def set_tensor_parallel_group(self, tp_group: object) -> None:
-        """The group that shares the heads."""
+        """Sets the tensor-parallel group, which shares the heads."""
         self.tp_group = tp_group
 
     @contextmanager
@@ -37,9 +37,9 @@ class TransformerEngineBaseModule(torch.nn.Module):
         allow_non_contiguous: bool = False,
         allow_different_data_and_param_types: bool = False,
     ) -> Iterator[Tensor]:
-        """Yields the input, after the check that it and the parameters have one dtype.
+        """Yields the input after checking that it and the parameters have one dtype.
 
-        num_gemms counts quantizers, of which there are none while fp8 is False.
+        num_gemms is the number of quantizers, which do not exist while fp8 is False.
         """
         del num_gemms
         if not allow_different_data_and_param_types:

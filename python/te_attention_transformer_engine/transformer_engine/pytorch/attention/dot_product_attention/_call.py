@@ -1,4 +1,4 @@
-"""One call of DotProductAttention: its arguments, then what follows from them."""
+"""One call of DotProductAttention: its arguments, and the values derived from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from torch import Tensor
 from transformer_engine.pytorch._refusal import refuse, require
 from transformer_engine.pytorch.constants import AttnBiasTypes
 
-from ._engine import check_small
+from ._engine import check_bias_and_offset
 from ._layouts import first, get_qkv_layout, pages_of
 from ._lengths import get_cu_seqlens, get_full_cu_seqlens
-from ._masks import words_of
+from ._masks import normalised_options
 
 
 class _Cached(torch.autograd.Function):
-    """Queries beside keys and values that went into a cache, from which no gradient comes back."""
+    """Identity for queries whose keys and values are in a cache, which has no gradient."""
 
     @staticmethod
     def forward(_ctx, query_layer: Tensor, *_keys_and_values: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ _RANKS = {"sbhd": 4, "bshd": 4, "thd": RAGGED}
 
 @dataclass(slots=True)
 class Call:
-    """Tensors and options of a call; None where the module's own count, until fill()."""
+    """Tensors and options of a call. None: the module's own option, which fill() inserts."""
 
     q: Tensor
     k: Tensor
@@ -60,16 +60,16 @@ class Call:
     inference_params: object
     pad_between_seqs: bool | None
     num_splits: int
-    lengths_of_masks: bool = False  # found by settle()
+    lengths_from_masks: bool = False  # set by resolve()
     layout: str = ""
     q_format: str = ""
     kv_format: str = ""
 
     def fill(self, module: dict) -> None:
-        """Takes the module's words where the call has none.
+        """Replaces each option of None by that of the module.
 
-        Bounds of lengths may come as tensors. Reading one waits for the device, and each value is a
-        kind of its own, so those that a shape or a cache says are dropped.
+        max_seqlen may be a tensor, and reading it waits for the device; and each value has a cache
+        entry of its own. A max_seqlen that a shape or a cache determines is therefore dropped.
         """
         if self.mask is None:
             self.mask = module["attn_mask_type"]
@@ -86,8 +86,8 @@ class Call:
         self.max_seqlen_kv = index(most_kv) if ragged and most_kv is not None else None
 
     def use_cache(self, layer_number: int) -> None:
-        """Puts the new keys and values into the KV cache, and the cache in their place."""
-        self._settle_words()
+        """Appends the new keys and values to the KV cache, and replaces k and v by the cache."""
+        self._normalise_options()
         if "padding" not in self.mask:
             refuse("attn_mask_type", self.mask, "a padding mask with a KV cache")
         if self.mask == "padding_causal":
@@ -106,27 +106,29 @@ class Call:
         self.q = q = self.q.contiguous()
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             self.q = q = _Cached.apply(q, k, v)
-        if self.qkv_format[0] != "t":  # the lengths are kept for more sequences than there may be
+        if self.qkv_format[0] != "t":  # the buffer of lengths may have more sequences
             entries = q.shape[self.qkv_format.index("b")] + 1
             self.cu_seqlens_q = first(self.cu_seqlens_q, entries)
             self.cu_seqlens_kv = first(self.cu_seqlens_kv, entries)
 
-    def _settle_words(self) -> None:
+    def _normalise_options(self) -> None:
         window = tuple(self.window)
-        self.mask, self.window, self.bottom_right = words_of(self.mask, window, self.bottom_right)
+        self.mask, self.window, self.bottom_right = normalised_options(
+            self.mask, window, self.bottom_right
+        )
 
-    def settle(self) -> None:
-        """Gives each word its one spelling; finds the layout, the lengths and their bounds."""
-        self._settle_words()
+    def resolve(self) -> None:
+        """Normalises the options; determines the layout, the lengths and max_seqlen."""
+        self._normalise_options()
         self.layout, self.q, self.k, self.v, self.q_format, self.kv_format = get_qkv_layout(
             self.q, self.k, self.v, self.qkv_format, self.inference_params
         )
         if self.q.dim() != _RANKS[self.q_format] or self.k.dim() != _RANKS[self.kv_format]:
             self._refuse_rank()
         if self.q_format == "thd" or self.inference_params is not None:
-            self._settle_ragged()
+            self._resolve_ragged_lengths()
         else:
-            self._settle_dense()
+            self._resolve_dense_lengths()
         if self.pad_between_seqs is None:
             self.pad_between_seqs = self.q_format == "thd" and self._has_gaps()
 
@@ -137,13 +139,13 @@ class Call:
         refuse(name, f"of {tensor.dim()} dimensions", f"{_RANKS[form]} for {form}")
 
     def _has_gaps(self) -> bool:
-        """Whether sequences begin elsewhere than the lengths say, without reading the device."""
+        """Whether the padded lengths are other tensors, without reading the device."""
         q, kv = self.cu_seqlens_q_padded, self.cu_seqlens_kv_padded
         return (q is not None and q is not self.cu_seqlens_q) or (
             kv is not None and kv is not self.cu_seqlens_kv
         )
 
-    def _settle_ragged(self) -> None:
+    def _resolve_ragged_lengths(self) -> None:
         q, kv = self.cu_seqlens_q, self.cu_seqlens_kv
         if not _are_lengths(q) or (kv is not q and not (_are_lengths(kv) and kv.shape == q.shape)):
             self._refuse_lengths()
@@ -163,7 +165,7 @@ class Call:
                 refuse(name, _seen(lengths), f"int32 [batch + 1] with {self.qkv_format}")
         refuse("cu_seqlens_kv", _seen(kv), "the shape of cu_seqlens_q")
 
-    def _settle_dense(self) -> None:
+    def _resolve_dense_lengths(self) -> None:
         row = self.q_format.index("s")
         self.max_seqlen_q, self.max_seqlen_kv = self.q.shape[row], self.k.shape[row]
         batch, device = self.q.shape[1 - row], self.q.device
@@ -179,14 +181,14 @@ class Call:
             q, kv = masks if isinstance(masks, tuple) else (masks, masks)
             _check_padding(q, "q", batch, self.max_seqlen_q)
             _check_padding(kv, "k", batch, self.max_seqlen_kv)
-            self.lengths_of_masks = True
+            self.lengths_from_masks = True
             self.cu_seqlens_q = get_cu_seqlens(q)
             self.cu_seqlens_kv = self.cu_seqlens_q if kv is q else get_cu_seqlens(kv)
 
     def check_padding_is_last(self) -> None:
-        """Refuses padding before a token, of which lengths know nothing: on the host.
+        """On the host, refuses padding before a token, which lengths cannot express.
 
-        To know of it on a GPU would be to wait for it.
+        A GPU is not checked, because reading its mask would synchronise.
         """
         masks = self.attention_mask if isinstance(self.attention_mask, tuple) else ()
         for mask in masks or (self.attention_mask,):
@@ -198,14 +200,14 @@ class Call:
                 refuse("attention_mask", "True before a False", needed)
 
     def reads_bounds(self) -> bool:
-        """Whether settle() has to read the longest lengths from the device, before key()."""
+        """Whether resolve() has to read max_seqlen from the device before key()."""
         form = self.qkv_format
         return (self.max_seqlen_q is None and form[:3] == "thd") or (
             self.max_seqlen_kv is None and form == "thd"
         )
 
     def key(self) -> tuple:
-        """What a choice of a backend depends on; the number of ragged tokens is not part of it."""
+        """The key of the cached choice. It does not contain the number of ragged tokens."""
         q, k, v, bias, slopes = self.q, self.k, self.v, self.bias, self.slopes
         of_q, of_k, of_v, cache = q.shape, k.shape, v.shape, self.inference_params
         if len(of_q) == RAGGED:
@@ -225,22 +227,22 @@ class Call:
             self.bottom_right, self.max_seqlen_q, self.max_seqlen_kv, self.bias_type,
             None if bias is None else (bias.shape, bias.requires_grad),
             None if slopes is None else slopes.shape, self.pad_between_seqs, self.num_splits,
-            _kind_of_mask(self.attention_mask), None if cache is None else cache.is_paged,
+            _mask_signature(self.attention_mask), None if cache is None else cache.is_paged,
         )
         # fmt: on
 
     def pages(self) -> Tensor | None:
-        """The page table of a paged KV cache, for the sequences that there are."""
+        """The rows of the page table for the sequences of this call, or None."""
         cache = self.inference_params
         return None if cache is None else pages_of(cache, self.cu_seqlens_q)
 
     @property
     def batch(self) -> int:
-        """Sequences."""
+        """The number of sequences."""
         return self.cu_seqlens_q.shape[0] - 1
 
     def bias_shape(self) -> str | None:
-        """TransformerEngine's word for which dimensions a bias has."""
+        """TransformerEngine's name for the dimensions of the bias."""
         if self.bias is None:
             return None
         b, h = self.bias.shape[:2]
@@ -255,7 +257,7 @@ class Call:
         return next(names[at] for at in names if at == (b, h))
 
     def check(self, heads: int, groups: int, dims: tuple[int, int]) -> None:
-        """That the tensors and options fit together, and to the module."""
+        """Refuses tensors and options that do not match each other or the module."""
         known = ", ".join(AttnBiasTypes)
         require(self.bias_type in AttnBiasTypes, "core_attention_bias_type", self.bias_type, known)
         q, k, v = self.q, self.k, self.v
@@ -272,7 +274,7 @@ class Call:
         ):
             if tuple(tensor.shape[-2:]) != (heads_needed, dim):
                 refuse(name, _seen(tensor), f"{heads_needed} heads of {dim} as the module")
-        check_small(self.bias_type, self.bias, "vanilla", None)
+        check_bias_and_offset(self.bias_type, self.bias, "vanilla", None)
         if self.slopes is not None and self.bias_type != "alibi":
             refuse("alibi_slopes", _seen(self.slopes), f"None with bias type {self.bias_type}")
         if self.mask == "arbitrary":
@@ -289,9 +291,9 @@ class Call:
 
 
 def _interleaved(a: Tensor, b: Tensor) -> int | None:
-    """Elements from the start of a to that of b, where a packed layout has that many.
+    """The elements from the start of a to the start of b, if a packed layout has that distance.
 
-    Any other number says nothing about a call, and there may be as many as there are calls.
+    Any other distance is irrelevant, and would give each call a cache entry of its own.
     """
     step, sizes = b.storage_offset() - a.storage_offset(), a.shape[-2:]
     if step not in (*sizes[-1:], sizes.numel()):
@@ -300,19 +302,19 @@ def _interleaved(a: Tensor, b: Tensor) -> int | None:
     return step if shared else None
 
 
-def _kind_of_mask(mask: Tensor | tuple[Tensor, Tensor] | None) -> tuple | None:
+def _mask_signature(mask: Tensor | tuple[Tensor, Tensor] | None) -> tuple | None:
     return (mask.dtype, mask.shape) if isinstance(mask, Tensor) else mask and (None,)
 
 
 def _check_padding(mask: Tensor, side: str, batch: int, rows: int) -> None:
-    """That a padding mask has one element for each row of a side."""
+    """Refuses a padding mask that does not have one element for each row of its side."""
     fits = mask.dim() > 1 and (mask.shape[0], mask.shape[-1]) == (batch, rows)
     if mask.dtype != torch.bool or not fits or mask.numel() != batch * rows:
         refuse("attention_mask", _seen(mask), f"torch.bool {[batch, 1, 1, rows]} for {side}")
 
 
 def _longest(lengths: Tensor, starts: Tensor | None) -> int:
-    """The longest sequence, with the gap behind it, rounded up: read from the device."""
+    """The longest sequence with the gap after it, rounded up. This reads the device."""
     places = lengths if starts is None else starts
     most = int(places.diff().amax()) if places.numel() > 1 else 0
     return (most + 63) // 64 * 64

@@ -1,11 +1,11 @@
-"""FP8, which is not there yet: functions that do nothing without it; what it does to numbers."""
+"""FP8: emulation of its rounding, and functions that have no effect without FP8."""
 
 import torch
 from torch import Tensor
 
 from transformer_engine.pytorch._refusal import NOT_YET, require
 
-# How many of the three tensors go through the quantizer together, forward and backward.
+# The number of tensors that share one scale, in forward and in backward.
 _ROUNDED = {
     "QKV_quantizer": (3, 0),
     "S_quantizer": (1, 0),
@@ -17,7 +17,7 @@ _ROUNDED = {
 
 
 def _rounded(tensors: tuple[Tensor | None, ...], count: int, quantizer: object) -> list:
-    """The first `count` tensors with the precision that one common scale leaves them."""
+    """The tensors, with the first `count` rounded to FP8 with one common scale."""
     if not count:
         return list(tensors)
     parts = tensors[:count]
@@ -39,7 +39,7 @@ class FP8EmulationFunc(torch.autograd.Function):
         quantizer_name: str,
         qkv_layout: str | None,
     ) -> tuple[Tensor | None, ...]:
-        del qkv_layout  # one scale for all three, however they lie
+        del qkv_layout  # one scale for all three, in any layout
         forward, ctx.backward_count = _ROUNDED[quantizer_name]
         ctx.quantizer = quantizer
         return tuple(_rounded((tensor1, tensor2, tensor3), forward, quantizer))
@@ -52,7 +52,7 @@ class FP8EmulationFunc(torch.autograd.Function):
 def combine_and_quantize(
     qkv_layout: str, q: Tensor, k: Tensor, v: Tensor, qkv_quantizer: object
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The tensors themselves: no quantizer is taken."""
+    """The tensors themselves: quantizers are refused."""
     del qkv_layout
     kind = type(qkv_quantizer).__name__
     require(qkv_quantizer is None, "qkv_quantizer", f"a {kind}", f"None: {NOT_YET}")
@@ -67,7 +67,7 @@ def combine_and_dequantize(
     src_nominal_dtype: torch.dtype | None = None,
     des_nominal_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
-    """Tensors that are not quantised, in des_nominal_dtype if that is given."""
+    """The tensors, which are not quantised, cast to des_nominal_dtype if it is given."""
     del qkv_layout, src_nominal_dtype
     for name, tensor in (("q_fp8", q_fp8), ("k_fp8", k_fp8), ("v_fp8", v_fp8)):
         require(tensor.dtype.itemsize > 1, name, tensor.dtype, f"16 bits or more: {NOT_YET}")
@@ -75,7 +75,7 @@ def combine_and_dequantize(
 
 
 def get_attention_quantizers(fp8: bool, quantizers: dict) -> tuple[None, ...]:
-    """Those of QKV, O, S, dQKV, dO and dP: none."""
+    """The quantizers of QKV, O, S, dQKV, dO and dP: all None."""
     del quantizers
     require(not fp8, "fp8", fp8, f"False: {NOT_YET}")
     return (None,) * 6

@@ -1,4 +1,4 @@
-"""A call in the words of TransformerEngine: how Flash and Fused reach our engines."""
+"""Translation of a call with TransformerEngine's options into a call of attention()."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,27 +17,27 @@ from transformer_engine_torch.layouts import starts_of
 from ._layouts import formats_of
 from ._masks import NAMES, bounds, is_bottom_right, normalised_mask
 
-_BIASES = ("pre_scale_bias", "post_scale_bias")  # those that a tensor gives
+_BIASES = ("pre_scale_bias", "post_scale_bias")  # the types that need a tensor
 
 
-def check_small(
+def check_bias_and_offset(
     bias_type: str, bias: Tensor | None, softmax_type: str, softmax_offset: Tensor | None
 ) -> None:
-    """That a bias and an offset are there where they are used, and nowhere else."""
+    """Refuses a missing bias or softmax offset, and one that the options do not use."""
     if (bias is None) is (bias_type in _BIASES):
-        _refuse_small("core_attention_bias", bias, bias_type)
+        _refuse_tensor("core_attention_bias", bias, bias_type)
     if (softmax_offset is None) is not (softmax_type == "vanilla"):
-        _refuse_small("softmax_offset", softmax_offset, softmax_type)
+        _refuse_tensor("softmax_offset", softmax_offset, softmax_type)
 
 
-def _refuse_small(name: str, tensor: Tensor | None, kind: str) -> None:
+def _refuse_tensor(name: str, tensor: Tensor | None, kind: str) -> None:
     seen, needed = ("None", "one") if tensor is None else ("a tensor", "None")
     refuse(name, seen, f"{needed} with {kind}")
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the words of a call say to attention()."""
+    """The options of attention() that a call's layout, mask and window determine."""
 
     format: str
     mask: Mask | None
@@ -45,25 +45,27 @@ class Form:
     causal: bool
     bottom_right: bool
     bounds: tuple[int, int]  # the window as TransformerEngine writes it
-    padded: bool  # lengths count
+    padded: bool  # the lengths apply
     ragged_q: bool
     ragged_kv: bool
 
 
 @lru_cache(maxsize=4096)
 def form_of(qkv_layout: str, mask: str, window: tuple[int, int], bottom_right: bool | None) -> Form:
-    """Worked out once for all calls of these words."""
+    """The Form of these options, cached."""
     require(qkv_layout in QKVLayouts, "qkv_layout", qkv_layout, "one of QKVLayouts")
     mask = normalised_mask(mask)
     require(mask != "arbitrary", "attn_mask_type", mask, "a mask that has a name")
     q_format, kv_format = formats_of(qkv_layout)
     causal, diagonal = "causal" in mask, is_bottom_right(mask, bottom_right)
     left, right = bounds(mask, window)
-    seen = right if not causal else -1  # the mask itself says 0
+    right_bound = right if not causal else -1  # a causal mask already bounds the right side
     return Form(
         q_format if q_format == kv_format else f"{q_format}_{kv_format}",
         NAMES[causal, diagonal],
-        None if left < 0 and seen < 0 else tuple(n if n >= 0 else None for n in (left, seen)),
+        None
+        if left < 0 and right_bound < 0
+        else tuple(n if n >= 0 else None for n in (left, right_bound)),
         causal,
         diagonal,
         (left, right),
@@ -75,7 +77,7 @@ def form_of(qkv_layout: str, mask: str, window: tuple[int, int], bottom_right: b
 
 @dataclass(slots=True)
 class EngineCall:
-    """What a call asks for, beside its three tensors."""
+    """The options and optional tensors of a call."""
 
     form: Form
     cu_seqlens: tuple[Tensor | None, Tensor | None]
@@ -92,7 +94,7 @@ class EngineCall:
     return_max_logit: bool = False
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those of attention() beside q, k and v, by name."""
+        """The optional tensors of attention(), by name."""
         form, (cu_q, cu_kv), (starts_q, starts_kv) = self.form, self.cu_seqlens, self.offsets
         if starts_q is not None or starts_kv is not None:
             starts_q, starts_kv = starts_of(self.cu_seqlens, self.offsets)
@@ -109,7 +111,7 @@ class EngineCall:
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def options(self) -> dict[str, object]:
-        """What else attention() is told."""
+        """The other options of attention(), by name."""
         form, (most_q, most_kv) = self.form, self.max_seqlens
         return {
             "mask": form.mask,
@@ -126,9 +128,9 @@ class EngineCall:
         }
 
     def prepared(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[PreparedAttention, list[str]]:
-        """For more calls like this one: what to call, and the names of the tensors that it takes.
+        """A PreparedAttention for calls with the same options, and the names of its tensors.
 
-        The last one is the random state, where there is dropout.
+        With dropout, the last tensor is the random state.
         """
         tensors = self.tensors()
         if self.dropout:
@@ -136,7 +138,7 @@ class EngineCall:
         return PreparedAttention(q, k, v, tensors, **self.options()), list(tensors)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """O with heads merged, and the largest score of each head if it is asked for."""
+        """O with heads merged, and with return_max_logit the largest score of each head."""
         out = attention(q, k, v, **(self.options() | self.tensors()))
         if not self.return_max_logit:
             return out.flatten(-2)
@@ -145,7 +147,7 @@ class EngineCall:
 
 
 class Backend(torch.nn.Module):
-    """A backend, with what Flash, Fused and Unfused have in common."""
+    """Base class of the three backends."""
 
     def __init__(
         self,
@@ -156,7 +158,7 @@ class Backend(torch.nn.Module):
         layer_number: int | None = None,
         deterministic: bool = False,
     ) -> None:
-        """softmax_scale: default 1 / sqrt(d); attention_dropout_ctx: in which dropout draws."""
+        """softmax_scale: default 1 / sqrt(d); attention_dropout_ctx: context of dropout's draws."""
         super().__init__()
         self.softmax_scale, self.attention_type = softmax_scale, attention_type
         self.attention_dropout = attention_dropout

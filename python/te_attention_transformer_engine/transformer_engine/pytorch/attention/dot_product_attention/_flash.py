@@ -1,4 +1,4 @@
-"""FlashAttention: flash-attn where it is installed and serves, our engines otherwise."""
+"""FlashAttention: the installed flash-attn if it supports a call, otherwise our engines."""
 
 import torch
 from packaging.version import Version
@@ -13,15 +13,15 @@ from ._flash_package import is_v3, module_of
 from ._layouts import pages_of
 from ._masks import check_set_window_size
 
-_V2 = Version("0")  # whatever is installed of version 2
+_V2 = Version("0")  # any installed version 2
 
 
 class _PrepareQKVForFA(torch.autograd.Function):
-    """q, k, v as views of one sbh3d buffer to three bshd tensors, by one kernel each way."""
+    """Converts q, k, v, views of one sbh3d buffer, to three bshd tensors by one kernel."""
 
     @staticmethod
     def forward(_ctx, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor) -> tuple:
-        del key_layer, value_layer  # they lie behind q in its buffer
+        del key_layer, value_layer  # q's buffer contains them
         return tex.fa_prepare_fwd(query_layer).unbind(0)
 
     @staticmethod
@@ -31,10 +31,10 @@ class _PrepareQKVForFA(torch.autograd.Function):
 
 
 def _served(call: EngineCall, version: Version, q: Tensor) -> bool:
-    """Whether an installed flash-attn gives what TransformerEngine promises.
+    """Whether an installed flash-attn computes the result that TransformerEngine specifies.
 
-    Its masks sit at the bottom right of the actual lengths, and it knows padding only as thd;
-    the published slopes of ALiBi it does not know.
+    Its masks are bottom-right aligned with the actual lengths, it supports padding only as thd, and
+    it has no published slopes for ALiBi.
     """
     form = call.form
     unequal = form.ragged_q and call.cu_seqlens[0] is not call.cu_seqlens[1]
@@ -51,7 +51,7 @@ def _served(call: EngineCall, version: Version, q: Tensor) -> bool:
 def _by_package(
     call: EngineCall, version: Version, tensors: tuple[Tensor, Tensor, Tensor], num_splits: int
 ) -> Tensor:
-    """O by the installed package, of the version given."""
+    """O, computed by the installed package of this version."""
     module, options = module_of(version), {"softmax_scale": call.scale}
     options |= {"causal": call.form.causal, "deterministic": call.deterministic}
     options |= {"window_size": call.form.bounds}
@@ -76,7 +76,7 @@ def _first(out: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 class FlashAttention(Backend):
-    """Attention that keeps no scores, with the options of flash-attn."""
+    """Attention without scores in memory, with the options of flash-attn."""
 
     def forward(
         self,
@@ -108,8 +108,8 @@ class FlashAttention(Backend):
     ) -> Tensor:
         """O with heads merged, in the format of q.
 
-        attention_mask says what cu_seqlens say, which are needed then. The last two are not
-        TransformerEngine's: ALiBi with the published slopes, and the diagonal of windows.
+        attention_mask has no effect: cu_seqlens define the padding. The last two arguments are
+        additions to TransformerEngine's: ALiBi with the published slopes, and windows' diagonal.
         """
         if fp8 or fp8_output or cp_group is not None:
             refuse_later(fp8 or fp8_output, cp_group)

@@ -1,10 +1,10 @@
-"""An installed flash-attn, of version 2 or 3: what is there."""
+"""The installed versions 2 and 3 of flash-attn."""
 
 from importlib import import_module, metadata
 
 from packaging.version import Version
 
-OURS = "2.8.3"  # the interface that our engines serve where no package does
+OURS = "2.8.3"  # the interface that our engines implement without a package
 
 
 def _installed(package: str) -> Version | None:
@@ -15,9 +15,9 @@ def _installed(package: str) -> Version | None:
 
 
 class FlashAttentionUtils:
-    """What FlashAttention can do. Class attributes: programs read them, and may set them.
+    """The capabilities of FlashAttention: class attributes that programs read and may set.
 
-    is_installed is True without a package too, because our engines do the work then.
+    is_installed is True also without a package, because our engines run the calls then.
     """
 
     version_required = Version("2.1.1")
@@ -43,7 +43,7 @@ class FlashAttentionUtils:
 
     @staticmethod
     def set_flash_attention_3_params() -> None:
-        """Looks for flash-attn 3, which nothing replaces."""
+        """Looks for flash-attn 3. Our engines do not replace it."""
         cls, found = FlashAttentionUtils, _installed("flash-attn-3")
         if found is not None:
             cls.package3 = import_module("flash_attn_3.flash_attn_interface")
@@ -57,10 +57,10 @@ FlashAttentionUtils.set_flash_attention_3_params()
 
 
 def is_v3(version: Version) -> bool:
-    """Whether this is the version of flash-attn-3."""
+    """Whether this is a version of flash-attn 3."""
     return version >= Version("3.0.0b")
 
 
 def module_of(version: Version) -> object:
-    """The module with the functions of this version; None where it is not installed."""
+    """The module with the functions of this version; None if it is not installed."""
     return FlashAttentionUtils.package3 if is_v3(version) else FlashAttentionUtils.package

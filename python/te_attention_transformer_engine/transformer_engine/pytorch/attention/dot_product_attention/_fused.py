@@ -1,4 +1,4 @@
-"""FusedAttention: our engines by the calls and the autograd function of TransformerEngine."""
+"""FusedAttention: our engines behind TransformerEngine's functions and autograd function."""
 
 import os
 from contextlib import nullcontext
@@ -20,15 +20,15 @@ from transformer_engine.pytorch.cpu_offload import (
 )
 from transformer_engine.pytorch.graph import is_graph_capturing
 
-from ._engine import Backend, EngineCall, check_small, form_of
+from ._engine import Backend, EngineCall, check_bias_and_offset, form_of
 from ._layouts import pages_of
 
 _FLASH_BACKWARD = "NVTE_FUSED_ATTN_USE_FAv2_BWD"
-Q, BIAS, SINK, INPUTS = 9, 12, 29, 32  # places of q, the bias and the sink among the arguments
+Q, BIAS, SINK, INPUTS = 9, 12, 29, 32  # the positions of q, bias and sink in the arguments
 
 
 class FusedAttnFunc(torch.autograd.Function):
-    """One node of autograd; gradients for q, k, v, attn_bias and softmax_offset."""
+    """An autograd function with gradients for q, k, v, attn_bias and softmax_offset."""
 
     # fmt: off
     @staticmethod
@@ -43,10 +43,10 @@ class FusedAttnFunc(torch.autograd.Function):
         # fmt: on
         require(not (fp8 or fp8_output), "fp8", True, f"False: {NOT_YET}")
         require(not use_FAv2_bwd, "use_FAv2_bwd", True, "False")
-        del fp8_meta, quantizers, layer_number  # of FP8
+        del fp8_meta, quantizers, layer_number  # arguments of FP8
         start_offload(q, k, v, offload_base_tensor=True)
         capturing = is_graph_capturing()
-        # What both directions take, by name.
+        # The arguments that both directions take, by name.
         ctx.options = {
             "attn_scale": attn_scale,
             "dropout": dropout_p,
@@ -110,7 +110,7 @@ class FusedAttention(Backend):
         softmax_type: str = "vanilla",
         return_max_logit: bool = False,
     ) -> None:
-        """As Flash; softmax_type and return_max_logit as DotProductAttention."""
+        """As FlashAttention; softmax_type and return_max_logit as in DotProductAttention."""
         common = (attention_dropout, attention_dropout_ctx, attention_type, layer_number)
         super().__init__(softmax_scale, *common, deterministic)
         self.softmax_type, self.return_max_logit = softmax_type, return_max_logit
@@ -150,10 +150,10 @@ class FusedAttention(Backend):
         fp8_output: bool = False,
         alibi_slopes: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """O with heads merged, in the format of q; with return_max_logit also the largest scores.
+        """O with heads merged, in the format of q; with return_max_logit also max_logit [heads].
 
-        attention_mask says what cu_seqlens say, which are needed. pad_between_seqs is what the
-        padded cu_seqlens show. The last one is not TransformerEngine's: slopes for ALiBi.
+        attention_mask and pad_between_seqs have no effect: cu_seqlens and the padded cu_seqlens
+        define the padding. The last argument is an addition to TransformerEngine's: ALiBi slopes.
         """
         if fp8 or fp8_output or cp_group is not None:
             refuse_later(fp8 or fp8_output, cp_group)
@@ -161,7 +161,7 @@ class FusedAttention(Backend):
         if cu_seqlens_q is None or cu_seqlens_kv is None:
             missing = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_kv"
             refuse(missing, None, "int32 [batch + 1]")
-        check_small(
+        check_bias_and_offset(
             core_attention_bias_type, core_attention_bias, self.softmax_type, softmax_offset
         )
         del cp_global_ranks, cp_stream, cp_comm_type, attention_mask, pad_between_seqs

@@ -1,4 +1,4 @@
-"""Lengths of sequences: prefix sums, padding masks, and the ways between thd and bshd."""
+"""Lengths of sequences: prefix sums, padding masks, and conversion between thd and bshd."""
 
 import torch
 from torch import Tensor
@@ -11,13 +11,13 @@ _MOST_FULL = 256
 
 
 def get_full_cu_seqlens(batch_size: int, max_seqlen: int, device: torch.device) -> Tensor:
-    """Prefix sums of sequences that are all full; one tensor for each size and device."""
+    """Prefix sums of full sequences: one cached tensor for each size and device."""
     key = (batch_size, max_seqlen, device)
     found = _full.get(key)
     if found is None:
-        with torch.inference_mode(False):  # or no later backward pass could use it
+        with torch.inference_mode(False):  # otherwise no later backward pass could use it
             found = torch.arange(batch_size + 1, dtype=torch.int32, device=device) * max_seqlen
-        if not is_graph_capturing():  # the memory of a graph is the graph's
+        if not is_graph_capturing():  # memory allocated during capture belongs to the graph
             if len(_full) >= _MOST_FULL:
                 _full.clear()
             _full[key] = found
@@ -30,16 +30,19 @@ def get_cu_seqlens(mask: Tensor) -> Tensor:
 
 
 def get_cu_seqlens_and_indices(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """get_cu_seqlens(), and where the tokens are in [b * s], as get_indices()."""
+    """get_cu_seqlens(), and the positions of the tokens in [b * s], as get_indices()."""
     cu_seqlens = get_cu_seqlens(mask)
     return cu_seqlens, get_indices(mask.shape[-1], cu_seqlens)
 
 
 def get_indices(max_seqlen: int, cu_seqlens: Tensor) -> Tensor:
-    """Places of the tokens in [b * max_seqlen], then b * max_seqlen: [b * max_seqlen, 1, 1]."""
+    """Positions of the tokens in [b * max_seqlen], padded with b * max_seqlen.
+
+    Returns [b * max_seqlen, 1, 1].
+    """
     hidden = _hidden(cu_seqlens, max_seqlen).flatten()
     places = torch.arange(hidden.numel(), device=cu_seqlens.device)
-    # Sorting instead of selecting: the host need not know how many tokens there are.
+    # Sorting, unlike selecting, does not need the number of tokens on the host.
     return places.masked_fill(hidden, hidden.numel()).sort().values.view(-1, 1, 1)
 
 
@@ -57,7 +60,7 @@ def get_padding_mask(
     max_seqlen_kv: int,
     attention_type: str = "self",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """bool [b, 1, 1, s], True in the padding; for cross attention one for q and one for k."""
+    """bool [b, 1, 1, s], True for padding; for cross attention a pair, for q and for k."""
     q = _hidden(cu_seqlens_q[: batch_size + 1], max_seqlen_q)
     if attention_type == "self":
         return q
@@ -65,7 +68,7 @@ def get_padding_mask(
 
 
 class PackTensors(torch.autograd.Function):
-    """Tokens first, zeros after them: tensors [b * s, h, d] by the indices of get_indices()."""
+    """Packs tensors [b * s, h, d] by get_indices(): the tokens, followed by zeros."""
 
     @staticmethod
     def forward(ctx, indices: Tensor, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -79,7 +82,7 @@ class PackTensors(torch.autograd.Function):
 
 
 class UnpackTensor(torch.autograd.Function):
-    """The inverse of PackTensors: a tensor of dim0 rows, zeros where no token is."""
+    """The inverse of PackTensors: a tensor of dim0 rows, with zeros for padding."""
 
     @staticmethod
     def forward(ctx, indices: Tensor, dim0: int, tensor: Tensor) -> Tensor:
@@ -98,7 +101,7 @@ def _gather(tensor: Tensor, indices: Tensor) -> Tensor:
 
 def _scatter(tensor: Tensor, indices: Tensor, rows: int) -> Tensor:
     out = tensor.new_zeros((rows + 1, *tensor.shape[1:]))
-    out[indices.flatten()] = tensor  # all that is no token meets in the last row
+    out[indices.flatten()] = tensor  # all padding is written to the last row
     return out[:rows]
 
 
@@ -121,7 +124,7 @@ class ConvertTHDtoBSHD(torch.autograd.Function):
 
 
 class ConvertBSHDtoTHD(torch.autograd.Function):
-    """The inverse. Without `tokens`, their number is read from the device."""
+    """The inverse. If `tokens` is None, their number is read from the device."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Masks, windows and ALiBi: the rules of their names, and their dense form for Unfused."""
+"""Masks, windows and ALiBi: normalised names, and dense tensors for Unfused."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from transformer_engine.pytorch._refusal import refuse
 from transformer_engine.pytorch.constants import AttnMaskTypes
 
 Window = tuple[int, int]
-# What te_attention calls the masks, by (causal, bottom right).
+# te_attention's names of the masks, by (causal, bottom right).
 NAMES = {
     (False, False): None,
     (False, True): "bottom_right",
@@ -21,7 +21,7 @@ NAMES = {
 
 
 def normalised_mask(attn_mask_type: str) -> str:
-    """One spelling for each mask."""
+    """The canonical name of a mask."""
     name = attn_mask_type.replace(",", "_")
     name = "padding_causal" if name == "causal_padding" else name
     if name not in AttnMaskTypes:
@@ -30,15 +30,17 @@ def normalised_mask(attn_mask_type: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def words_of(mask: str, window: Window, bottom_right: bool | None) -> tuple[str, Window, bool]:
-    """The mask, the window and the diagonal of a call, each in its one spelling."""
+def normalised_options(
+    mask: str, window: Window, bottom_right: bool | None
+) -> tuple[str, Window, bool]:
+    """The mask, window and diagonal of a call in their canonical forms."""
     mask = normalised_mask(mask)
     window = tuple(check_set_window_size(mask, window))
     return mask, window, is_bottom_right(mask, bottom_right)
 
 
 def is_bottom_right(attn_mask_type: str, asked: bool | None) -> bool:
-    """Which diagonal counts: the causal masks say it themselves, the others follow the flag."""
+    """Whether the diagonal is bottom right. Causal masks define it; others use the flag."""
     if attn_mask_type in ("causal", "padding_causal"):
         return False
     return True if "bottom_right" in attn_mask_type or asked is None else asked
@@ -47,9 +49,9 @@ def is_bottom_right(attn_mask_type: str, asked: bool | None) -> bool:
 def check_set_window_size(
     attn_mask_type: str, window_size: Sequence[int] | None = None
 ) -> Sequence[int]:
-    """The window that a mask allows; (-1, -1) and (-1, 0) mean none.
+    """The window that applies with a mask. (-1, -1) and (-1, 0) mean no window.
 
-    A causal mask has no right side. Other masks have both sides of a window or none.
+    A causal mask ignores the right side. Other masks need both sides or neither.
     """
     causal = "causal" in attn_mask_type
     if window_size is None:
@@ -71,17 +73,17 @@ def check_set_window_size(
 
 
 def is_window(window_size: Window) -> bool:
-    """Whether it hides anything that the mask would not."""
+    """Whether the window masks anything that the mask does not."""
     return window_size[0] != -1 or window_size[1] not in (-1, 0)
 
 
 def bounds(attn_mask_type: str, window_size: Window) -> Window:
-    """The window with the right side that the mask itself gives."""
+    """The window, with the right side replaced by the causal mask's."""
     return window_size[0], 0 if "causal" in attn_mask_type else window_size[1]
 
 
 def _diagonal(rows: int, cols: int, like: Tensor, shift: Tensor | int) -> Tensor:
-    """Column minus the row's own column, [1 or b, 1, rows, cols]."""
+    """The column relative to the row's diagonal, [1 or b, 1, rows, cols]."""
     row = torch.arange(rows, dtype=torch.int32, device=like.device).view(1, 1, rows, 1)
     col = torch.arange(cols, dtype=torch.int32, device=like.device).view(1, 1, 1, cols)
     return col - row - shift
@@ -97,11 +99,11 @@ def get_full_mask(
     bottom_right_alignment: bool = True,
     like: Tensor | None = None,
 ) -> tuple[str, Tensor | None, Tensor | None, Tensor | None]:
-    """Mask, padding and window as one tensor: True where a score is hidden.
+    """Mask, padding and window as one tensor: True where a score is masked.
 
-    Returns (mask type, "arbitrary" where a window has changed it; bool [1 or b, 1, rows, columns],
-    or None where nothing is hidden; actual lengths of q and of k, or None). `like` gives the device
-    where attention_mask does not.
+    Returns (mask type: "arbitrary" if a window has changed it; bool [1 or b, 1, rows, columns], or
+    None if no score is masked; actual lengths of q and of k, or None). `like` determines the device
+    if attention_mask is None.
     """
     window_size = check_set_window_size(attn_mask_type, window_size)
     hidden, actual_q, actual_kv = attention_mask, None, None
@@ -152,7 +154,7 @@ def get_alibi(
 ) -> tuple[Tensor, Tensor]:
     """The slopes, and -slope * |row - column + shift| as a bias [1 or b, heads, rows, columns].
 
-    `_alibi_cache` keeps the last bias that depends on nothing else than what its key says.
+    `_alibi_cache` stores the last bias if it depends on nothing outside its key.
     """
     device = torch.device(device) if alibi_slopes is None else alibi_slopes.device
     fixed = alibi_slopes is None and actual_seqlens_q is None

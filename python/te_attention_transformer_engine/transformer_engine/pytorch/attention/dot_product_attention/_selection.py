@@ -1,8 +1,8 @@
-"""Which backend runs a call: TransformerEngine's rules, as a table, each with its reason.
+"""The choice of the backend of a call: TransformerEngine's rules as a table, with reasons.
 
-Where a rule is there because of flash-attn it holds here all the same: programs ask for the
-backends, and skip or choose by the answer, and an installed flash-attn may run. What is there
-because of cuDNN is left out: Fused is our engines, and takes what tex.get_fused_attn_backend takes.
+Rules that exist because of flash-attn also apply here: programs query the backends and act on the
+answer, and an installed flash-attn may run. Rules that exist because of cuDNN are omitted: our
+engines implement Fused, which supports what tex.get_fused_attn_backend accepts.
 """
 
 import logging
@@ -41,7 +41,7 @@ def _level(name: str) -> int:
 
 
 class AttentionLogging:
-    """The logger. NVTE_DEBUG * NVTE_DEBUG_LEVEL is 0 for warnings, 1 choices, 2 reasons."""
+    """The logger. NVTE_DEBUG * NVTE_DEBUG_LEVEL: 0 logs warnings, 1 choices, 2 reasons."""
 
     _log_level = _level("NVTE_DEBUG") * _level("NVTE_DEBUG_LEVEL")
     _formatter = logging.Formatter("[%(levelname)-8s | %(name)-19s]: %(message)s")
@@ -51,7 +51,7 @@ class AttentionLogging:
 
     @staticmethod
     def setup_logging() -> None:
-        """Sets the level of the loggers; the first call of the selector does it."""
+        """Sets the level of the loggers. The first selection calls it."""
         cls = AttentionLogging
         level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(max(cls._log_level, 0), 2)]
         cls._stream_handler.setFormatter(cls._formatter)
@@ -64,7 +64,7 @@ class AttentionLogging:
 
 @dataclass(eq=True)
 class AttentionParams:
-    """What the choice of a backend depends on, beside the device and the environment."""
+    """The inputs of the choice of a backend, except the device and the environment."""
 
     qkv_type: type = torch.Tensor
     qkv_dtype: torch.dtype = torch.bfloat16
@@ -99,14 +99,14 @@ class AttentionParams:
 
 
 class CacheKind(NamedTuple):
-    """What the rules ask of a KV cache. Choices are remembered, and must not keep its memory."""
+    """The properties of a KV cache that rules read. A cached choice must not hold its memory."""
 
     is_paged: bool
     page_size: int | None
 
 
 def cache_kind(inference_params: object) -> CacheKind | None:
-    """None where there is no cache."""
+    """The CacheKind of inference_params, or None without a cache."""
     if inference_params is None:
         return None
     paged = getattr(inference_params, "is_paged", False)
@@ -114,14 +114,16 @@ def cache_kind(inference_params: object) -> CacheKind | None:
 
 
 class _Case:
-    """AttentionParams, and what the rules derive from them. Unknown names are those of params."""
+    """AttentionParams and values derived from them. Other attributes are those of params."""
 
     def __init__(self, params: AttentionParams) -> None:
         self.params = params
         self.window = check_set_window_size(params.attn_mask_type, params.window_size)
         self.q_format, _ = formats_of(params.qkv_layout)
         major, minor = get_device_compute_capability()
-        self.sm = major * 10 + minor if major else None  # None: the host, which has no such rule
+        self.sm = (
+            major * 10 + minor if major else None
+        )  # None: the host, to which no such rule applies
         self.flash2 = FlashAttentionUtils.version
         self.cross = params.max_seqlen_q != params.max_seqlen_kv
         self.windowed = is_window(self.window)
@@ -135,7 +137,7 @@ class _Case:
         return getattr(self.params, name)
 
     def fused_backend(self) -> tex.NVTE_Fused_Attn_Backend:
-        """What tex answers for this case."""
+        """The answer of tex.get_fused_attn_backend for this case."""
         # fmt: off
         self.fused = tex.get_fused_attn_backend(
             self.is_training, TE_DType[self.qkv_dtype], TE_DType[self.qkv_dtype],
@@ -161,7 +163,7 @@ FL, ALL = (F2, F3), (F2, F3, FU, UN)
 class _Rule(NamedTuple):
     backends: tuple[str, ...]
     refuses: Callable[[_Case], object]
-    reason: str  # may name what a case has, as a format string
+    reason: str  # a format string that may use the case's attributes
 
 
 def _off(backends: tuple[str, ...], name: str) -> _Rule:
@@ -169,7 +171,7 @@ def _off(backends: tuple[str, ...], name: str) -> _Rule:
 
 
 def _needs(backends: tuple[str, ...], name: str, allowed: object, words: str = "") -> _Rule:
-    """That a parameter is `allowed`, or one of these."""
+    """A rule that a parameter is `allowed`, or one of a tuple."""
     values = allowed if isinstance(allowed, tuple) else (allowed,)
     reason = f"{name} is {{{name}}}; needs {words or allowed}"
     return _Rule(backends, lambda c: getattr(c, name) not in values, reason)
@@ -271,7 +273,7 @@ RULES = (
 
 
 def refusals(params: AttentionParams) -> tuple[dict[str, str], _Case]:
-    """The first reason why each backend that does not run this does not; and the case."""
+    """The first reason against each backend that does not run the call, and the case."""
     case = _Case(params)
     reasons: dict[str, str] = {}
     for rule in RULES:
@@ -283,7 +285,7 @@ def refusals(params: AttentionParams) -> tuple[dict[str, str], _Case]:
 
 
 class _Fields(dict):
-    """What a reason may name."""
+    """The fields that the text of a reason may use."""
 
     def __init__(self, case: _Case) -> None:
         super().__init__()
@@ -299,8 +301,8 @@ Choice = tuple[bool, Version | None, bool, tex.NVTE_Fused_Attn_Backend | None, b
 def get_attention_backend(attention_params: AttentionParams | None = None) -> Choice:
     """(flash, its version, fused, its backend, unfused, [which of the three could run it]).
 
-    At most one of the three is True: Flash before Fused before Unfused, but from sm_90 on, and on
-    the host, Fused before Flash. refusals() tells why the others are not.
+    At most one of the three is True. The order is Flash, Fused, Unfused; from sm_90 on and on the
+    host it is Fused, Flash, Unfused. refusals() returns the reasons against the others.
     """
     if not AttentionLogging._is_logging_setup:
         AttentionLogging.setup_logging()
@@ -312,7 +314,7 @@ def get_attention_backend(attention_params: AttentionParams | None = None) -> Ch
     use_v3 = F3 not in reasons
     available = [use_v3 or F2 not in reasons, FU not in reasons, UN not in reasons]
     flash, fused, unfused = available
-    # Slopes of one's own: fused_attn_fwd has no argument for them, so Fused is the second choice.
+    # fused_attn_fwd has no argument for the caller's own slopes, so Fused is the second choice.
     if fused and (case.sm is None or case.sm >= 90) and not case.own_slopes:
         flash = False
     fused = fused and not flash
@@ -324,7 +326,7 @@ def get_attention_backend(attention_params: AttentionParams | None = None) -> Ch
 
 
 def refuse_all(params: AttentionParams) -> None:
-    """Raises, with every backend's reason."""
+    """Raises an error with the reason of every backend."""
     reasons, _ = refusals(params)
     why = "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
     refuse("the backend", "none", f"one that runs this call ({why})")

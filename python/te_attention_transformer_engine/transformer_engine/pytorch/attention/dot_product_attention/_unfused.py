@@ -1,4 +1,4 @@
-"""Attention in plain PyTorch, with the scores in memory: what the others are held to."""
+"""Attention in plain PyTorch with the scores in memory: the reference of the other backends."""
 
 import os
 from contextlib import nullcontext
@@ -11,7 +11,7 @@ from transformer_engine.pytorch._refusal import refuse_later
 from transformer_engine.pytorch.utils import attention_mask_func
 from transformer_engine_torch.fused_attn import largest_of_heads
 
-from ._engine import Backend, check_small
+from ._engine import Backend, check_bias_and_offset
 from ._layouts import formats_of
 from ._lengths import ConvertBSHDtoTHD, ConvertTHDtoBSHD, get_padding_mask
 from ._masks import get_alibi, get_full_mask, is_bottom_right
@@ -23,7 +23,7 @@ _TO_BHSD = {"bshd": (0, 2, 1, 3), "sbhd": (1, 2, 0, 3)}
 def _heads_first(
     tensor: Tensor, form: str, cu_seqlens: Tensor, rows: int, offsets: Tensor | None
 ) -> Tensor:
-    """[b, heads, rows, dim] of a tensor of any format."""
+    """The tensor of any format as [b, heads, rows, dim]."""
     if form == "thd":
         tensor, form = ConvertTHDtoBSHD.apply(tensor, cu_seqlens, rows, offsets), "bshd"
     return tensor.permute(_TO_BHSD[form])
@@ -32,7 +32,7 @@ def _heads_first(
 def _zeroed(
     masks: Tensor | tuple[Tensor, Tensor] | None, q: Tensor, *of_keys: Tensor
 ) -> tuple[Tensor, ...]:
-    """Zeros for whatever the padding holds: a product with 0 does not hide NaN."""
+    """The tensor with zeros in the padding, because 0 * NaN is NaN."""
     if masks is None:
         return q, *of_keys
     of_q, of_kv = (
@@ -60,7 +60,7 @@ def _largest(scores: Tensor, mask: Tensor | None) -> Tensor:
 class UnfusedDotProductAttention(Backend):
     """Two products with a softmax between them. Scores and probabilities have the dtype of q.
 
-    But scores with ALiBi are float32: distances grow, and bfloat16 would round 43 to quarters.
+    Scores with ALiBi are float32, because bfloat16 rounds large distances (43 to multiples of 1/4).
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class UnfusedDotProductAttention(Backend):
         softmax_type: str = "vanilla",
         return_max_logit: bool = False,
     ) -> None:
-        """As Flash; softmax_type and return_max_logit as DotProductAttention."""
+        """As FlashAttention; softmax_type and return_max_logit as in DotProductAttention."""
         super().__init__(softmax_scale, attention_dropout, attention_dropout_ctx, attention_type)
         self.layer_number, self.softmax_type = layer_number, softmax_type
         self.return_max_logit = return_max_logit
@@ -109,21 +109,21 @@ class UnfusedDotProductAttention(Backend):
         cu_seqlens_q_padded: Tensor | None = None,
         cu_seqlens_kv_padded: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """O with heads merged, in the format of q; with return_max_logit also the largest scores.
+        """O with heads merged, in the format of q; with return_max_logit also max_logit [heads].
 
-        The last two are not TransformerEngine's: where sequences begin in thd tensors with gaps.
+        The last two arguments are additions: where sequences begin in thd tensors with gaps.
         """
         if fp8 or fp8_output:
             refuse_later(True, None)
         if core_attention_bias_type != "alibi":
-            check_small(
+            check_bias_and_offset(
                 core_attention_bias_type, core_attention_bias, self.softmax_type, softmax_offset
             )
-        del fp8_meta, quantizers  # of FP8
+        del fp8_meta, quantizers  # arguments of FP8
         q_format, kv_format = formats_of(qkv_layout)
         if inference_params is not None and inference_params.is_paged:
             key_layer, value_layer = inference_params.convert_paged_to_nonpaged(self.layer_number)
-            entries = key_layer.shape[0] + 1  # the lengths are kept for more sequences
+            entries = key_layer.shape[0] + 1  # the buffer of lengths may have more sequences
             cu_seqlens_q, cu_seqlens_kv = cu_seqlens_q[:entries], cu_seqlens_kv[:entries]
         if q_format != "thd":
             max_seqlen_q = query_layer.shape[q_format.index("s")]
@@ -159,9 +159,9 @@ class UnfusedDotProductAttention(Backend):
     def _scores(
         self, q: Tensor, k: Tensor, bias_type: str, bias: Tensor | None
     ) -> tuple[Tensor, float]:
-        """[b, heads, rows, columns], and the factor that softmax still has to apply.
+        """The scores [b, heads, rows, columns], and the scale that the softmax has to apply.
 
-        Query heads of one group lie side by side, so they are rows of one product; K is not copied.
+        Query heads of one group are adjacent, so they are rows of one product; K is not copied.
         """
         batch, heads, rows, dim = q.shape
         groups, cols = k.shape[1:3]
@@ -172,12 +172,12 @@ class UnfusedDotProductAttention(Backend):
         right = k.reshape(batch * groups, cols, dim).transpose(1, 2)
         before = bias_type == "pre_scale_bias"
         out = left.new_empty((batch * groups, left.shape[1], cols))
-        apart = before or alpha == 0  # with alpha=0 PyTorch may leave memory as it finds it
-        scores = torch.baddbmm(out, left, right, beta=0.0, alpha=1.0 if apart else alpha)
+        separate = before or alpha == 0  # with alpha=0 PyTorch may not write the output
+        scores = torch.baddbmm(out, left, right, beta=0.0, alpha=1.0 if separate else alpha)
         scores = scores.view(batch, heads, rows, cols)
         if before:
             scores = scores + bias
-        if apart:
+        if separate:
             scores = scores * alpha
         if not before and bias_type != "no_bias":
             scores = scores + bias / factor
@@ -192,7 +192,7 @@ class UnfusedDotProductAttention(Backend):
         factor: float,
         softmax_offset: Tensor | None,
     ) -> Tensor:
-        """O [b, heads, rows, dim] of scores. A sink is one more column, whose probability goes."""
+        """O [b, heads, rows, dim]. A sink is an additional column, dropped after the softmax."""
         batch, heads, rows, cols = scores.shape
         if softmax_offset is not None:
             sink = softmax_offset.to(scores.dtype).view(1, -1, 1, 1) / factor

@@ -1,4 +1,4 @@
-"""DotProductAttention: settles what is asked for, chooses a backend once for each kind of call."""
+"""DotProductAttention: resolves the arguments of a call and caches the choice of its backend."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from ._masks import check_set_window_size, normalised_mask
 from ._selection import AttentionParams, Choice, cache_kind, get_attention_backend, refuse_all
 from ._unfused import UnfusedDotProductAttention
 
-# The latest choice. Who changes the environment sets backend_selection_requires_update.
+# The latest choice. A program that changes the environment sets backend_selection_requires_update.
 _attention_backends: dict[str, object] = {
     "attention_params": None,
     "use_flash_attention": None,
@@ -38,18 +38,22 @@ _attention_backends: dict[str, object] = {
     "use_unfused_attention": None,
     "backend_selection_requires_update": False,
 }
-_kinds: dict[tuple, "_Kind"] = {}
-_latest: tuple[tuple, "_Kind | None"] = ((), None)  # of them: comparing is faster than hashing
-_MOST_KINDS = 4096
+_dispatches: dict[tuple, "_Dispatch"] = {}
+_latest: tuple[tuple, "_Dispatch | None"] = (
+    (),
+    None,
+)  # comparing two keys is faster than hashing one
+_MAX_DISPATCHES = 4096
 _NO_CONTEXT = nullcontext()
-# What a choice depends on beside the call. From the dictionary of a module, because an attribute of
-# one takes five times as long.
+# The settings of the module that a choice depends on. They are read from its __dict__, because
+# access to an attribute of a torch.nn.Module takes five times as long.
 _SETTINGS = itemgetter(
     *("training", "deterministic", "softmax_type", "return_max_logit", "attention_dropout"),
     *("heads", "num_gqa_groups_per_partition"),
     *("hidden_size_per_attention_head_k", "hidden_size_per_attention_head_v"),
 )
-# What the direct way takes from the module of a backend, and whose modules it can stand for.
+# The settings that a direct call of the engine takes from a backend's module, and the forward() of
+# the backends that it can replace.
 _OF_FLASH = itemgetter("training", "softmax_scale", "attention_dropout", "deterministic")
 _OF_FUSED = itemgetter(
     *("training", "softmax_scale", "attention_dropout", "deterministic"),
@@ -60,11 +64,11 @@ _LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv", "page_table")
 _alibi_cache: dict = {}
 
 
-class _Kind(NamedTuple):
-    """What was found out about calls of one kind. `direct`: an engine, if that is all they need.
+class _Dispatch(NamedTuple):
+    """The cached choice for calls with the same key. `direct`: an engine that suffices.
 
-    It takes tensors beside q, k and v: `lengths` of both lengths and the page table, or, where that
-    is None, those of _engine_call().
+    `direct` takes q, k and v, then the first `lengths` of _LENGTHS, or, if `lengths` is None, the
+    tensors of _engine_call().
     """
 
     params: AttentionParams
@@ -73,11 +77,11 @@ class _Kind(NamedTuple):
     lengths: int | None = None
 
 
-def _publish(kind: _Kind) -> None:
-    """Makes it the latest choice."""
-    flash, version, fused, backend, unfused, _ = kind.choice
+def _publish(dispatch: _Dispatch) -> None:
+    """Publishes a choice in _attention_backends."""
+    flash, version, fused, backend, unfused, _ = dispatch.choice
     _attention_backends.update(
-        attention_params=kind.params,
+        attention_params=dispatch.params,
         use_flash_attention=flash,
         flash_attention_backend=version,
         use_fused_attention=fused,
@@ -87,17 +91,17 @@ def _publish(kind: _Kind) -> None:
     )
 
 
-def _is_ours(backend: torch.nn.Module | None) -> bool:
-    """Whether it does what a backend of its class does."""
-    kind = type(backend)
-    return _FORWARDS.get(kind) is getattr(kind, "forward", kind) and (
+def _is_unmodified(backend: torch.nn.Module | None) -> bool:
+    """Whether forward() of the module is that of its class, and the class is a backend's."""
+    cls = type(backend)
+    return _FORWARDS.get(cls) is getattr(cls, "forward", cls) and (
         "forward" not in backend.__dict__
     )
 
 
 def _is_observed(backend: torch.nn.Module | None) -> bool:
-    """Whether somebody would see that it is passed by."""
-    if not _is_ours(backend):
+    """Whether hooks or an overridden forward() require a call of the module itself."""
+    if not _is_unmodified(backend):
         return True
     own = backend.__dict__
     return bool(
@@ -114,7 +118,7 @@ def _is_observed(backend: torch.nn.Module | None) -> bool:
 
 
 def _settings(flash: torch.nn.Module | None, fused: torch.nn.Module | None) -> tuple:
-    """What a direct call would take from them, where they are ours."""
+    """The settings that a direct call would take from the backends, None for other classes."""
     return (
         _OF_FLASH(flash.__dict__) if type(flash) is FlashAttention else None,
         _OF_FUSED(fused.__dict__) if type(fused) is FusedAttention else None,
@@ -122,7 +126,7 @@ def _settings(flash: torch.nn.Module | None, fused: torch.nn.Module | None) -> t
 
 
 def _group_size(group: object) -> int:
-    """Ranks of a process group, or of a list of them."""
+    """The number of ranks of a process group or of a list of groups."""
     if group is None:
         return 1
     if isinstance(group, list):
@@ -131,10 +135,10 @@ def _group_size(group: object) -> int:
 
 
 class DotProductAttention(TransformerEngineBaseModule):
-    """softmax(scale * q k^T + ...) v, as TransformerEngine's module of this name.
+    """softmax(scale * q k^T + ...) v, with the interface of TransformerEngine's module.
 
-    Runs on the host too. The environment variables NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and
-    NVTE_UNFUSED_ATTN switch backends off; a choice is kept until
+    It also runs on the host. The environment variables NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and
+    NVTE_UNFUSED_ATTN switch backends off; a choice is cached until
     _attention_backends["backend_selection_requires_update"] is set.
     """
 
@@ -162,7 +166,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         softmax_type: str = "vanilla",
         return_max_logit: bool = False,
     ) -> None:
-        """kv_channels: the head dim, or that of q and k and that of v."""
+        """kv_channels: the head dim, or the pair (head dim of q and k, head dim of v)."""
         super().__init__()
         require(
             attention_type in AttnTypes, "attention_type", repr(attention_type), "self or cross"
@@ -220,13 +224,15 @@ class DotProductAttention(TransformerEngineBaseModule):
             "layer_number": layer_number,
             "attention_dropout_ctx": self._forked,
         }
-        kind = {"softmax_type": self.softmax_type, "return_max_logit": self.return_max_logit}
+        softmax = {"softmax_type": self.softmax_type, "return_max_logit": self.return_max_logit}
         self.flash_attention = FlashAttention(deterministic=self.deterministic, **options)
-        self.fused_attention = FusedAttention(deterministic=self.deterministic, **options, **kind)
-        self.unfused_attention = UnfusedDotProductAttention(**options, **kind)
+        self.fused_attention = FusedAttention(
+            deterministic=self.deterministic, **options, **softmax
+        )
+        self.unfused_attention = UnfusedDotProductAttention(**options, **softmax)
 
     def _forked(self) -> object:
-        """The context in which dropout draws."""
+        """The context in which dropout draws its random state."""
         tracker = self.get_rng_state_tracker
         return _NO_CONTEXT if tracker is None else tracker().fork()
 
@@ -237,20 +243,20 @@ class DotProductAttention(TransformerEngineBaseModule):
         cp_stream: object,
         cp_comm_type: str = "p2p",
     ) -> None:
-        """The group that shares the sequence. forward() refuses one of more than one rank."""
+        """Sets the context-parallel group. forward() refuses a group of more than one rank."""
         self.cp_group, self.cp_global_ranks = cp_group, cp_global_ranks
         self.cp_stream, self.cp_comm_type = cp_stream, cp_comm_type
 
     def get_extra_state(self) -> Tensor:
-        """Empty, or what a checkpoint of an FP8 run held."""
+        """Empty, or the extra state loaded from the checkpoint of an FP8 run."""
         return self._extra
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Kept as it is, for whoever runs in FP8."""
+        """Stores the extra state unchanged, so that a checkpoint of an FP8 run survives."""
         self._extra = state
 
     def _complete_state(self, state_dict: dict, prefix: str, *_: object) -> None:
-        """Checkpoints may lack the extra state, or have it under the name of an older version."""
+        """Adds the extra state to a checkpoint that lacks it or has it under its older name."""
         name = prefix + "_extra_state"
         older = state_dict.pop(prefix + "fused_attention._extra_state", None)
         if name not in state_dict:
@@ -284,7 +290,7 @@ class DotProductAttention(TransformerEngineBaseModule):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """O with heads merged, in the format of q; with return_max_logit also max_logit [heads].
 
-        For thd give max_seqlen_q and max_seqlen_kv: without them they are read from the device.
+        For thd pass max_seqlen_q and max_seqlen_kv; otherwise they are read from the device.
         """
         require(not fp8_output, "fp8_output", True, f"False: {NOT_YET}")
         # fmt: off
@@ -306,21 +312,21 @@ class DotProductAttention(TransformerEngineBaseModule):
             if self.attention_type != "cross":
                 self.attention_type = self.unfused_attention.attention_type = "cross"
             call.use_cache(self.layer_number)
-        kind = self._kind(call)
-        direct, flash, recomputed = kind.direct, kind.choice[0], checkpoint_core_attention
+        dispatch = self._find_dispatch(call)
+        direct, flash, recomputed = dispatch.direct, dispatch.choice[0], checkpoint_core_attention
         chosen = self._modules.get("flash_attention" if flash else "fused_attention")
         if direct is None or _is_observed(chosen):
-            call.settle()
-            run = partial(self._by_backend, kind, call)
-        elif kind.lengths is None:
-            call.settle()
+            call.resolve()
+            run = partial(self._by_backend, dispatch, call)
+        elif dispatch.lengths is None:
+            call.resolve()
             run = partial(self._by_engine, direct, self._engine_call(call, chosen), chosen)
         else:
-            tensors = (call.cu_seqlens_q, call.cu_seqlens_kv, call.pages())[: kind.lengths]
+            tensors = (call.cu_seqlens_q, call.cu_seqlens_kv, call.pages())[: dispatch.lengths]
             if not recomputed:
                 return direct(call.q, call.k, call.v, *tensors).flatten(-2)
             run = lambda q, k, v: direct(q, k, v, *tensors).flatten(-2)  # noqa: E731
-        if call.lengths_of_masks and not kind.choice[4]:  # Unfused reads the masks themselves
+        if call.lengths_from_masks and not dispatch.choice[4]:  # Unfused reads the masks themselves
             call.check_padding_is_last()
         if flash or not recomputed:
             return run(call.q, call.k, call.v)
@@ -331,37 +337,37 @@ class DotProductAttention(TransformerEngineBaseModule):
             get_rng_state_tracker=self.get_rng_state_tracker,
         )
 
-    # torch.compile has nothing to gain from the choice of a backend, which looks at addresses.
+    # torch.compile cannot trace the choice of a backend, which reads addresses.
     _run_uncompiled = no_torch_dynamo()(_run)
 
-    def _kind(self, call: Call) -> _Kind:
-        """What is known of this kind of call, found out when the first of its kind comes."""
+    def _find_dispatch(self, call: Call) -> _Dispatch:
+        """The cached choice for a call, made at the first call with its key."""
         global _latest  # noqa: PLW0603
-        if call.reads_bounds():  # a kind holds them, so they are needed to find it
-            call.settle()
+        if call.reads_bounds():  # they are part of the key
+            call.resolve()
         if _attention_backends["backend_selection_requires_update"]:
-            _kinds.clear()
+            _dispatches.clear()
             _latest = ((), None)
         own = self.__dict__
         ranks = 1 if own["cp_group"] is None else _group_size(own["cp_group"])
         backends = own["_modules"]
         of_backends = _settings(backends.get("flash_attention"), backends.get("fused_attention"))
         key = (call.key(), ranks, _SETTINGS(own), of_backends)
-        latest, kind = _latest
+        latest, dispatch = _latest
         if latest != key:
-            kind = _kinds.get(key)
-            if kind is None:
-                if len(_kinds) >= _MOST_KINDS:
-                    _kinds.clear()
-                kind = _kinds[key] = self._new_kind(call)
-            _latest = (key, kind)
-        if _attention_backends["attention_params"] is not kind.params:
-            _publish(kind)
-        return kind
+            dispatch = _dispatches.get(key)
+            if dispatch is None:
+                if len(_dispatches) >= _MAX_DISPATCHES:
+                    _dispatches.clear()
+                dispatch = _dispatches[key] = self._new_dispatch(call)
+            _latest = (key, dispatch)
+        if _attention_backends["attention_params"] is not dispatch.params:
+            _publish(dispatch)
+        return dispatch
 
-    def _new_kind(self, call: Call) -> _Kind:
+    def _new_dispatch(self, call: Call) -> _Dispatch:
         given = (call.q, call.k, call.v)
-        call.settle()
+        call.resolve()
         params = self._params(call)
         choice = get_attention_backend(params)
         flash, version, fused, _, unfused, _ = choice
@@ -370,14 +376,14 @@ class DotProductAttention(TransformerEngineBaseModule):
         ours = fused or (flash and module_of(version) is None)
         as_given = all(a is b for a, b in zip(given, (call.q, call.k, call.v), strict=True))
         chosen = self._modules.get("flash_attention" if flash else "fused_attention")
-        if not (ours and as_given and self._is_usual(chosen)):
-            return _Kind(params, choice)
+        if not (ours and as_given and self._has_direct_path(chosen)):
+            return _Dispatch(params, choice)
         direct, names = self._engine_call(call, chosen).prepared(*given)
         known = names == list(_LENGTHS[: len(names)]) and call.attention_mask is None
-        return _Kind(params, choice, direct, len(names) if known else None)
+        return _Dispatch(params, choice, direct, len(names) if known else None)
 
-    def _is_usual(self, backend: torch.nn.Module | None) -> bool:
-        """Whether it is ours and returns O alone, of this module's kind of softmax."""
+    def _has_direct_path(self, backend: torch.nn.Module | None) -> bool:
+        """Whether it is a backend of this package that returns only O, with this softmax type."""
         if self.return_max_logit or type(backend) not in _FORWARDS:
             return False
         if type(backend) is FlashAttention:
@@ -385,7 +391,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         return backend.softmax_type == self.softmax_type and not backend.return_max_logit
 
     def _engine_call(self, call: Call, backend: torch.nn.Module) -> EngineCall:
-        """What the backend would ask for, with what is set on it."""
+        """The EngineCall of a backend, with the backend's own settings."""
         alibi = call.bias_type == "alibi"
         return EngineCall(
             form_of(call.layout, call.mask, call.window, call.bottom_right),
@@ -455,9 +461,9 @@ class DotProductAttention(TransformerEngineBaseModule):
         return self.softmax_offset.to(call.q.device, torch.float32).view(1, -1, 1, 1)
 
     def _by_backend(
-        self, kind: _Kind, call: Call, q: Tensor, k: Tensor, v: Tensor
+        self, dispatch: _Dispatch, call: Call, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
-        flash, version, fused, backend, _, _ = kind.choice
+        flash, version, fused, backend, _, _ = dispatch.choice
         words = {
             "qkv_layout": call.layout,
             "attention_mask": call.attention_mask,

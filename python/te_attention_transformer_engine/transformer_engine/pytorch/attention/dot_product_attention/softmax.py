@@ -1,4 +1,4 @@
-"""Softmax over scores that are kept, as Unfused does it."""
+"""Softmax over scores in memory, as the unfused backend uses it."""
 
 import os
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from te_attention.torch.operators import ops
 
 
 def _function(kind: str, name: str, about: str) -> type[torch.autograd.Function]:
-    """An autograd function of scale * scores, softmax, over rows that `kind` masks."""
+    """An autograd function for softmax(scale * scores) with a mask of the given kind."""
     masked = kind == "given"
 
     def forward(ctx, scores: Tensor, *rest: Tensor | float) -> Tensor:
@@ -55,15 +55,15 @@ def _causal(scores: Tensor, attn_mask_type: str) -> Tensor:
 
 
 class FusedScaleMaskSoftmax(torch.nn.Module):
-    """Scale, mask, softmax: by one kernel for scores of half precision, else by PyTorch's.
+    """Scale, mask and softmax: one kernel for scores of half precision, else PyTorch's functions.
 
-    Rows that see nothing come out as zeros, with zero gradients, by either way.
+    Rows without a visible key are zeros, with zero gradients, in both cases.
     """
 
     def __init__(
         self, mask_func: Callable[[Tensor, Tensor], Tensor], softmax_in_fp32: bool = True
     ) -> None:
-        """mask_func(scores, mask) hides what the mask marks, for PyTorch's softmax."""
+        """mask_func(scores, mask) masks the scores where mask is True, for PyTorch's softmax."""
         super().__init__()
         self.scaled_masked_softmax_fusion = os.getenv("NVTE_MASKED_SOFTMAX_FUSION", "1") != "0"
         self.mask_func, self.softmax_in_fp32 = mask_func, softmax_in_fp32
@@ -71,7 +71,7 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
     def forward(
         self, inp: Tensor, mask: Tensor | None, attn_mask_type: str, scale: float | None = None
     ) -> Tensor:
-        """Probabilities of scores [b, heads, rows, columns]. A mask holds all that is hidden."""
+        """Probabilities of scores [b, heads, rows, columns]. A mask is complete, if given."""
         if mask is None and "causal" in attn_mask_type:
             mask = _causal(inp, attn_mask_type)
         scale = 1.0 if scale is None else scale

@@ -1,4 +1,4 @@
-"""What programs import to describe a call and to ask which backend would run it."""
+"""Names that programs import to describe a call and to query its backend."""
 # ruff: noqa: F401
 
 from ._emulation import combine_and_dequantize, combine_and_quantize, get_attention_quantizers

@@ -20,7 +20,7 @@ def drawn(*shape: int) -> torch.Tensor:
 def kinds(monkeypatch: pytest.MonkeyPatch) -> dict:
     """Those found from now on."""
     found: dict = {}
-    monkeypatch.setattr(dot_product_attention, "_kinds", found)
+    monkeypatch.setattr(dot_product_attention, "_dispatches", found)
     monkeypatch.setattr(dot_product_attention, "_latest", ((), None))
     return found
 
