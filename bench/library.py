@@ -14,7 +14,7 @@ NAMES = {
     torch.float8_e4m3fn: "e4m3",
     torch.float8_e5m2: "e5m2",
 }
-PROBLEM_BYTES = 464  # of a tea_problem, as tea_problem_parse fills it where its struct_size is 0
+PROBLEM_BYTES = 472  # of a tea_problem, as tea_problem_parse fills it where its struct_size is 0
 
 
 def tensor_indices() -> dict[str, int]:

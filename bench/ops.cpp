@@ -182,8 +182,7 @@ void merge(Bench& b) {
     auto a = sized<tea_merge>();
     a.part_dtype = TEA_BF16, a.parts = parts;
     a.batch = 1, a.rows = b.tokens() / 2, a.heads = kHeads, a.dim = kDim;
-    std::vector<const void*> o;
-    std::vector<const float*> lse;
+    std::vector<const void*> o, lse;
     for (int32_t i = 0; i < parts; ++i) {
       o.push_back(b.memory<char>(b.bytes() / 2));
       lse.push_back(b.memory<float>(a.rows * kHeads));

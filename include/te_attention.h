@@ -72,7 +72,7 @@ enum {
 typedef enum tea_alibi {
   TEA_ALIBI_NONE = 0,
   TEA_ALIBI_STANDARD = 1, /* the published geometric slopes for heads_q heads */
-  TEA_ALIBI_SLOPES = 2 /* slopes from the tensor TEA_SLOPES, fp32 [heads_q] or [batch, heads_q] */
+  TEA_ALIBI_SLOPES = 2    /* slopes from the tensor TEA_SLOPES, [heads_q] or [batch, heads_q] */
 } tea_alibi;
 
 typedef enum tea_softmax {
@@ -129,10 +129,11 @@ typedef struct tea_problem {
   int32_t bias_broadcast; /* bits TEA_BROADCAST_* */
   int32_t alibi;          /* tea_alibi: adds -slope * |row + delta - column| */
   int32_t softmax;        /* tea_softmax */
-  float softcap;          /* c > 0: score = c * tanh(score / c). 0: none */
-  float dropout;          /* probability in [0, 1) of dropping a probability; only when training */
-  float scale;            /* of q.k; read when has_scale is 1. Default: 1 / sqrt(dim_qk) */
-  int32_t has_scale;
+  double softcap;         /* c > 0: score = c * tanh(score / c). 0: none */
+  double dropout;         /* probability in [0, 1) of dropping a probability; only when training */
+  double scale;           /* of q.k; read when has_scale is 1. Default: 1 / sqrt(dim_qk) */
+  int32_t has_scale;      /* 1: `scale` is given */
+  int32_t alignment;      /* smallest alignment of any tensor pointer in bytes. Default: 16 */
 
   tea_strides q, k, v, o; /* default: dense [b,s,h,d], ragged [t,h,d], paged [page,slot,h,d] */
   tea_strides dout, dq, dk, dv;  /* default: as above */
@@ -142,22 +143,20 @@ typedef struct tea_problem {
   int64_t slopes_stride;         /* batch stride of TEA_SLOPES. Default: 0, shared by the batch */
   int64_t table_k_stride; /* batch stride of TEA_TABLE_K. Default: ceil(max_kv / page_size) */
   int64_t table_v_stride; /* batch stride of TEA_TABLE_V. Default: the same */
-
-  int32_t alignment; /* smallest alignment of any tensor pointer in bytes. Default: 16 */
-  int32_t reserved;  /* zero */
 } tea_problem;
 
 /* Every tensor of the operation has one name and one index, used by every layer.
    cu_seqlens, offsets and tables are int32; scales and amax are fp32 scalars; rng_state is int64
-   {seed, offset}; sink is fp32 [heads_q]. */
+   {seed, offset}. LSE, MAX, SUM_EXP and DLSE, SINK and DSINK [heads_q] and SLOPES are fp32, and
+   fp64 where the problem's dtype is. */
 typedef enum tea_tensor {
   TEA_Q = 0,
   TEA_K = 1,
   TEA_V = 2,
   TEA_O = 3,
-  TEA_LSE = 4,     /* fp32 natural log of the softmax denominator; -inf where nothing is attended */
-  TEA_MAX = 5,     /* fp32 largest logit of the row, without the sink */
-  TEA_SUM_EXP = 6, /* fp32 exp(LSE - MAX) */
+  TEA_LSE = 4,     /* natural log of the softmax denominator; -inf where nothing is attended */
+  TEA_MAX = 5,     /* largest logit of the row, without the sink */
+  TEA_SUM_EXP = 6, /* exp(LSE - MAX) */
   TEA_BIAS = 7,
   TEA_SINK = 8, /* backward reads it only for TEA_DSINK: NULL where that is */
   TEA_SLOPES = 9,
@@ -173,7 +172,7 @@ typedef enum tea_tensor {
   TEA_DK = 19,
   TEA_DV = 20,
   TEA_DBIAS = 21,
-  TEA_DSINK = 22, /* fp32 [heads_q] */
+  TEA_DSINK = 22, /* [heads_q] */
   TEA_DLSE = 23,
   /* FP8. NULL scale: 1 (k, v: as q; dk, dv: as dq). NULL amax: not recorded (dk, dv: in dq's). amax
      is the maximum of the value already there and the largest magnitude before scaling. dP is cast

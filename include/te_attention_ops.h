@@ -130,10 +130,12 @@ typedef struct tea_merge {
   int32_t o_dtype;                 /* default: part_dtype */
   int32_t parts;                   /* at least 1; on a GPU at most 120 */
   const void* const* part_o;       /* host array [parts] of [batch, rows, heads, dim] */
-  const float* const* part_lse;    /* host array [parts] of [batch, heads, rows] */
+  const void* const* part_lse;     /* host array [parts] of [batch, heads, rows]: fp32, and fp64
+                                      where part_dtype is, as forward writes them */
   void* o;                         /* [batch, rows, heads, dim]; may be a part with equal strides
                                       and dtype */
-  float* lse;                      /* [batch, heads, rows]; may be a part likewise; or NULL */
+  void* lse;                       /* [batch, heads, rows] of that type; may be a part likewise; or
+                                      NULL */
   int64_t batch, rows, heads, dim; /* ragged: batch 1, rows = tokens */
   tea_strides part_o_stride, o_stride;
   tea_strides part_lse_stride, lse_stride; /* default: [batch, heads, rows] */

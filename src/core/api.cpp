@@ -20,7 +20,7 @@ void require(const void* pointer, const char* name) {
 }
 
 // The sizes of version 0.1, which a struct_size of 0 stands for in what is written.
-constexpr size_t kFirstProblem = 464, kFirstCost = 48, kFirstCacheInfo = 40;
+constexpr size_t kFirstProblem = 472, kFirstCost = 48, kFirstCacheInfo = 40;
 static_assert(sizeof(tea_problem) >= kFirstProblem && sizeof(tea_cost) >= kFirstCost &&
               sizeof(tea_cache_info) >= kFirstCacheInfo);
 

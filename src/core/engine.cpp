@@ -19,8 +19,7 @@ uint32_t used_values(const Problem& p, const Field& f) {
   std::memcpy(&word, at, sizeof word);
   if (f.kind == Kind::kEnum) return word ? uint32_t{1} << word : 0;
   if (f.kind == Kind::kBits) return word;
-  const size_t bytes = static_cast<size_t>(f.count) * (f.kind == Kind::kInt64 ? 8 : 4);
-  for (size_t i = 0; i < bytes; ++i)
+  for (size_t i = 0; i < f.bytes(); ++i)
     if (at[i]) return 1;
   return 0;
 }

@@ -1,5 +1,6 @@
 // The one error type. A message names the argument, the value seen and the value needed.
 #pragma once
+#include <charconv>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -16,7 +17,10 @@ struct Error : std::runtime_error {
 // How a value looks in a message. (Literals are arrays: not pointers here.)
 template <class T>
 std::string shown(const T& value) {
-  if constexpr (std::is_arithmetic_v<T>) {
+  if constexpr (std::is_floating_point_v<T>) {
+    char buffer[32];  // the shortest text that is this value
+    return {buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr};
+  } else if constexpr (std::is_arithmetic_v<T>) {
     return std::to_string(value);
   } else {
     if constexpr (std::is_pointer_v<T>)

@@ -21,11 +21,6 @@ constexpr std::string_view kSoftmax[] = {"vanilla", "off_by_one", "learnable"};
 constexpr std::string_view kOutputs[] = {"lse", "max", "sum_exp"};
 constexpr std::string_view kBroadcast[] = {"batch", "head", "row", "col"};
 
-constexpr size_t kBytes[] = {4, 4, 8, 4, 4, 4};  // by Kind
-constexpr size_t field_bytes(const Field& f) {
-  return kBytes[static_cast<int>(f.kind)] * static_cast<size_t>(f.count);
-}
-
 #define PLAIN(kind, name)                                 \
   {                                                       \
 #name, offsetof(tea_problem, name), Kind::kind, 1, {} \
@@ -66,10 +61,11 @@ constexpr Field kFields[] = {
     NAMED(kBits, bias_broadcast, kBroadcast),
     NAMED(kEnum, alibi, kAlibi),
     NAMED(kEnum, softmax, kSoftmax),
-    PLAIN(kFloat, softcap),
-    PLAIN(kFloat, dropout),
-    PLAIN(kFloat, scale),
+    PLAIN(kReal, softcap),
+    PLAIN(kReal, dropout),
+    PLAIN(kReal, scale),
     NAMED(kEnum, has_scale, kBool),
+    PLAIN(kInt32, alignment),
     STRIDE(q, 3),
     STRIDE(k, 3),
     STRIDE(v, 3),
@@ -84,8 +80,6 @@ constexpr Field kFields[] = {
     PLAIN(kInt64, slopes_stride),
     PLAIN(kInt64, table_k_stride),
     PLAIN(kInt64, table_v_stride),
-    PLAIN(kInt32, alignment),
-    PLAIN(kInt32, reserved),
 };
 #undef PLAIN
 #undef NAMED
@@ -96,13 +90,13 @@ constexpr bool covers_every_byte() {
   size_t end = 0;
   for (const Field& f : kFields) {
     if (f.offset != end) return false;
-    end += field_bytes(f);
+    end += f.bytes();
   }
   return end == sizeof(tea_problem);
 }
 static_assert(covers_every_byte(), "kFields must list every field of tea_problem, in order");
 static_assert(sizeof(Problem) == sizeof(tea_problem) && std::is_trivially_copyable_v<Problem>);
-static_assert(sizeof(tea_problem) == 464, "the layout of tea_problem is frozen; it may only grow");
+static_assert(sizeof(tea_problem) == 472, "the layout of tea_problem is frozen; it may only grow");
 
 template <class T>
 T get(const Problem& p, const Field& f, int i) {
@@ -119,7 +113,7 @@ void set(Problem& p, const Field& f, int i, T x) {
 
 bool is_zero(const Problem& p, const Field& f) {
   const char* at = reinterpret_cast<const char*>(&p) + f.offset;
-  for (size_t i = 0; i < field_bytes(f); ++i)
+  for (size_t i = 0; i < f.bytes(); ++i)
     if (at[i]) return false;
   return true;
 }
@@ -149,8 +143,8 @@ std::string one_value(const Problem& p, const Field& f, int i) {
   switch (f.kind) {
     case Kind::kInt64:
       return number_text(get<int64_t>(p, f, i));
-    case Kind::kFloat:
-      return number_text(get<float>(p, f, i));
+    case Kind::kReal:
+      return number_text(get<double>(p, f, i));
     case Kind::kEnum:
       return enum_text(get<int32_t>(p, f, i), f.names);
     case Kind::kBits:
@@ -212,8 +206,8 @@ void set_value(Problem& p, const Field& f, int i, std::string_view word, std::st
   switch (f.kind) {
     case Kind::kInt64:
       return set(p, f, i, number<int64_t>(word, value));
-    case Kind::kFloat:
-      return set(p, f, i, number<float>(word, value));
+    case Kind::kReal:
+      return set(p, f, i, number<double>(word, value));
     case Kind::kEnum:
       return set(p, f, i, named(word, value, f.names));
     case Kind::kBits:
@@ -301,7 +295,7 @@ Problem Problem::parse(std::string_view text) {
 }
 
 double Problem::scale_value() const {
-  return has_scale ? static_cast<double>(scale) : 1.0 / std::sqrt(static_cast<double>(dim_qk));
+  return has_scale ? scale : 1.0 / std::sqrt(static_cast<double>(dim_qk));
 }
 
 const char* dtype_name(int32_t dtype) {

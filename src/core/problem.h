@@ -13,7 +13,7 @@
 namespace tea {
 
 // What a field holds, and how its text looks.
-enum class Kind : uint8_t { kSize, kInt32, kInt64, kFloat, kEnum, kBits };
+enum class Kind : uint8_t { kSize, kInt32, kInt64, kReal, kEnum, kBits };
 
 struct Field {
   std::string_view name;
@@ -21,6 +21,11 @@ struct Field {
   Kind kind;
   int count;                                // values; strides have several
   std::span<const std::string_view> names;  // of enum values 0.. or of bits 0..
+
+  constexpr size_t bytes() const {
+    const bool wide = kind == Kind::kInt64 || kind == Kind::kReal;
+    return static_cast<size_t>(count) * (wide ? 8 : 4);
+  }
 };
 
 // Every field of tea_problem, in order; engines, text and documentation are generated from it.
@@ -47,6 +52,8 @@ struct Problem : tea_problem {
   int32_t dout_type() const { return dout_dtype ? dout_dtype : o_type(); }
   int32_t dqkv_type() const { return dqkv_dtype ? dqkv_dtype : dtype; }
   int32_t bias_type() const { return bias_dtype ? bias_dtype : is_fp8() ? TEA_FP32 : dtype; }
+  // Of LSE and the other numbers that a row has, of the sink, its gradient and slopes.
+  int32_t statistic_type() const { return dtype == TEA_FP64 ? +TEA_FP64 : +TEA_FP32; }
   int32_t v_dim() const { return dim_v ? dim_v : dim_qk; }
   double scale_value() const;
   bool is_fp8() const { return tea::is_fp8(dtype); }

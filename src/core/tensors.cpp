@@ -114,12 +114,12 @@ constexpr TensorInfo kTensors[] = {
     {TEA_K, "K", Type::kQkv, always, training, kIn, kIn, on_k<&G::k>},
     {TEA_V, "V", Type::kQkv, always, training, kIn, kIn, on_v<&G::v>},
     {TEA_O, "O", Type::kO, always, training, kOut, kIn, on_o<&G::o>},
-    {TEA_LSE, "LSE", Type::kFp32, lse, training, kOut, kIn, on_lse},
-    {TEA_MAX, "MAX", Type::kFp32, max, never, kOut, kIn, on_lse},
-    {TEA_SUM_EXP, "SUM_EXP", Type::kFp32, sum_exp, never, kOut, kIn, on_lse},
+    {TEA_LSE, "LSE", Type::kStatistic, lse, training, kOut, kIn, on_lse},
+    {TEA_MAX, "MAX", Type::kStatistic, max, never, kOut, kIn, on_lse},
+    {TEA_SUM_EXP, "SUM_EXP", Type::kStatistic, sum_exp, never, kOut, kIn, on_lse},
     {TEA_BIAS, "bias", Type::kBias, bias, bias_training, kIn, kIn, on_bias<&G::bias>},
-    {TEA_SINK, "sink", Type::kFp32, sink, sink_backward, kIn, kIn, heads},
-    {TEA_SLOPES, "slopes", Type::kFp32, slopes, slopes, kIn, kIn, on_slopes},
+    {TEA_SINK, "sink", Type::kStatistic, sink, sink_backward, kIn, kIn, heads},
+    {TEA_SLOPES, "slopes", Type::kStatistic, slopes, slopes, kIn, kIn, on_slopes},
     {TEA_CU_SEQLENS_Q, "cu_seqlens_q", Type::kInt32, cu_q, cu_q, kIn, kIn, lengths},
     {TEA_CU_SEQLENS_KV, "cu_seqlens_kv", Type::kInt32, cu_kv, cu_kv, kIn, kIn, lengths},
     {TEA_OFFSETS_Q, "offsets_q", Type::kInt32, offsets_q, offsets_q, kIn, kIn, lengths},
@@ -132,8 +132,8 @@ constexpr TensorInfo kTensors[] = {
     {TEA_DK, "dK", Type::kDqkv, never, training, kIn, kOut, on_k<&G::dk>},
     {TEA_DV, "dV", Type::kDqkv, never, training, kIn, kOut, on_v<&G::dv>},
     {TEA_DBIAS, "dbias", Type::kBias, never, dbias, kIn, kOut, on_bias<&G::dbias>},
-    {TEA_DSINK, "dsink", Type::kFp32, never, dsink, kIn, kOut, heads},
-    {TEA_DLSE, "dLSE", Type::kFp32, never, dlse, kIn, kIn, on_lse},
+    {TEA_DSINK, "dsink", Type::kStatistic, never, dsink, kIn, kOut, heads},
+    {TEA_DLSE, "dLSE", Type::kStatistic, never, dlse, kIn, kIn, on_lse},
     SCALAR(Q_SCALE_INV, "q_scale_inv", fp8, fp8_training, kIn, kIn),
     SCALAR(K_SCALE_INV, "k_scale_inv", fp8, fp8_training, kIn, kIn),
     SCALAR(V_SCALE_INV, "v_scale_inv", fp8, fp8_training, kIn, kIn),
@@ -250,6 +250,8 @@ int32_t TensorInfo::dtype(const Problem& p) const {
       return p.dqkv_type();
     case Type::kBias:
       return p.bias_type();
+    case Type::kStatistic:
+      return p.statistic_type();
     case Type::kFp32:
       return TEA_FP32;
     case Type::kInt32:

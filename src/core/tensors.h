@@ -20,7 +20,7 @@ struct Shape {
   int64_t offset(int64_t flat) const;  // of the element with this index in row-major order
 };
 
-enum class Type : uint8_t { kQkv, kO, kDout, kDqkv, kBias, kFp32, kInt32, kInt64 };
+enum class Type : uint8_t { kQkv, kO, kDout, kDqkv, kBias, kStatistic, kFp32, kInt32, kInt64 };
 
 struct TensorInfo {
   tea_tensor index;

@@ -88,6 +88,14 @@ void check_forms(const Problem& p) {
               "0: paged keys and values have no gradient (use ragged or padded ones)");
 }
 
+// Engines compute in fp32, but for fp64 problems. There a number that overflows would be infinite,
+// and a soft cap that underflows would be none.
+bool fits_arithmetic(const Problem& p, double x) {
+  const auto rounded = static_cast<float>(x);
+  return p.dtype == TEA_FP64 || (std::isfinite(rounded) && (rounded == 0) == (x == 0));
+}
+constexpr const char* kFp32Range = "a number in the range of fp32, unless dtype is fp64";
+
 void check_numbers(const Problem& p) {
   TEA_REQUIRE(p.window_left >= 0, "window_left", p.window_left, "0 (none) or the bound + 1");
   TEA_REQUIRE(p.window_right >= 0, "window_right", p.window_right, "0 (none) or the bound + 1");
@@ -95,13 +103,14 @@ void check_numbers(const Problem& p) {
               "0 or more, finite");
   TEA_REQUIRE(p.dropout >= 0 && p.dropout < 1, "dropout", p.dropout, "at least 0 and below 1");
   TEA_REQUIRE(std::isfinite(p.scale), "scale", p.scale, "a finite number");
+  TEA_REQUIRE(fits_arithmetic(p, p.softcap), "softcap", p.softcap, kFp32Range);
+  TEA_REQUIRE(fits_arithmetic(p, p.scale), "scale", p.scale, kFp32Range);
   TEA_REQUIRE(p.has_scale || p.scale == 0, "scale", p.scale, "has_scale = 1, else 0");
   const auto alignment = static_cast<uint32_t>(p.alignment);
   const auto element = static_cast<uint32_t>(dtype_bytes(p.dtype));
   TEA_REQUIRE(
       !alignment || (std::has_single_bit(alignment) && alignment >= element && p.alignment > 0),
       "alignment", p.alignment, "0 or a power of two, at least the size of an element");
-  TEA_REQUIRE(p.reserved == 0, "reserved", p.reserved, "0");
 }
 
 bool set(const tea_strides& s) { return s.batch || s.seq || s.head; }
@@ -191,7 +200,7 @@ Problem Problem::normalised() const {
   Problem p = *this;
   if (!p.training) p.dropout = 0;
   // The other negative zeros are 0 too, and must not be another key.
-  for (float* x : {&p.softcap, &p.dropout, &p.scale})
+  for (double* x : {&p.softcap, &p.dropout, &p.scale})
     if (*x == 0) *x = 0;
   if (p.bias_dtype == (is_fp8() ? TEA_FP32 : dtype)) p.bias_dtype = 0;
   if (p.dout_dtype == o_type()) p.dout_dtype = 0;

@@ -170,6 +170,7 @@ class FewRows {
         q_(head.scratch),
         o_(head.scratch + kFewRows * dk_),
         scale_(static_cast<float>(p_.scale_value())),
+        softcap_(static_cast<float>(p_.softcap)),
         score_unit_(static_cast<float>(view.scalar(TEA_K_SCALE_INV)) * unit_of(p_.dtype)) {
     for (int lane = 0; lane < block_.count; ++lane)
       slope_[lane] = static_cast<float>(view.slope(block_.group.b, block_.head[lane]));
@@ -290,7 +291,7 @@ class FewRows {
     if (p_.is_fp8()) x *= score_unit_;
     if (p_.bias == TEA_BIAS_PRE_SCALE) x += bias(lane, j);
     x *= scale_;
-    if (p_.softcap > 0) x = hyperbolic_tangent(x / p_.softcap) * p_.softcap;
+    if (softcap_ > 0) x = hyperbolic_tangent(x / softcap_) * softcap_;
     if (p_.bias == TEA_BIAS_POST_SCALE) x += bias(lane, j);
     if (p_.alibi) x -= slope_[lane] * distances(lane, j);
     return x;
@@ -385,7 +386,7 @@ class FewRows {
   const int64_t stride_, dk_, dv_;
   const Partial<float> out_;
   float *s_, *q_, *o_;  // [row][key of columns_]: scores, then P; [row][dim]
-  const float scale_;
+  const float scale_, softcap_;
   float score_unit_;  // of products of fp8
   float slope_[kFewRows];
 };

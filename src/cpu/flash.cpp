@@ -439,8 +439,7 @@ class Backward {
       const auto first = static_cast<size_t>(groups_[i].kv_head * groups_[i].heads);
       for (size_t h = 0; h < f.dsink.size(); ++h) dsink[first + h] += f.dsink[h];
     }
-    if (float* out = view_.run.as<float>(TEA_DSINK))
-      for (size_t h = 0; h < dsink.size(); ++h) out[h] = static_cast<float>(dsink[h]);
+    view_.set_sink_gradient(dsink);
   }
 
   // A pass of its own, over the elements of dbias: whoever owns some of them computes every dS that

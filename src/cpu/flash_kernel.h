@@ -115,7 +115,7 @@ class Tile {
 
   // 0 or 1 / (1 - p) for every element of the tile.
   void dropout() {
-    const uint32_t threshold = dropout_threshold(p_.dropout);
+    const uint32_t threshold = dropout_threshold(static_cast<float>(p_.dropout));
     const int64_t from = first + view_.origin[3], to = from + cols;
     for (int64_t cell = from / 16 * 4; cell * 4 < to + 12; ++cell) {
       const int64_t left = cell / 4 * 16 + cell % 4 * 2;
@@ -251,7 +251,7 @@ class Tile {
 
   void keep_column(int lane, int64_t j, VU uniform, uint32_t threshold) {
     if (j < 0 || j >= cols) return;
-    const auto kept = static_cast<Real>(1 / (1 - double{p_.dropout}));
+    const auto kept = static_cast<Real>(1 / (1 - p_.dropout));
     Real* to = keep + j * kRows + lane;
     for (int i = 0; i < kLanes<uint32_t>; ++i) to[i] = uniform[i] >= threshold ? kept : Real{0};
   }
@@ -369,12 +369,6 @@ double attend(const View& view, const RowBlock& block, Columns columns, Partial<
   return attend(view, block, columns, out, scratch, VectorScores<Real>{});
 }
 
-// The logit of the extra term in the denominator; -infinity: there is none.
-double sink(const View& view, int64_t h) {
-  if (view.p.softmax == TEA_SOFTMAX_LEARNABLE) return double{view.run.as<const float>(TEA_SINK)[h]};
-  return view.p.softmax == TEA_SOFTMAX_OFF_BY_ONE ? 0 : -std::numeric_limits<double>::infinity();
-}
-
 // What is written of one row beside O; returns the factor of O.
 template <class Real>
 double finish_row(const View& view, const RowBlock& block, int lane, Partial<Real> all) {
@@ -386,12 +380,12 @@ double finish_row(const View& view, const RowBlock& block, int lane, Partial<Rea
   // Maxima skip a NaN logit, but it is in the sum. (So is the NaN of infinite ones.)
   if (std::isnan(sum) && max < -none) max = sum;
   const bool nothing = max == none;
-  const double keys = nothing ? none : max + std::log(sum), extra = sink(view, block.head[lane]);
+  const double keys = nothing ? none : max + std::log(sum), extra = view.sink(block.head[lane]);
   const double lse = log_add(keys, extra);
-  if (p.writes_lse()) view.per_row(TEA_LSE, at) = static_cast<float>(lse);
-  if (p.outputs & TEA_OUTPUT_MAX) view.per_row(TEA_MAX, at) = static_cast<float>(max);
+  if (p.writes_lse()) view.set_statistic(TEA_LSE, at, lse);
+  if (p.outputs & TEA_OUTPUT_MAX) view.set_statistic(TEA_MAX, at, max);
   if (p.outputs & TEA_OUTPUT_SUM_EXP)
-    view.per_row(TEA_SUM_EXP, at) = static_cast<float>(nothing ? 0 : std::exp(lse - max));
+    view.set_statistic(TEA_SUM_EXP, at, nothing ? 0 : std::exp(lse - max));
   if (nothing) return 0;
   return extra == none ? 1 / sum : std::exp(max - lse);
 }
@@ -420,40 +414,6 @@ double finish(const View& view, const RowBlock& block, Partial<Real> all) {
 
 // ------------------------------------------------------------------------------------ backward
 
-// a . b in double, in sums of their own for every lane: one sum would wait for each addition. n is
-// a multiple of kPad.
-template <class Real>
-double dot(const Real* a, const Real* b, int64_t n) {
-  double sum[kPad] = {}, all = 0;
-  for (int64_t i = 0; i < n; i += kPad)
-    for (int lane = 0; lane < kPad; ++lane)
-      sum[lane] += static_cast<double>(a[i + lane]) * static_cast<double>(b[i + lane]);
-  for (const double one : sum) all += one;
-  return all;
-}
-
-// delta = dO . O - dLSE by lane, and the sink's part; lanes that see nothing keep LSE = +infinity,
-// so that their P is 0.
-template <class Real>
-void row_sums(const View& view, const RowBlock& block, Tile<Real>& t, double* dsink) {
-  const Problem& p = view.p;
-  const int64_t stride = t.dim_v();
-  t.load_queries(TEA_O, view.scalar(TEA_O_SCALE_INV), p.v_dim(), stride, t.o);
-  for (int lane = 0; lane < kRows; ++lane) {
-    t.lse[lane] = std::numeric_limits<Real>::infinity(), t.delta[lane] = 0;
-    if (lane >= block.count) continue;
-    const RowAt at = block.at(lane);
-    const double lse = double{view.per_row(TEA_LSE, at)};
-    if (lse == -std::numeric_limits<double>::infinity()) continue;
-    double delta =
-        block.sees(lane) ? dot(t.dout_rows + lane * stride, t.o + lane * stride, stride) : 0;
-    if (p.lse_gradient) delta -= double{view.per_row(TEA_DLSE, at)};
-    t.lse[lane] = static_cast<Real>(lse), t.delta[lane] = static_cast<Real>(delta);
-    if (view.run.tensor[TEA_DSINK])
-      dsink[lane] -= std::exp(sink(view, block.head[lane]) - lse) * delta;
-  }
-}
-
 // P with dropout, and the gradient of the logit.
 template <class Real>
 struct Pair {
@@ -478,16 +438,41 @@ TEA_WORD V<Real> before_scale(const Problem& p, const Tile<Real>& t, V<Real> dx,
   return t.where_seen(dx * load(t.bend + j * kRows + lane) * scale, lane, j, 0);
 }
 
+template <class Real>
+TEA_WORD V<Real> probability(const Tile<Real>& t, int lane, int64_t at) {
+  V<Real> x = load(t.s + at) - load(t.lse + lane);
+  // Next to a large LSE its rounding may be more than the logits that it is the sum of.
+  if constexpr (sizeof(Real) == 8) x = x > V<Real>{} ? V<Real>{} : x;
+  return exponential(x);
+}
+
+template <class Real>
+void load_dp(const Problem& p, Tile<Real>& t) {
+  multiply<Real>(t.cols, t.lanes(), p.v_dim(), t.v, t.dout, kRows, t.dp, kRows, false);
+  if (p.drops()) t.dropout();
+}
+
+// Adds the P . dP of a tile to dO . O. In fp64 dO . O is computed so: where one key has nearly the
+// whole of P, dP - dO . O is small, and a product with the rounded O would leave nothing of it.
+template <class Real>
+void add_delta(const Problem& p, Tile<Real>& t) {
+  load_dp(p, t);
+  for (int64_t j = 0; j < t.cols; ++j)
+    for (int lane = 0; lane < t.lanes(); lane += kLanes<Real>) {
+      const int64_t at = j * kRows + lane;
+      const V<Real> keep = p.drops() ? load(t.keep + at) : splat(Real{1});
+      const V<Real> x = probability(t, lane, at) * keep * load(t.dp + at);
+      store(t.delta + lane, load(t.delta + lane) + t.where_seen(x, lane, j, 0));
+    }
+}
+
 // From scores and dP to P in t.s and the gradient of the logit in t.dp.
 template <class Real>
 void probabilities(const Problem& p, Tile<Real>& t) {
   for (int64_t j = 0; j < t.cols; ++j)
     for (int lane = 0; lane < t.lanes(); lane += kLanes<Real>) {
       const int64_t at = j * kRows + lane;
-      V<Real> x = load(t.s + at) - load(t.lse + lane);
-      // LSE is fp32: beside doubles its rounding may be more than all that it is the sum of.
-      if constexpr (sizeof(Real) == 8) x = x > V<Real>{} ? V<Real>{} : x;
-      const Pair<Real> both = gradient_of_logit(p, t, exponential(x), lane, j);
+      const Pair<Real> both = gradient_of_logit(p, t, probability(t, lane, at), lane, j);
       store(t.s + at, both.p), store(t.dp + at, both.dx);
     }
 }
@@ -513,8 +498,7 @@ void add_bias_gradient(const RowBlock& block, const Tile<Real>& t, Gradients<Rea
 template <class Real>
 void backward_tile(const View& view, const RowBlock& block, Tile<Real>& t, Gradients<Real>& g) {
   const Problem& p = view.p;
-  multiply<Real>(t.cols, t.lanes(), p.v_dim(), t.v, t.dout, kRows, t.dp, kRows, false);
-  if (p.drops()) t.dropout();
+  load_dp(p, t);
   probabilities(p, t);
   const bool pre = p.bias == TEA_BIAS_PRE_SCALE;
   if (g.dbias && !pre) return add_bias_gradient(block, t, g);
@@ -578,13 +562,23 @@ void backward(const View& view, const RowBlock& block, Gradients<Real>& g, Real*
   t.load_queries(TEA_DOUT, view.scalar(TEA_DOUT_SCALE_INV), p.v_dim(), t.dim_v(), t.dout_rows);
   transpose(t.q_rows, t.dim_k(), kRows, t.dim_k(), t.q, kRows);
   transpose(t.dout_rows, t.dim_v(), kRows, t.dim_v(), t.dout, kRows);
-  row_sums(view, block, t, g.dsink);
-  for (int64_t i = 0; i < t.dim_k() * kRows; ++i) t.dq[i] = 0;
-  for (int64_t j0 = scores.first(block.all.begin); j0 < block.all.end; j0 += kCols) {
-    t.load_keys(j0, std::min<int64_t>(j0 + kCols, block.all.end));
-    scores(t, p.softcap > 0);
-    backward_tile(view, block, t, g);
+  const auto for_each_tile = [&](auto&& body) {
+    for (int64_t j0 = scores.first(block.all.begin); j0 < block.all.end; j0 += kCols) {
+      t.load_keys(j0, std::min<int64_t>(j0 + kCols, block.all.end));
+      scores(t, p.softcap > 0);
+      body();
+    }
+  };
+  if constexpr (sizeof(Real) == 8) {
+    load_lse(view, block, t);
+    std::fill_n(t.delta, kRows, Real{0});
+    for_each_tile([&] { add_delta(p, t); });
+    finish_delta(view, block, t, g.dsink);
+  } else {
+    row_sums(view, block, t, g.dsink);
   }
+  for (int64_t i = 0; i < t.dim_k() * kRows; ++i) t.dq[i] = 0;
+  for_each_tile([&] { backward_tile(view, block, t, g); });
   if (!g.dbias) store_dq(view, block, t.dq, g);
 }
 

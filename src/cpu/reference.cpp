@@ -97,8 +97,8 @@ class Head {
     if (p_.bias == TEA_BIAS_PRE_SCALE) x += bias(i, j);
     x *= p_.scale_value();
     if (p_.softcap > 0) {
-      x = softcap(x, double{p_.softcap});
-      bend = softcap_slope(x, double{p_.softcap});
+      x = softcap(x, p_.softcap);
+      bend = softcap_slope(x, p_.softcap);
     }
     if (p_.bias == TEA_BIAS_POST_SCALE) x += bias(i, j);
     if (p_.alibi)
@@ -107,19 +107,15 @@ class Head {
     return {x, bend};
   }
 
-  // The logit of the extra term in the denominator; -infinity: there is none.
-  double sink() const {
-    if (p_.softmax == TEA_SOFTMAX_LEARNABLE) return double{view_.run.as<const float>(TEA_SINK)[h]};
-    return p_.softmax == TEA_SOFTMAX_OFF_BY_ONE ? 0 : -kInfinity;
-  }
+  double sink() const { return view_.sink(h); }
 
   // What dropout multiplies a probability with: 0 or 1 / (1 - p); 1 without dropout.
   double keep(int64_t i, int64_t j) const {
     if (!p_.drops()) return 1;
     const uint32_t stream = dropout_stream(item_.b + view_.origin[0], h + view_.origin[1]);
     const bool kept = dropout_keeps(view_.rng, stream, i + view_.origin[2], j + view_.origin[3],
-                                    dropout_threshold(p_.dropout));
-    return kept ? 1 / (1 - double{p_.dropout}) : 0;
+                                    dropout_threshold(static_cast<float>(p_.dropout)));
+    return kept ? 1 / (1 - p_.dropout) : 0;
   }
 
  private:
@@ -184,10 +180,10 @@ class Forward {
     if (!nothing) values(item, head, i, c, norm);
     o_amax_ = std::fmax(o_amax_, largest(o_));
     view_.store(view_.rows(TEA_O), at, view_.scalar(TEA_O_SCALE), o_);
-    if (p_.writes_lse()) view_.per_row(TEA_LSE, at) = static_cast<float>(lse);
-    if (p_.outputs & TEA_OUTPUT_MAX) view_.per_row(TEA_MAX, at) = static_cast<float>(max);
+    if (p_.writes_lse()) view_.set_statistic(TEA_LSE, at, lse);
+    if (p_.outputs & TEA_OUTPUT_MAX) view_.set_statistic(TEA_MAX, at, max);
     if (p_.outputs & TEA_OUTPUT_SUM_EXP)
-      view_.per_row(TEA_SUM_EXP, at) = static_cast<float>(nothing ? 0 : std::exp(lse - max));
+      view_.set_statistic(TEA_SUM_EXP, at, nothing ? 0 : std::exp(lse - max));
   }
 
   // Fills x_ and returns the largest; NaN if one of them is, -infinity if there is none.
@@ -243,8 +239,7 @@ class Backward {
     for (size_t i = 0; i < dbias_.size(); ++i)
       store_real(view_.run.tensor[TEA_DBIAS], p_.bias_type(),
                  dbias_shape_.offset(static_cast<int64_t>(i)), dbias_[i]);
-    if (float* dsink = view_.run.as<float>(TEA_DSINK))
-      for (size_t h = 0; h < dsink_.size(); ++h) dsink[h] = static_cast<float>(dsink_[h]);
+    view_.set_sink_gradient(dsink_);
   }
 
  private:
@@ -257,18 +252,17 @@ class Backward {
 
   void row(const Item& item, const Head& head, int64_t i) {
     const RowAt at = head.query(i);
-    const double lse = double{view_.per_row(TEA_LSE, at)};
+    const double lse = view_.statistic(TEA_LSE, at);
     if (lse == -kInfinity) return;  // nothing attended: no gradient, and dQ is already zero
     view_.load(view_.rows(TEA_Q), at, view_.scalar(TEA_Q_SCALE_INV), q_);
-    view_.load(view_.rows(TEA_O), at, view_.scalar(TEA_O_SCALE_INV), o_);
     view_.load(view_.rows(TEA_DOUT), at, view_.scalar(TEA_DOUT_SCALE_INV), dout_);
-    double delta = dot(dout_, o_);
-    if (p_.lse_gradient) delta -= double{view_.per_row(TEA_DLSE, at)};
+    const Columns c = head.columns(i);
+    double delta = delta_of(item, head, at, c, lse);
+    if (p_.lse_gradient) delta -= view_.statistic(TEA_DLSE, at);
     if (view_.run.tensor[TEA_DSINK])
       dsink_[static_cast<size_t>(head.h)] -= std::exp(head.sink() - lse) * delta;
 
     std::ranges::fill(dq_, 0.0);
-    const Columns c = head.columns(i);
     for (int64_t j = c.begin; j < c.end; ++j) pair(item, head, i, j, {lse, delta});
     view_.raise(TEA_DQ_AMAX, largest(dq_));
     view_.store(view_.rows(TEA_DQ), at, view_.scalar(TEA_DQ_SCALE), dq_);
@@ -278,11 +272,27 @@ class Backward {
     double lse, delta;
   };
 
+  // dO . O. In fp64 as the sum of P . dP: where one key has nearly the whole of P, dP - dO . O is
+  // small, and a product with the rounded O would leave nothing of it.
+  double delta_of(const Item& item, const Head& head, const RowAt& at, Columns c, double lse) {
+    if (p_.dtype != TEA_FP64) {
+      view_.load(view_.rows(TEA_O), at, view_.scalar(TEA_O_SCALE_INV), o_);
+      return dot(dout_, o_);
+    }
+    double sum = 0;
+    for (int64_t j = c.begin; j < c.end; ++j)
+      sum += probability(head.score(q_, at.i, j).value, lse) * head.keep(at.i, j) *
+             dot(dout_, row_of(item.v, j, p_.v_dim()));
+    return sum;
+  }
+
+  // Never above 1, whatever the rounding of LSE has made of a large one.
+  static double probability(double x, double lse) { return std::exp(std::min(x - lse, 0.0)); }
+
   // One probability: its part in dV, dBias, dQ and dK.
   void pair(const Item& item, const Head& head, int64_t i, int64_t j, RowSums sums) {
     const auto [x, bend] = head.score(q_, i, j);
-    // Never above 1, whatever the rounding of LSE to fp32 has made of a large one.
-    const double prob = std::exp(std::min(x - sums.lse, 0.0)), keep = head.keep(i, j);
+    const double prob = probability(x, sums.lse), keep = head.keep(i, j);
     const double s8 = cast(prob * keep * view_.scalar(TEA_S_SCALE), p_.dtype);
     add(row_of(dv_, j, p_.v_dim()), s8 * view_.scalar(TEA_S_SCALE_INV), dout_);
 

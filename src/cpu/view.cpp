@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "math/bias.h"
 #include "math/load_store.h"
@@ -112,17 +113,37 @@ void View::store(const RowsOf& of, const RowAt& at, double scale,
     store_real(of.data, of.dtype, first + static_cast<int64_t>(d), values[d] * scale);
 }
 
-float& View::per_row(tea_tensor t, const RowAt& at) const {
+int64_t View::statistic_offset(const RowAt& at) const {
   const bool ragged = p.q_form == TEA_RAGGED;
   const int64_t row = ragged ? (at.sequence.start + at.i) * size.lse.seq
                              : at.b * size.lse.batch + at.i * size.lse.seq;
-  return run.as<float>(t)[row + at.h * size.lse.head];
+  return row + at.h * size.lse.head;
+}
+
+double View::statistic(tea_tensor t, const RowAt& at) const {
+  return load_real(run.tensor[t], p.statistic_type(), statistic_offset(at));
+}
+
+void View::set_statistic(tea_tensor t, const RowAt& at, double value) const {
+  store_real(run.tensor[t], p.statistic_type(), statistic_offset(at), value);
+}
+
+double View::sink(int64_t h) const {
+  if (p.softmax == TEA_SOFTMAX_LEARNABLE)
+    return load_real(run.tensor[TEA_SINK], p.statistic_type(), h);
+  return p.softmax == TEA_SOFTMAX_OFF_BY_ONE ? 0 : -std::numeric_limits<double>::infinity();
+}
+
+void View::set_sink_gradient(std::span<const double> gradient) const {
+  if (void* const to = run.tensor[TEA_DSINK])
+    for (size_t h = 0; h < gradient.size(); ++h)
+      store_real(to, p.statistic_type(), static_cast<int64_t>(h), gradient[h]);
 }
 
 double View::slope(int64_t b, int64_t h) const {
   if (p.alibi == TEA_ALIBI_STANDARD) return alibi_slope(h, p.heads_q);
   if (p.alibi == TEA_ALIBI_NONE) return 0;
-  return double{run.as<const float>(TEA_SLOPES)[b * size.slopes + h]};
+  return load_real(run.tensor[TEA_SLOPES], p.statistic_type(), b * size.slopes + h);
 }
 
 double View::scalar(tea_tensor t) const {

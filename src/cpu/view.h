@@ -51,7 +51,13 @@ class View {
   void load(const RowsOf& of, const RowAt& at, double scale, std::span<double> out) const;
   void store(const RowsOf& of, const RowAt& at, double scale, std::span<const double> values) const;
   // The element of LSE, MAX, SUM_EXP or DLSE for a row.
-  float& per_row(tea_tensor t, const RowAt& at) const;
+  double statistic(tea_tensor t, const RowAt& at) const;
+  void set_statistic(tea_tensor t, const RowAt& at, double value) const;
+
+  // The logit of the extra term in the denominator for a query head; -infinity: there is none.
+  double sink(int64_t h) const;
+  // Writes the gradient of every head's sink, if it is wanted.
+  void set_sink_gradient(std::span<const double> gradient) const;
 
   // The slope of ALiBi for a query head of sequence b; 0 without ALiBi.
   double slope(int64_t b, int64_t h) const;
@@ -67,6 +73,7 @@ class View {
 
  private:
   int64_t offset(const RowsOf& of, const RowAt& at) const;
+  int64_t statistic_offset(const RowAt& at) const;
   Sequence checked(Sequence s) const;
   void report(int32_t bit) const;
 };

@@ -357,7 +357,7 @@ class Builder {
     const auto word = [this](int slot, const char* name) {
       return flat(slot, name, 1, fe::DataType_t::INT64);
     };
-    a.set_dropout(p_.dropout, word(kSeed, "seed"), word(kOffset, "offset"));
+    a.set_dropout(static_cast<float>(p_.dropout), word(kSeed, "seed"), word(kOffset, "offset"));
   }
 
   Tensor per_head(int slot, const char* name) {

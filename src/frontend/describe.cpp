@@ -78,9 +78,9 @@ Description::Description(const Options& options) : in_(options), q_(in_.q), k_(i
   problem.training = in_.training;
   problem.deterministic = in_.deterministic;
   problem.outputs = in_.max_logit ? TEA_OUTPUT_LSE | TEA_OUTPUT_MAX : TEA_OUTPUT_LSE;
-  problem.softcap = static_cast<float>(in_.softcap);
+  problem.softcap = in_.softcap;
   problem.has_scale = in_.scale.has_value();
-  problem.scale = static_cast<float>(in_.scale.value_or(0));
+  problem.scale = in_.scale.value_or(0);
   const size_t split = in_.format.find('_');
   const std::string format_q = in_.format.substr(0, split);
   order_q_ = order_of(format_q, in_.format);
@@ -262,8 +262,8 @@ void Description::describe_bias() {
 void Description::describe_softmax() {
   if (in_.sink) {
     if (in_.off_by_one) refuse("sink", "a tensor and off_by_one", "one of the two");
-    require_shape("sink", *in_.sink, {1, {problem.heads_q}}, "float32 ");
-    pointers_[TEA_SINK] = memory("sink", *in_.sink, TEA_FP32);
+    require_shape("sink", *in_.sink, {1, {problem.heads_q}}, statistic_text().c_str());
+    pointers_[TEA_SINK] = memory("sink", *in_.sink, statistic_type());
   }
   problem.softmax = in_.sink         ? TEA_SOFTMAX_LEARNABLE
                     : in_.off_by_one ? TEA_SOFTMAX_OFF_BY_ONE
@@ -277,15 +277,16 @@ void Description::describe_alibi() {
   const bool per_batch = slopes.rank == 2 && slopes.size[0] == batch_;
   if ((slopes.rank != 1 && !per_batch) || slopes.size[slopes.rank - 1] != problem.heads_q)
     refuse("alibi", "of shape " + shape_text(slopes),
-           "float32 [heads] or [batch, heads], here [" + std::to_string(problem.heads_q) +
-               "] or [" + std::to_string(batch_) + ", " + std::to_string(problem.heads_q) + "]");
-  pointers_[TEA_SLOPES] = memory("alibi", slopes, TEA_FP32);
+           statistic_text() + "[heads] or [batch, heads], here [" +
+               std::to_string(problem.heads_q) + "] or [" + std::to_string(batch_) + ", " +
+               std::to_string(problem.heads_q) + "]");
+  pointers_[TEA_SLOPES] = memory("alibi", slopes, statistic_type());
   // Without a batch there is no memory for per-batch slopes either.
   problem.slopes_stride = per_batch && batch_ != 1 ? problem.heads_q : 0;
 }
 
 void Description::describe_dropout() {
-  problem.dropout = static_cast<float>(in_.dropout);
+  problem.dropout = in_.dropout;
   if (!in_.rng_state) return;
   require_shape("rng_state", *in_.rng_state, {1, {2}}, "seed and offset, int64 ");
   pointers_[TEA_RNG_STATE] = memory("rng_state", *in_.rng_state, kInt64);
@@ -344,7 +345,7 @@ void Description::add_scale(tea_tensor index, const char* name,
 
 void Description::add_row_statistic(tea_tensor index, const char* name, const Tensor& tensor) {
   require_shape(name, tensor, row_statistic_shape());
-  pointers_[index] = memory(name, tensor, TEA_FP32);
+  pointers_[index] = memory(name, tensor, statistic_type());
 }
 
 Layout Description::o_layout() const {

@@ -42,6 +42,8 @@ class Description {
   // other also for bhsd, because the next layer reads them so.
   Layout o_layout() const;
   void set_o_strides();  // those of o_layout(), for a problem without memory for O
+  // Of LSE and the other row statistics, of the sink and of slopes: float64 with float64 tensors.
+  int32_t statistic_type() const { return problem.dtype == TEA_FP64 ? +TEA_FP64 : +TEA_FP32; }
   Shape row_statistic_shape() const;
   int32_t type_of(tea_tensor index) const;
 
@@ -55,6 +57,7 @@ class Description {
   void finish();
 
  private:
+  std::string statistic_text() const { return type_text(statistic_type()) + " "; }
   void describe_queries();
   void describe_keys();
   void describe_pages();

@@ -135,9 +135,9 @@ struct Builder {
     a.heads_q = p.heads_q, a.heads_kv = p.heads_kv, a.dim_qk = p.dim_qk, a.dim_v = p.v_dim();
     a.alibi = p.alibi, a.softmax = p.softmax;
     a.has_dropout = p.drops();
-    a.dropout_threshold = p.drops() ? dropout_threshold(p.dropout) : 0;
-    a.keep_factor = p.drops() ? static_cast<float>(1 / (1 - double{p.dropout})) : 1.0f;
-    a.scale = static_cast<float>(p.scale_value()), a.softcap = p.softcap;
+    a.dropout_threshold = p.drops() ? dropout_threshold(static_cast<float>(p.dropout)) : 0;
+    a.keep_factor = p.drops() ? static_cast<float>(1 / (1 - p.dropout)) : 1.0f;
+    a.scale = static_cast<float>(p.scale_value()), a.softcap = static_cast<float>(p.softcap);
     a.dp_dtype = !p.is_fp8() || is_fp8(p.dout_type()) ? p.dout_type() : +TEA_E5M2;
   }
 };

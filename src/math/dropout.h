@@ -44,7 +44,8 @@ struct RngState {
   uint64_t seed, offset;
 };
 
-// A probability is kept iff its 16-bit uniform is at least this: round(p * 65536).
+// A probability is kept iff its 16-bit uniform is at least this: round(p * 65536). p is fp32 in
+// fp64 problems too: the same keys are dropped for the same p whatever the type of a problem.
 TEA_HOST_DEVICE uint32_t dropout_threshold(float p) {
   return static_cast<uint32_t>(p * 65536.0f + 0.5f);
 }

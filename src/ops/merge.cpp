@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/problem.h"
+#include "math/load_store.h"
 #include "ops/rows.h"
 
 namespace tea {
@@ -21,10 +22,12 @@ bool check(const tea_merge& a) {
   require_pointers({{"part_o", a.part_o}, {"part_lse", a.part_lse}});
   const int part_bytes = dtype_bytes(a.part_dtype);
   if (a.dim) require_pointers({{"o", a.o, a.o_dtype ? dtype_bytes(a.o_dtype) : part_bytes}});
+  const int lse_bytes = dtype_bytes(lse_dtype(a));
+  if (a.lse) require_pointers({{"lse", a.lse, lse_bytes}});
   for (int32_t i = 0; i < a.parts; ++i) {
     const std::string index = "[" + shown(i) + "]", part_o = "part_o" + index;
     if (a.dim) require_pointers({{part_o.c_str(), a.part_o[i], part_bytes}});
-    require_pointers({{("part_lse" + index).c_str(), a.part_lse[i]}});
+    require_pointers({{("part_lse" + index).c_str(), a.part_lse[i], lse_bytes}});
   }
   return true;
 }
@@ -47,18 +50,20 @@ struct Scratch {
 };
 
 void merge_row(const tea_merge& a, const MergeStrides& at, const MergeRow& p, Scratch& scratch) {
-  const auto lse_of = [&](int32_t i) { return a.part_lse[i][p.in(at.part_lse)]; };
+  const auto lse_of = [&](int32_t i) {
+    return load_real(a.part_lse[i], lse_dtype(a), p.in(at.part_lse));
+  };
   const double lse = merged_lse<double>(a.parts, lse_of);
   std::fill(scratch.sum.begin(), scratch.sum.end(), 0.0);
   for (int32_t i = 0; i < a.parts; ++i) {
-    const double weight = merge_weight(double{lse_of(i)}, lse);
+    const double weight = merge_weight(lse_of(i), lse);
     if (weight == 0) continue;
     load_row(a.part_o[i], a.part_dtype, p.in(at.part_o), a.dim, scratch.part.data());
     for (size_t c = 0; c < scratch.sum.size(); ++c) scratch.sum[c] += weight * scratch.part[c];
   }
   if (a.dim)
     store_row(a.o, a.o_dtype ? a.o_dtype : a.part_dtype, p.in(at.o), a.dim, scratch.sum.data());
-  if (a.lse) a.lse[p.in(at.lse)] = static_cast<float>(lse);
+  if (a.lse) store_real(a.lse, lse_dtype(a), p.in(at.lse), lse);
 }
 
 }  // namespace

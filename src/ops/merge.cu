@@ -15,12 +15,13 @@ struct Merge {
   MergeStrides at;
   Team team;  // of a row, at most a warp
   const void* o[kMostParts];
-  const float* lse[kMostParts];
+  const void* lse[kMostParts];
 };
 
 template <int32_t part, int32_t result, bool wide>
 __global__ void __launch_bounds__(kBlock, 4) merge(const __grid_constant__ Merge m) {
   using Real = std::conditional_t<part == TEA_FP64 || result == TEA_FP64, double, float>;
+  using Lse = std::conditional_t<part == TEA_FP64, double, float>;
   using Stored = RowVector<part, wide>;
   using Part = typename Stored::Numbers;
   using Result = VectorOf<result, Part::kSize>;
@@ -35,7 +36,7 @@ __global__ void __launch_bounds__(kBlock, 4) merge(const __grid_constant__ Merge
     const MergeRow p = {b, line - b * a.rows, i - line * a.heads};
     const bool active = i < rows;
     const int64_t lse_at = active ? p.in(m.at.part_lse) : 0;
-    const auto lse_of = [&](int32_t n) { return m.lse[n][lse_at]; };
+    const auto lse_of = [&](int32_t n) { return static_cast<const Lse*>(m.lse[n])[lse_at]; };
     Real lse = 0;
     bool known = false;
     for (int64_t v = lane * Part::kSize; active && v < a.dim;
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(kBlock, 4) merge(const __grid_constant__ Merge
         for (int k = 0; k < kUnderWay; ++k)
           to[k].load(from + k * distance, a.dim - v - k * distance);
       };
-      const auto add = [&](const Stored(&stored)[kUnderWay], float part_lse) {
+      const auto add = [&](const Stored(&stored)[kUnderWay], Lse part_lse) {
         const Real weight = merge_weight<Real>(part_lse, lse);
         if (weight == 0) return;  // its O is not to be looked at
 #pragma unroll
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kBlock, 4) merge(const __grid_constant__ Merge
       if (a.parts == 2) {  // all that the row needs is under way at once
         Stored other[kUnderWay];
         load(other, 1);
-        const float both[] = {lse_of(0), lse_of(1)};
+        const Lse both[] = {lse_of(0), lse_of(1)};
         if (!known) lse = merged_lse<Real>(2, [&](int32_t n) { return both[n]; }), known = true;
         add(next, both[0]), add(other, both[1]);
       } else {
@@ -94,7 +95,8 @@ __global__ void __launch_bounds__(kBlock, 4) merge(const __grid_constant__ Merge
     }
     if (!known) lse = merged_lse<Real>(active ? a.parts : 0, lse_of);
     __syncwarp();
-    if (active && lane == 0 && a.lse) a.lse[p.in(m.at.lse)] = static_cast<float>(lse);
+    if (active && lane == 0 && a.lse)
+      static_cast<Lse*>(a.lse)[p.in(m.at.lse)] = static_cast<Lse>(lse);
   }
 }
 

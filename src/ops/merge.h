@@ -37,6 +37,11 @@ TEA_HOST_DEVICE Real merge_weight(Real part_lse, Real lse) {
   return part_lse == -INFINITY ? 0 : static_cast<Real>(exp(part_lse - lse));
 }
 
+// Of every LSE.
+inline int32_t lse_dtype(const tea_merge& a) {
+  return a.part_dtype == TEA_FP64 ? +TEA_FP64 : +TEA_FP32;
+}
+
 void merge_on_gpu(const tea_merge& args, const MergeStrides& at, const Place& place);
 
 }  // namespace tea

@@ -28,7 +28,7 @@ struct Reader {
 Arguments read_arguments(Stack& stack) {
   Reader reader{stack};
   return {
-      // the initialisers of a braced list are evaluated in order
+  // the initialisers of a braced list are evaluated in order
 #define TEA_OPTION(kind, name, default_text) reader.kind##_(),
 #include "frontend/options.def"
 #undef TEA_OPTION
@@ -55,7 +55,7 @@ Tensor Call::new_o() {
 
 Tensor Call::new_row_statistic() const {
   const frontend::Shape shape = description_.row_statistic_shape();
-  return empty(in_.q, torch_dtype(TEA_FP32), shape.rank, shape.size);
+  return empty(in_.q, torch_dtype(description_.statistic_type()), shape.rank, shape.size);
 }
 
 void Call::run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward) {

@@ -55,22 +55,23 @@ void merge(StableIValue* stack, uint64_t, uint64_t) {
   if (first.rank != 4 || first_lse.rank != 3)
     refuse("o, lse", shape_text(first) + ", " + shape_text(first_lse),
            "[batch, rows, heads, dim] and [batch, heads, rows]");
-  std::vector<const void*> o;
-  std::vector<const float*> lse;
+  std::vector<const void*> o, lse;
+  const int32_t dtype = dtype_of(parts[0]);
+  const int32_t lse_dtype = torch_dtype(dtype == TEA_FP64 ? +TEA_FP64 : +TEA_FP32);
   for (size_t i = 0; i < parts.size(); ++i) {
     if (shape_text(View(parts[i])) != shape_text(first) ||
         shape_text(View(lses[i])) != shape_text(first_lse))
       refuse("o, lse", "of different shapes", shape_text(first) + ", " + shape_text(first_lse));
-    o.push_back(place.memory("o", parts[i], torch_dtype(dtype_of(parts[0]))));
-    lse.push_back(place.fp32("lse", lses[i]));
+    o.push_back(place.memory("o", parts[i], torch_dtype(dtype)));
+    lse.push_back(place.memory("lse", lses[i], lse_dtype));
   }
   const Tensor out = empty_contiguous_like(parts[0]), out_lse = empty_contiguous_like(lses[0]);
   tea_merge args{};
   args.struct_size = sizeof args;
-  args.part_dtype = dtype_of(parts[0]);
+  args.part_dtype = dtype;
   args.parts = static_cast<int32_t>(parts.size());
   args.part_o = o.data(), args.part_lse = lse.data();
-  args.o = out.data_ptr(), args.lse = static_cast<float*>(out_lse.data_ptr());
+  args.o = out.data_ptr(), args.lse = out_lse.data_ptr();
   args.batch = first.size[0], args.rows = first.size[1];
   args.heads = first.size[2], args.dim = first.size[3];
   if (first_lse.size[0] != args.batch || first_lse.size[1] != args.heads ||

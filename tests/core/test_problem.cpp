@@ -20,9 +20,9 @@ Problem noise(std::mt19937_64& random) {
     char* at = reinterpret_cast<char*>(&p) + f.offset;
     for (int i = 0; i < f.count; ++i) {
       const uint64_t bits = random() >> (random() % 64);
-      if (f.kind == Kind::kFloat) {
-        const float x = std::ldexp(static_cast<float>(bits), -static_cast<int>(random() % 80));
-        std::memcpy(at + 4 * i, &x, 4);
+      if (f.kind == Kind::kReal) {
+        const double x = std::ldexp(static_cast<double>(bits), -static_cast<int>(random() % 80));
+        std::memcpy(at + 8 * i, &x, 8);
       } else if (f.kind == Kind::kInt64) {
         const int64_t x = static_cast<int64_t>(bits) * (random() % 2 ? 1 : -1);
         std::memcpy(at + 8 * i, &x, 8);
@@ -49,9 +49,9 @@ TEST(Problem, ExtremeNumbersRoundTrip) {
   p.struct_size = sizeof p;
   p.batch = std::numeric_limits<int64_t>::max();
   p.q = {std::numeric_limits<int64_t>::min(), (int64_t{1} << 53) + 1, -1};
-  p.scale = std::numeric_limits<float>::denorm_min();
-  p.softcap = std::nextafter(0.1f, 1.0f);
-  p.dropout = -0.0f;
+  p.scale = std::numeric_limits<double>::denorm_min();
+  p.softcap = std::nextafter(0.1, 1.0);
+  p.dropout = -0.0;
   EXPECT_EQ(Problem::parse(p.text()), p) << p.text();
 }
 

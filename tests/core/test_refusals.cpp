@@ -184,7 +184,9 @@ INSTANTIATE_TEST_SUITE_P(
         Row{kDense, "alignment=1", "alignment is 1", "0 or a power of two, at least the size"},
         Row{kDense, "alignment=24", "alignment is 24", "0 or a power of two"},
         Row{kDense, "dtype=fp64 alignment=4", "alignment is 4", "0 or a power of two, at least"},
-        Row{kDense, "reserved=1", "reserved is 1", "0"}));
+        Row{kDense, "scale=1e39 has_scale=1", "scale is 1e+39", "a number in the range of fp32"},
+        Row{kDense, "scale=1e-50 has_scale=1", "scale is 1e-50", "a number in the range of fp32"},
+        Row{kDense, "softcap=1e-50", "softcap is 1e-50", "a number in the range of fp32"}));
 
 // A field that would have no effect is a mistake, not something to ignore.
 INSTANTIATE_TEST_SUITE_P(

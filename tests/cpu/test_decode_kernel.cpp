@@ -16,6 +16,7 @@ constexpr int kBytes = 16, kTall = 4, kStrip = 2;
 // clang-format off
 #include "cpu/simd.h"
 #include "cpu/tile.h"
+#include "cpu/row_sums.h"
 #include "cpu/flash_kernel.h"
 #include "cpu/decode_kernel.h"
 // clang-format on

@@ -19,6 +19,7 @@ constexpr int kBytes = 64, kTall = 6, kStrip = 4;
 // clang-format off
 #include "cpu/simd.h"
 #include "cpu/tile.h"
+#include "cpu/row_sums.h"
 #include "cpu/flash_kernel.h"
 #include "cpu/decode_kernel.h"
 #include "cpu/amx_vectors.h"

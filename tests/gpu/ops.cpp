@@ -36,8 +36,7 @@ TEST(Ops, NamesWhatAGpuCannotDo) {
   EXPECT_EQ(tea_fp8_quantize_current(&cast, 0, gpu.stream()), TEA_INVALID);
   EXPECT_EQ(std::string(tea_error()),
             "amax is NULL; needs memory: a GPU keeps the maximum there between two kernels");
-  const std::vector<const void*> o(121, memory);
-  const std::vector<const float*> lse(121, reinterpret_cast<float*>(memory));
+  const std::vector<const void*> o(121, memory), lse(121, memory);
   tea_merge merge{};
   merge.struct_size = sizeof merge;
   merge.part_dtype = TEA_FP16, merge.parts = 121, merge.part_o = o.data();

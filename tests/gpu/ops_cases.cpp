@@ -194,28 +194,28 @@ void merge_parts(Side& s) {
   const double extra = o_dtype == TEA_FP64 || a.part_dtype == TEA_FP64 ? 0x1p+4 : 2;
   const Close close_o = {o_dtype == TEA_FP32 ? 64.0 : extra, 3};
   const Close close_lse = {16, 3};
-  std::vector<const void*> o;
-  std::vector<const float*> lse;
+  const bool fp64 = a.part_dtype == TEA_FP64;
+  const int32_t lse_dtype = fp64 ? +TEA_FP64 : +TEA_FP32;
+  std::vector<const void*> o, lse;
   for (int32_t i = 0; i < a.parts; ++i) {
     o.push_back(s.normal(a.part_dtype, lines * a.dim, close_o));
-    float* const part = static_cast<float*>(s.normal(TEA_FP32, lines, close_lse));
-    lse.push_back(part);
+    lse.push_back(s.normal(lse_dtype, lines, close_lse));
   }
   if (s.chance(30))
-    lse[0] = static_cast<float*>(s.bytes(
+    lse[0] = s.bytes(
         [&] {  // nothing attended
-          std::vector<uint8_t> raw(static_cast<size_t>(lines) * 4);
-          for (int64_t i = 0; i < lines; ++i) store_real(raw.data(), TEA_FP32, i, -INFINITY);
+          std::vector<uint8_t> raw(static_cast<size_t>(lines) * (fp64 ? 8 : 4));
+          for (int64_t i = 0; i < lines; ++i) store_real(raw.data(), lse_dtype, i, -INFINITY);
           return raw;
         }(),
-        TEA_FP32, close_lse));
+        lse_dtype, close_lse);
   a.part_o = o.data(), a.part_lse = lse.data();
   const bool in_place = s.chance(30) && o_dtype == a.part_dtype;
   a.o = in_place ? const_cast<void*>(o[0]) : s.fresh(o_dtype, lines * a.dim, close_o);
   if (in_place)
-    a.lse = const_cast<float*>(lse[0]);
+    a.lse = const_cast<void*>(lse[0]);
   else if (s.chance(80))
-    a.lse = static_cast<float*>(s.fresh(TEA_FP32, lines, close_lse));
+    a.lse = s.fresh(lse_dtype, lines, close_lse);
   if (!in_place && s.chance(30)) a.o_stride = {a.heads * a.rows * a.dim, a.dim, a.rows * a.dim};
   s.run([&] { return tea_merge_parts(&a, s.device(), s.stream()); });
 }

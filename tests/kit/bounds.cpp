@@ -119,11 +119,11 @@ void Bounds::softmax(const Row& r, double sum_exp) {
   }
   z_error_ += u_ * (static_cast<double>(pairs_.size()) + 8);
   max_error_ = std::isfinite(r.max) ? peak.error() : kInfinity;
-  const double unit = rounding(Type::kFp32).unit, far = z_error_ > 1 ? max_error_ : 0;
+  const double unit = p_.statistic.unit;
+  const double least = unit < 1e-12 ? DBL_MIN : FLT_MIN, far = z_error_ > 1 ? max_error_ : 0;
   double &lse = r_.lse.bound[r.at], &max = r_.max.bound[r.at];
-  lse =
-      std::log1p(z_error_) + far + u_ * (abs(r.max) + abs(r.lse) + 8) + unit * abs(r.lse) + FLT_MIN;
-  max = max_error_ + unit * abs(r.max) + FLT_MIN;
+  lse = std::log1p(z_error_) + far + u_ * (abs(r.max) + abs(r.lse) + 8) + unit * abs(r.lse) + least;
+  max = max_error_ + unit * abs(r.max) + least;
   r_.sum_exp.bound[r.at] = exp_error(r.lse - r.max, lse + max) + (unit + 4 * u_) * sum_exp;
 }
 
@@ -252,9 +252,9 @@ Tensor Bounds::store(Tensor& t, double factor, double scale, const Rounding& typ
 }
 
 Result Bounds::solve() {
-  const auto start = [](Tensor& t, size_t n) {
+  const auto start = [&](Tensor& t, size_t n) {
     t.bound.resize(n);
-    t.type = rounding(Type::kFp32);
+    t.type = p_.statistic;
   };
   const auto rows = static_cast<size_t>(c_.batch * c_.heads_q * c_.max_q),
              keys = static_cast<size_t>(c_.batch * c_.heads_kv * c_.max_kv);
@@ -291,7 +291,7 @@ Result Bounds::solve() {
   r_.dq_amax = store(r_.dq, dp * f.k_scale_inv, f.dq_scale, p_.dqkv);
   r_.dk_amax = store(r_.dk, dp * f.q_scale_inv, f.dk_scale, p_.dqkv);
   r_.dv_amax = store(r_.dv, f.s_scale_inv * f.dout_scale_inv, f.dv_scale, p_.dqkv);
-  store(r_.dsink, 1, 1, rounding(Type::kFp32));
+  store(r_.dsink, 1, 1, p_.statistic);
   return std::move(r_);
 }
 
@@ -300,8 +300,14 @@ Result Bounds::solve() {
 Precision precision(Type type) {
   const bool fp8 = type == Type::kE4m3 || type == Type::kE5m2;
   const Rounding r = rounding(type), exact = rounding(Type::kExact);
-  return {type == Type::kFp64 ? 0x1p-53 : 0x1p-24, fp8 ? exact : r, r, r,
-          fp8 ? rounding(Type::kFp32) : r};
+  const Rounding fp32 = rounding(Type::kFp32);
+  const bool fp64 = type == Type::kFp64;
+  return {.unit_acc = fp64 ? 0x1p-53 : 0x1p-24,
+          .p = fp8 ? exact : r,
+          .o = r,
+          .dqkv = r,
+          .dbias = fp8 ? fp32 : r,
+          .statistic = fp64 ? r : fp32};
 }
 
 double Tensor::error(size_t i, double actual) const {

@@ -17,7 +17,8 @@ struct Precision {
   // running row maximum; then the rounding of that FP8 type.
   Rounding p;
   Rounding o, dqkv, dbias;
-  double least = 0;  // smaller operands of a product may count as zero
+  double least = 0;      // smaller operands of a product may count as zero
+  Rounding statistic{};  // of LSE and the like, and of the gradient of a sink
 };
 
 // An engine with inputs and outputs of `type`: P as `type`, accumulation in fp32 (fp64 for fp64).

@@ -46,7 +46,9 @@ class Comparison {
       want_ = inputs_.logical();
       want_.kept = kept;
       want_.fp8.divided = has_own_amax(report_.engine);
-      if (problem_.training) want_.o_stored = as_array(TEA_O, want_.dout.size());
+      // In fp64 engines sum P . dP instead of dO . O, which is more exact than O as it is stored.
+      const bool reads_o = problem_.training && problem_.dtype != TEA_FP64;
+      if (reads_o) want_.o_stored = as_array(TEA_O, want_.dout.size());
       precision_ = precision_of(report_.engine, problem_);
       result_ = solve(want_, precision_);
     }

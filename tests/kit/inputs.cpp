@@ -192,17 +192,17 @@ void Inputs::write_bias() {
 void Inputs::write_flat() {
   for (Place& place : places_) {
     if (!place.used || place.kind != Kind::kFlat) continue;
-    float* to = reinterpret_cast<float*>(at(place));
+    const auto set = [&](int64_t i, double x) { store(at(place), place.dtype, i, x); };
     if (place.id == TEA_SINK) {
-      std::copy(logical_.sink.begin(), logical_.sink.end(), to);
+      for (size_t h = 0; h < logical_.sink.size(); ++h)
+        set(static_cast<int64_t>(h), logical_.sink[h]);
     } else if (place.id == TEA_SLOPES) {
       const int64_t heads = problem_.heads_q;
       for (int64_t b = 0; b < (problem_.slopes_stride ? extents_.batch : 1); ++b)
         for (int64_t h = 0; h < heads && b < extents_.batch; ++h)
-          to[b * problem_.slopes_stride + h] =
-              static_cast<float>(logical_.slopes[static_cast<size_t>(b * heads + h)]);
+          set(b * problem_.slopes_stride + h, logical_.slopes[static_cast<size_t>(b * heads + h)]);
     } else if (place.id != TEA_DSINK) {
-      *to = static_cast<float>(initial_scalar(scalars_, place.id));
+      set(0, initial_scalar(scalars_, place.id));
     }
   }
 }
@@ -312,6 +312,8 @@ double Inputs::value(tea_tensor t, const Index& where) const {
   return load(at(place), place.dtype, place.base + element(place, problem_, extents_, where));
 }
 
-double Inputs::flat(tea_tensor t, int64_t i) const { return load(at(places_[t]), TEA_FP32, i); }
+double Inputs::flat(tea_tensor t, int64_t i) const {
+  return load(at(places_[t]), places_[t].dtype, i);
+}
 
 }  // namespace tea::kit

@@ -59,7 +59,7 @@ class Naive {
 
   Real keep(int64_t j) const {
     if (c_.dropout == 0) return 1;
-    const Real kept = 1 - static_cast<Real>(static_cast<float>(c_.dropout));
+    const Real kept = 1 - static_cast<Real>(c_.dropout);
     if (!keeps(c_, b_, h_, i_, j)) return 0;
     return mistake_ == Mistake::kNoKeepScale ? 1 : 1 / kept;
   }
@@ -177,12 +177,12 @@ class Naive {
         raise(out.o_amax, o);
         out.o.value[row_ * c_.dim_v + d] = nearest(o * static_cast<Real>(c_.fp8.o_scale), p_.o);
       }
-      out.lse.value[row_] = static_cast<float>(top + std::log(z));
-      out.sum_exp.value[row_] = static_cast<float>(z * exp_minus(top, max));
+      out.lse.value[row_] = nearest(top + std::log(z), p_.statistic);
+      out.sum_exp.value[row_] = nearest(z * exp_minus(top, max), p_.statistic);
     } else {
       out.lse.value[row_] = sink;
     }
-    out.max.value[row_] = static_cast<float>(max);
+    out.max.value[row_] = nearest(max, p_.statistic);
   }
 
   void backward() {

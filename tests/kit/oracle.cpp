@@ -23,7 +23,7 @@ double cast(double x, Type fp8, double scale) {
 void scores(const Case& c, Row& r) {
   const int64_t group = r.h / (c.heads_q / c.heads_kv);
   const int64_t delta = c.bottom_right ? c.length_kv[r.b] - c.length_q[r.b] : 0;
-  const double p = static_cast<float>(c.dropout), cap = c.softcap;
+  const double p = c.dropout, cap = c.softcap;
   for (int64_t j = 0; j < c.length_kv[r.b]; ++j) {
     if (!visible(c, r.b, r.i, j)) continue;
     Pair pair{.col = j, .key = (r.b * c.heads_kv + group) * c.max_kv + j};

@@ -400,9 +400,9 @@ Given given(const Case& c, const Precision& p, Memory& memory) {
   g.causal = c.causal, g.bottom_right = c.bottom_right;
   g.window_left = c.window_left, g.window_right = c.window_right;
   std::copy(c.origin, c.origin + 4, g.origin);
-  const double dropout = static_cast<float>(c.dropout);
-  g.drop_below = static_cast<uint32_t>(std::lround(dropout * 65536));
-  g.factor_kept = dropout > 0 ? 1 / (1 - dropout) : 1;
+  g.drop_below =
+      static_cast<uint32_t>(std::lround(double{static_cast<float>(c.dropout)} * 65536));
+  g.factor_kept = 1 / (1 - c.dropout);
   g.softcap = c.softcap, g.scale = c.scale, g.seed = c.seed, g.offset = c.offset;
   g.unit = p.unit_acc, g.flush = p.unit_acc < 1e-12 ? DBL_MIN : FLT_MIN;
   g.p = p.p, g.o = p.o;

@@ -22,6 +22,7 @@ int32_t dout(P p) { return p.dout_dtype ? p.dout_dtype : o(p); }
 int32_t dqkv(P p) { return p.dqkv_dtype ? p.dqkv_dtype : p.dtype; }
 int32_t bias(P p) { return p.bias_dtype ? p.bias_dtype : is_fp8(p.dtype) ? +TEA_FP32 : p.dtype; }
 int32_t fp32(P) { return TEA_FP32; }
+int32_t statistic(P p) { return p.dtype == TEA_FP64 ? +TEA_FP64 : +TEA_FP32; }
 int32_t integer(P) { return 0; }
 
 bool fp8(P p) { return is_fp8(p.dtype); }
@@ -48,15 +49,16 @@ constexpr Row kRows[] = {
     {TEA_K, "K", Kind::kRowsKv, kNever, qkv, always},
     {TEA_V, "V", Kind::kRowsKv, kNever, qkv, always},
     {TEA_O, "O", Kind::kRowsQ, kForward, o, always},
-    {TEA_LSE, "LSE", Kind::kLse, kForward, fp32, lse},
-    {TEA_MAX, "MAX", Kind::kLse, kForward, fp32,
+    {TEA_LSE, "LSE", Kind::kLse, kForward, statistic, lse},
+    {TEA_MAX, "MAX", Kind::kLse, kForward, statistic,
      [](C, P p) { return (p.outputs & TEA_OUTPUT_MAX) != 0; }},
-    {TEA_SUM_EXP, "SUM_EXP", Kind::kLse, kForward, fp32,
+    {TEA_SUM_EXP, "SUM_EXP", Kind::kLse, kForward, statistic,
      [](C, P p) { return (p.outputs & TEA_OUTPUT_SUM_EXP) != 0; }},
     {TEA_BIAS, "bias", Kind::kBias, kNever, bias, [](C, P p) { return p.bias != 0; }},
-    {TEA_SINK, "sink", kFlat, kNever, fp32,
+    {TEA_SINK, "sink", kFlat, kNever, statistic,
      [](C, P p) { return p.softmax == TEA_SOFTMAX_LEARNABLE; }},
-    {TEA_SLOPES, "slopes", kFlat, kNever, fp32, [](C, P p) { return p.alibi == TEA_ALIBI_SLOPES; }},
+    {TEA_SLOPES, "slopes", kFlat, kNever, statistic,
+     [](C, P p) { return p.alibi == TEA_ALIBI_SLOPES; }},
     {TEA_CU_SEQLENS_Q, "cu_seqlens_q", kInteger, kNever, integer,
      [](C, P p) { return p.q_form != TEA_DENSE; }},
     {TEA_CU_SEQLENS_KV, "cu_seqlens_kv", kInteger, kNever, integer,
@@ -74,9 +76,9 @@ constexpr Row kRows[] = {
     {TEA_DV, "dV", Kind::kRowsKv, kBackward, dqkv, training},
     {TEA_DBIAS, "dbias", Kind::kBias, kBackward, bias,
      [](C c, P p) { return p.bias && p.training && !c.omit_optional; }},
-    {TEA_DSINK, "dsink", kFlat, kBackward, fp32,
+    {TEA_DSINK, "dsink", kFlat, kBackward, statistic,
      [](C c, P p) { return p.softmax && p.training && !c.omit_optional; }},
-    {TEA_DLSE, "dLSE", Kind::kLse, kNever, fp32,
+    {TEA_DLSE, "dLSE", Kind::kLse, kNever, statistic,
      [](C, P p) { return p.training && p.lse_gradient; }},
     {TEA_Q_SCALE_INV, "q_scale_inv", kFlat, kNever, fp32, shared},
     {TEA_K_SCALE_INV, "k_scale_inv", kFlat, kNever, fp32, own},

@@ -25,10 +25,9 @@ Precision with_outputs(Precision p, Type o, Type dqkv) {
   return p;
 }
 
-const Precision kExactP{
-    0x1p-53, {}, rounding(Type::kBf16), rounding(Type::kBf16), rounding(Type::kBf16)};
-const Precision kRunning{0x1p-24, rounding(Type::kE4m3), rounding(Type::kBf16),
-                         rounding(Type::kBf16), rounding(Type::kFp32)};
+const Rounding kBf16 = rounding(Type::kBf16), kFp32 = rounding(Type::kFp32);
+const Precision kExactP{0x1p-53, {}, kBf16, kBf16, kBf16, 0, kFp32};
+const Precision kRunning{0x1p-24, rounding(Type::kE4m3), kBf16, kBf16, kFp32, 0, kFp32};
 const Engine kEngines[] = {
     {"fp16", Type::kFp16, precision(Type::kFp16)},
     {"bf16", Type::kBf16, precision(Type::kBf16)},

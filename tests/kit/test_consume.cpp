@@ -101,7 +101,6 @@ constexpr Row kRows[] = {
     {"table_k_stride", kMemory, kPaged, "table_k_stride=7"},
     {"table_v_stride", kMemory, kPaged, "table_v_stride=7"},
     {"alignment", kMemory, kBase, "alignment=2"},
-    {"reserved", kRefused, kBase, ""},
 };
 
 // And what only a run says.

@@ -158,9 +158,9 @@ void make_options(const Case& c, const Problem& p, oracle::Case& out) {
   out.causal = p.causal, out.bottom_right = p.bottom_right;
   out.window_left = p.window_left - 1, out.window_right = p.window_right - 1;
   out.bias_kind = static_cast<oracle::Bias>(p.bias);
-  out.softcap = static_cast<double>(p.softcap);
-  out.scale = p.has_scale ? static_cast<double>(p.scale) : 1 / std::sqrt(p.dim_qk);
-  out.dropout = p.training ? static_cast<double>(p.dropout) : 0;
+  out.softcap = p.softcap;
+  out.scale = p.has_scale ? p.scale : 1 / std::sqrt(p.dim_qk);
+  out.dropout = p.training ? p.dropout : 0;
   Random random(c.seed, 91);
   out.seed = random.next(), out.offset = random.next();
   std::copy(c.origin, c.origin + 4, out.origin);
@@ -187,10 +187,13 @@ void make_options(const Case& c, const Problem& p, oracle::Case& out) {
 
 void make_vectors(const Case& c, const Problem& p, oracle::Case& out) {
   Random random(c.seed, 92);
+  const auto as_stored = [&](double x) {
+    return p.dtype == TEA_FP64 ? x : static_cast<double>(static_cast<float>(x));
+  };
   if (p.softmax == TEA_SOFTMAX_OFF_BY_ONE) out.sink.assign(static_cast<size_t>(p.heads_q), 0);
   if (p.softmax == TEA_SOFTMAX_LEARNABLE)
     for (int64_t h = 0; h < p.heads_q; ++h)
-      out.sink.push_back(static_cast<float>(random.normal() + static_cast<double>(c.sink_mean)));
+      out.sink.push_back(as_stored(random.normal() + static_cast<double>(c.sink_mean)));
   if (p.alibi == TEA_ALIBI_NONE) return;
   const int64_t heads = p.heads_q;
   int64_t power = 1;
@@ -204,7 +207,7 @@ void make_vectors(const Case& c, const Problem& p, oracle::Case& out) {
       const bool again = p.slopes_stride == 0 && b > 0;
       out.slopes.push_back(p.alibi == TEA_ALIBI_STANDARD ? std::exp2(-step)
                            : again                       ? out.slopes[static_cast<size_t>(h)]
-                                                         : static_cast<float>(random.normal()));
+                                                         : as_stored(random.normal()));
     }
 }
 

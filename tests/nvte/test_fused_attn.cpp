@@ -231,7 +231,7 @@ TEST(FusedAttnErrors, TheDocumentedTexts) {
                        "Invalid combination of data type and sequence length for fused attention.");
   expect_forward_error(s, "dim_qk is 12; needs a multiple of 8");
   s = {}, s.dropout = 1.0f;
-  expect_forward_error(s, "dropout is 1.000000; needs at least 0 and below 1");
+  expect_forward_error(s, "dropout is 1; needs at least 0 and below 1");
   s = {}, s.type = DType::kFloat8E4M3, s.o_type = DType::kFloat32;
   expect_forward_error(s,
                        "FP8 fused attention only supports O tensor in kFloat16, kBFloat16, "

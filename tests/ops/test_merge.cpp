@@ -42,27 +42,28 @@ struct Attention {
 
 struct Part {
   Buffer o, lse;
-  explicit Part(int32_t dtype)
-      : o(dtype, kBatch * kRows * kHeads * kDim), lse(TEA_FP32, kBatch * kHeads * kRows) {}
+  explicit Part(int32_t dtype) : Part(dtype, dtype) {}
+  Part(int32_t o_dtype, int32_t part_dtype)
+      : o(o_dtype, kBatch * kRows * kHeads * kDim),
+        lse(part_dtype == TEA_FP64 ? +TEA_FP64 : +TEA_FP32, kBatch * kHeads * kRows) {}
 };
 
 struct Pointers {
-  std::vector<const void*> o;
-  std::vector<const float*> lse;
+  std::vector<const void*> o, lse;
 };
 
 tea_merge arguments(std::vector<Part>& parts, Part& result, Pointers& pointers) {
   pointers = {};
   for (Part& part : parts) {
     pointers.o.push_back(part.o.data());
-    pointers.lse.push_back(static_cast<const float*>(part.lse.data()));
+    pointers.lse.push_back(part.lse.data());
   }
   tea_merge a{};
   a.struct_size = sizeof a;
   a.part_dtype = parts[0].o.dtype(), a.o_dtype = result.o.dtype();
   a.parts = static_cast<int32_t>(parts.size());
   a.part_o = pointers.o.data(), a.part_lse = pointers.lse.data();
-  a.o = result.o.data(), a.lse = static_cast<float*>(result.lse.data());
+  a.o = result.o.data(), a.lse = result.lse.data();
   a.batch = kBatch, a.rows = kRows, a.heads = kHeads, a.dim = kDim;
   return a;
 }
@@ -84,7 +85,7 @@ TEST(Merge, EqualsAttentionOverAllKeys) {
   for (int32_t part_dtype : kEveryReal)
     for (int32_t o_dtype : kEveryReal)
       for (const std::vector<int64_t>& split : splits) {
-        Part expected(TEA_FP64), actual(o_dtype);
+        Part expected(TEA_FP64), actual(o_dtype, part_dtype);
         attention.run(0, kKeys, expected.o, expected.lse);
         std::vector<Part> parts;
         for (size_t i = 0; i + 1 < split.size(); ++i) {
@@ -95,6 +96,24 @@ TEST(Merge, EqualsAttentionOverAllKeys) {
         merge_parts(arguments(parts, actual, pointers), {});
         expect_close(actual, expected, part_dtype, 4);
       }
+}
+
+TEST(Merge, Fp64PartsKeepFp64) {
+  std::mt19937_64 random(9);
+  const Attention attention(random);
+  Part expected(TEA_FP64), actual(TEA_FP64);
+  attention.run(0, kKeys, expected.o, expected.lse);
+  std::vector<Part> parts;
+  for (const int64_t begin : {0, 6}) {
+    parts.emplace_back(TEA_FP64);
+    attention.run(begin, begin + 6, parts.back().o, parts.back().lse);
+  }
+  Pointers pointers;
+  merge_parts(arguments(parts, actual, pointers), {});
+  for (int64_t i = 0; i < actual.o.count(); ++i)
+    ASSERT_NEAR(actual.o[i], expected.o[i], 1e-13) << i;
+  for (int64_t i = 0; i < actual.lse.count(); ++i)
+    ASSERT_NEAR(actual.lse[i], expected.lse[i], 1e-13) << i;
 }
 
 TEST(Merge, StepByStepInPlace) {
@@ -109,7 +128,7 @@ TEST(Merge, StepByStepInPlace) {
     Pointers pointers;
     tea_merge a = arguments(steps, sum, pointers);
     const void* o[2] = {sum.o.data(), pointers.o[0]};
-    const float* lse[2] = {static_cast<float*>(sum.lse.data()), pointers.lse[0]};
+    const void* lse[2] = {sum.lse.data(), pointers.lse[0]};
     a.parts = 2, a.part_o = o, a.part_lse = lse, a.o_dtype = 0;
     merge_parts(a, {});
   }

@@ -52,7 +52,9 @@ def options_of(case: Case, device: str) -> dict:
     sink = tensor("SINK")
     if softmax == "off_by_one":  # a logit of zero; as a tensor where its gradient is wanted
         heads = int(case.field("heads_q"))
-        sink = "off_by_one" if case["DSINK"] is None else torch.zeros(heads, device=device)
+        dsink = case["DSINK"]
+        zeros = {"dtype": None if dsink is None else dsink.dtype, "device": device}
+        sink = "off_by_one" if dsink is None else torch.zeros(heads, **zeros)
     varies_kv = case.form("kv") in ("ragged", "paged")
     return {
         "mask": masks[int(case.field("causal")), int(case.field("bottom_right"))],

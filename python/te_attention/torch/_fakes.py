@@ -5,6 +5,7 @@ from torch import Tensor
 
 from te_attention.torch._arguments import FORMATS, NUM_INPUTS, Arguments, formats_of
 from te_attention.torch._library import LIBRARY
+from te_attention.torch._types import statistic_dtype
 
 
 def _fake(function):
@@ -22,7 +23,7 @@ def _per_row(q: Tensor, form: str) -> Tensor:
     shape = (q.shape[row], q.shape[head])
     if batch is not None:
         shape = (q.shape[batch], q.shape[head], q.shape[row])
-    return q.new_empty(shape, dtype=torch.float32)
+    return q.new_empty(shape, dtype=statistic_dtype(q))
 
 
 def _text(value: object) -> str:

@@ -13,6 +13,7 @@ _MASK = "None, 'causal', 'causal_bottom_right' or 'bottom_right'"
 MASK_HINT = "; give a tensor as bias, a boolean one as torch.where(mask, 0.0, -torch.inf)"
 WINDOW = "(left, right), each None or an integer, at least 0 and at most 2**62"
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _TENSORS = (
     *("bias", "rng_state", "cu_seqlens_q", "cu_seqlens_kv", "offsets_q", "offsets_kv"),
     *("page_table", "page_table_v", "origin"),
@@ -28,6 +29,17 @@ _WANTED = {
     "generator": ((torch.Generator, type(None)), "a torch.Generator or None"),
     "deterministic": ((bool, type(None)), "True, False or None"),
 }
+
+
+def statistic_dtype(q: Tensor) -> torch.dtype:
+    """The type of LSE, sinks and slopes next to q."""
+    return torch.float64 if q.dtype is torch.float64 else torch.float32
+
+
+def as_statistic(tensor: Tensor, q: Tensor) -> Tensor:
+    """A sink or slopes in the type that they have next to q; the operators refuse integers."""
+    dtype = statistic_dtype(q)
+    return tensor.to(dtype) if tensor.dtype is not dtype and tensor.dtype in FLOATS else tensor
 
 
 def text_of(value: object) -> str:

@@ -11,6 +11,7 @@ from te_attention.torch._autograd import is_traced, run, run_minimal
 from te_attention.torch._library import OPS
 from te_attention.torch._types import (
     WINDOW,
+    as_statistic,
     check_fp8,
     check_number,
     check_slopes,
@@ -28,11 +29,11 @@ NO_WINDOW = (-1, -1)
 BIAS_DIMENSIONS = 4
 # The types that autocast converts. float64 stays as it is, as in SDPA; other types are refused.
 AUTOCAST = frozenset((torch.float16, torch.bfloat16, torch.float32))
+HALVES = (torch.float16, torch.bfloat16)
 PAGES = (
     "page_table is given and an input requires a gradient; needs torch.no_grad(), or ragged or "
     "padded keys: pages have none"
 )
-CAST_SINKS = frozenset((torch.float16, torch.bfloat16, torch.float64))
 DISPATCHER = "Expected a value of type"  # PyTorch's error text for a wrong type
 # Names of this module, because looking them up in torch takes as long as the calls themselves.
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -120,13 +121,14 @@ def attention(
             and leading dimensions may be omitted (ragged: sizes of max_seqlen); dtype of q or
             float32.
         bias_type: "post_scale": after scale and softcap; "pre_scale": before scale.
-        alibi: True: the published slopes; or slopes, float32 ``[heads_q]`` or ``[b, heads_q]``,
-            which have no gradient. False or None: no ALiBi.
+        alibi: True: the published slopes; or slopes, ``[heads_q]`` or ``[b, heads_q]``, which have
+            no gradient. False or None: no ALiBi.
         softcap: c > 0: a score x becomes c * tanh(x / c). 0: no soft cap. softcap, scale and
             dropout are numbers: they have no gradient, and reading a tensor on the GPU would make
             the host wait.
-        sink: an additional logit in the softmax's denominator: float32 ``[heads_q]``, learnable; or
-            "off_by_one": a logit of 0. float16, bfloat16 and float64 are cast.
+        sink: an additional logit in the softmax's denominator: ``[heads_q]``, learnable; or
+            "off_by_one": a logit of 0. Sinks and slopes of another floating-point type are cast to
+            float32, or to float64 where q is float64.
         dropout: dropout probability in [0, 1). It is applied in every call: pass 0 in evaluation.
         rng_state: int64 ``[2]`` {seed, offset} on q's device, which determines the dropout mask.
             Default: drawn from `generator`, or from PyTorch's default generator, by an operator
@@ -149,7 +151,8 @@ def attention(
         origin: int64 ``[4]`` on q's device: batch, head, row and column of the larger problem at
             which this shard begins. It shifts masks, ALiBi and dropout.
         return_lse: also return LSE, the natural logarithm of the softmax's denominator: float32
-            ``[b, heads_q, s_q]``, "thd" ``[tokens, heads_q]``; -inf for rows without keys.
+            (float64 where q is float64) ``[b, heads_q, s_q]``, "thd" ``[tokens, heads_q]``; -inf
+            for rows without keys.
         return_max_logit: also return each row's largest score, in the shape of LSE.
         deterministic: bitwise equal results for equal inputs. Default:
             ``torch.are_deterministic_algorithms_enabled()``.
@@ -172,6 +175,8 @@ def attention(
     try:
         if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
             q, k, v = autocast(q, k, v)
+            if bias is not None and bias.dtype in HALVES and bias.dtype != q.dtype:
+                bias = bias.to(q.dtype)
         if scale is not None and type(scale) is not float:
             check_number("scale", scale)
         if (  # the minimal signature has a fast path: reading the other options takes longer
@@ -191,7 +196,7 @@ def attention(
             check_number("dropout", dropout)
         check_slopes(alibi)
         bias = None if bias is None else _four_dimensional(bias)
-        learnable = _in_float32(sink) if isinstance(sink, Tensor) else None
+        learnable = as_statistic(sink, q) if isinstance(sink, Tensor) else None
         differentiable = torch.is_grad_enabled() and (
             q.requires_grad
             or k.requires_grad
@@ -220,7 +225,7 @@ def attention(
             -1 if max_seqlen_kv is None else max_seqlen_kv,
             page_table,
             NONE if softcap == 0 else softcap,
-            alibi if isinstance(alibi, Tensor) else None,
+            as_statistic(alibi, q) if isinstance(alibi, Tensor) else None,
             alibi is not False and _named("alibi", alibi, False, True, ", None or slopes"),
             offsets_q,
             offsets_kv,
@@ -253,11 +258,6 @@ def _four_dimensional(bias: Tensor) -> Tensor:
     refuse_causal_bias(bias)
     missing = BIAS_DIMENSIONS - bias.dim()
     return bias[(None,) * missing] if missing > 0 else bias
-
-
-def _in_float32(sink: Tensor) -> Tensor:
-    """Casts a sink of a module that was cast as a whole. The operator refuses integers."""
-    return sink.float() if sink.dtype in CAST_SINKS else sink
 
 
 def _run_fp8(fp8: Fp8, arguments: tuple, return_lse: bool, return_max_logit: bool) -> Any:

@@ -7,6 +7,7 @@ from torch.autograd import forward_ad
 from te_attention.torch._arguments import NUM_INPUTS, Arguments, trimmed
 from te_attention.torch._autograd import _Attention, _forward, _inference, _MinimalAttention
 from te_attention.torch._options import MINIMAL
+from te_attention.torch._types import statistic_dtype
 from te_attention.torch.functional import attention, describe
 
 
@@ -69,8 +70,9 @@ class PreparedAttention:
         if self._small:
             given = dict(zip(self._names, tensors, strict=True))
             bias, sink, slopes = given.get("bias"), given.get("sink"), given.get("alibi")
-            if (slopes is not None and slopes.requires_grad) or (
-                sink is not None and sink.dtype != torch.float32
+            dtype = statistic_dtype(q)
+            if (slopes is not None and (slopes.requires_grad or slopes.dtype != dtype)) or (
+                sink is not None and sink.dtype != dtype
             ):
                 return self._unprepared(q, k, v, tensors)
         differentiable = torch.is_grad_enabled() and (
