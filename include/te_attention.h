@@ -200,8 +200,14 @@ typedef enum tea_tensor {
 } tea_tensor;
 
 /* Bits of the status word: nonsense found in device-resident metadata. Values were clamped to
-   capacity; no memory outside the tensors was touched. */
-enum { TEA_STATUS_BAD_LENGTHS = 1, TEA_STATUS_BAD_PAGE = 2, TEA_STATUS_BAD_ORIGIN = 4 };
+   capacity; no memory outside the tensors was touched. SATURATED: the FP8 scale of S is larger than
+   largest * (1 - dropout), so that the largest probabilities saturate and O is wrong. */
+enum {
+  TEA_STATUS_BAD_LENGTHS = 1,
+  TEA_STATUS_BAD_PAGE = 2,
+  TEA_STATUS_BAD_ORIGIN = 4,
+  TEA_STATUS_SATURATED = 8
+};
 
 /* Calls body(argument, i) once for each i in [0, count), in any order, on any threads, at the same
    time or one after the other, and returns when all have returned. It must not throw or jump. */

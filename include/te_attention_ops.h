@@ -313,23 +313,39 @@ typedef struct tea_fp8_cast {
   int32_t input_dtype, output_dtype; /* to fp8: output is E4M3 or E5M2. From fp8: input is */
   int32_t power_of_two; /* current scaling: 1 rounds the scale down to a power of two */
   float amax_floor;     /* current scaling: amax is at least this in the scale. Default: 0 */
-  int32_t reserved;     /* zero */
+  int32_t amax_given;   /* current scaling: 1 reads *amax instead of finding it. Default: 0 */
   const void* input;    /* [count] */
   void* output;         /* [count] */
   int64_t count;
   float* scale;     /* delayed: read; NULL is 1. Current: written; may be NULL */
   float* scale_inv; /* quantise: written 1 / scale; may be NULL. Dequantise: read; NULL is 1 */
   float* amax;      /* delayed: maximum of the value already there and of |input|; may be NULL.
-                       Current: written; on a GPU it is needed */
+                       Current: written, or read with amax_given; on a GPU it is needed */
 } tea_fp8_cast;
 /* Delayed scaling: the scale is known beforehand. */
 TEA_API tea_status tea_fp8_quantize(const tea_fp8_cast* args, int device, void* stream);
-/* Current scaling: scale = largest / amax of this input; 1 if amax is 0 or infinite. */
+/* Current scaling: scale = largest / amax of this input; 1 if amax is 0 or infinite. With
+   amax_given several tensors share the scale of one amax; a count of 0 writes the scale alone. */
 TEA_API tea_status tea_fp8_quantize_current(const tea_fp8_cast* args, int device, void* stream);
 TEA_API tea_status tea_fp8_dequantize(const tea_fp8_cast* args, int device, void* stream);
 /* *amax = maximum of *amax and |data|, any dtype. */
 TEA_API tea_status tea_amax(const void* data, int32_t dtype, int64_t count, float* amax, int device,
                             void* stream);
+
+/* The step of delayed scaling: scales for the next iteration from a history of amaxes. */
+enum { TEA_AMAX_MAX = 0, TEA_AMAX_MOST_RECENT = 1 };
+typedef struct tea_fp8_scales {
+  uint32_t struct_size;
+  int32_t dtype;         /* of the tensors that are scaled: E4M3 or E5M2 */
+  int32_t algorithm;     /* TEA_AMAX_MAX: the largest amax of the history; MOST_RECENT: row 0 */
+  float margin;          /* scale = largest / amax / 2^margin */
+  int64_t length, count; /* rows of the history; scales */
+  const float* amax;     /* [count] replaces row 0 first, as a reduction over ranks does; or NULL */
+  float* amax_history;   /* [length, count]: row 0 collects the current iteration */
+  float* scale;          /* [count]; unchanged where the amax is 0, infinite or NaN */
+} tea_fp8_scales;
+/* Then the history moves by one: row i becomes row i - 1, row 0 the last one; row 0 becomes 0. */
+TEA_API tea_status tea_fp8_update_scales(const tea_fp8_scales* args, int device, void* stream);
 
 #ifdef __cplusplus
 }

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "math/bias.h"
+#include "math/formats.h"
 #include "math/load_store.h"
 #include "math/mask.h"
 
@@ -17,6 +18,12 @@ View::View(const Problem& problem, const Run& r) : p(problem), run(r), size(r.si
   bool valid = true;
   for (int64_t& from : origin) from = clamp_origin(from, &valid);
   if (!valid) report(TEA_STATUS_BAD_ORIGIN);
+  if (p.is_fp8()) {
+    const float keep_factor = p.drops() ? 1 / (1 - p.dropout) : 1;
+    if (saturates(static_cast<float>(scalar(TEA_S_SCALE)), keep_factor,
+                  p.dtype == TEA_E4M3 ? kE4M3.largest : kE5M2.largest))
+      report(TEA_STATUS_SATURATED);
+  }
   if (!p.drops()) return;
   const auto* state = run.as<const int64_t>(TEA_RNG_STATE);
   rng = {static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1])};

@@ -27,6 +27,12 @@ struct Fp8Format {
 inline constexpr Fp8Format kE4M3{4, 3, false, 448.0f};
 inline constexpr Fp8Format kE5M2{5, 2, true, 57344.0f};
 
+// Whether probabilities, whose largest is 1 times `keep_factor` of dropout, exceed the format after
+// scaling. The slack is for the rounding of a scale that was computed to fit.
+TEA_HOST_DEVICE bool saturates(float s_scale, float keep_factor, float largest) {
+  return s_scale * keep_factor > largest * 1.000001f;
+}
+
 TEA_HOST_DEVICE float fp8_decode(uint8_t code, const Fp8Format& f) {
   const uint32_t sign = code >> 7, body = code & 0x7F;
   const uint32_t exponent = body >> f.mantissa_bits,

@@ -9,7 +9,6 @@ namespace tea {
 namespace {
 
 void check_common(const tea_fp8_cast& a) {
-  require_reserved("reserved", a.reserved);
   if (require_sizes({{"count", a.count}}))
     require_pointers({{"input", a.input, dtype_bytes(a.input_dtype)},
                       {"output", a.output, dtype_bytes(a.output_dtype)}});
@@ -24,6 +23,7 @@ void check_to_fp8(const tea_fp8_cast& a) {
 void refuse_current_options(const tea_fp8_cast& a) {
   TEA_REQUIRE(!a.power_of_two, "power_of_two", a.power_of_two, "0 except for current scaling");
   TEA_REQUIRE(a.amax_floor == 0, "amax_floor", a.amax_floor, "0 except for current scaling");
+  TEA_REQUIRE(!a.amax_given, "amax_given", a.amax_given, "0 except for current scaling");
 }
 
 float load_float(const void* data, int32_t dtype, int64_t i) {
@@ -45,8 +45,10 @@ void cast(const tea_fp8_cast& a, float factor) {
 // On a GPU: the maximum, then the cast with the scale that follows from it.
 void quantize_current_there(const tea_fp8_cast& a, const Place& place) {
   TEA_REQUIRE(a.amax, "amax", a.amax, "memory: a GPU keeps the maximum there between two kernels");
-  fill_elements({a.amax, TEA_FP32, 1}, 0, place);
-  update_amax({a.input, a.input_dtype, a.count}, a.amax, place);
+  if (!a.amax_given) {
+    fill_elements({a.amax, TEA_FP32, 1}, 0, place);
+    update_amax({a.input, a.input_dtype, a.count}, a.amax, place);
+  }
   if constexpr (kGpuCode) quantize_on_gpu(a, true, place);
 }
 
@@ -69,13 +71,17 @@ void fp8_quantize(const tea_fp8_cast& args, const Place& place) {
 void fp8_quantize_current(const tea_fp8_cast& args, const Place& place) {
   check_to_fp8(args);
   require_flag("power_of_two", args.power_of_two);
+  require_flag("amax_given", args.amax_given);
+  TEA_REQUIRE(args.amax || !args.amax_given, "amax", args.amax, "memory with amax_given");
   TEA_REQUIRE(args.amax_floor >= 0 && std::isfinite(args.amax_floor), "amax_floor", args.amax_floor,
               "finite, 0 or more");
   if (!is_host(place)) {
     quantize_current_there(args, place);
     return;
   }
-  const float amax = largest_magnitude({args.input, args.input_dtype, args.count}, 0);
+  const float amax = args.amax_given
+                         ? *args.amax
+                         : largest_magnitude({args.input, args.input_dtype, args.count}, 0);
   const float scale = scale_for(amax, args);
   cast(args, scale);
   if (args.amax) *args.amax = amax;
@@ -105,6 +111,32 @@ void update_amax(const ConstElements& of, float* amax, const Place& place) {
     *amax = largest_magnitude(of, *amax);
   else if constexpr (kGpuCode)
     update_amax_on_gpu(of, amax, place);
+}
+
+void fp8_update_scales(const tea_fp8_scales& args, const Place& place) {
+  require_dtype("dtype", args.dtype, kFp8Dtypes);
+  TEA_REQUIRE(args.algorithm == TEA_AMAX_MAX || args.algorithm == TEA_AMAX_MOST_RECENT, "algorithm",
+              args.algorithm, "TEA_AMAX_MAX or TEA_AMAX_MOST_RECENT");
+  TEA_REQUIRE(std::isfinite(args.margin), "margin", args.margin, "a finite number");
+  TEA_REQUIRE(args.length > 0, "length", args.length, "1 or more");
+  if (!require_sizes({{"length", args.length}, {"count", args.count}})) return;
+  require_pointers({{"amax_history", args.amax_history}, {"scale", args.scale}});
+  if (!is_host(place)) {
+    if constexpr (kGpuCode) update_scales_on_gpu(args, place);
+    return;
+  }
+  for (int64_t i = 0; i < args.count; ++i) {
+    float* const history = args.amax_history + i;
+    const float latest = args.amax ? args.amax[i] : history[0];
+    float amax = latest;
+    for (int64_t row = 1; row < args.length; ++row) {
+      if (args.algorithm == TEA_AMAX_MAX) amax = std::fmax(amax, history[row * args.count]);
+      history[(row - 1) * args.count] = history[row * args.count];
+    }
+    history[(args.length - 1) * args.count] = latest;
+    history[0] = 0;
+    args.scale[i] = next_scale(amax, args.scale[i], args);
+  }
 }
 
 }  // namespace tea

@@ -74,6 +74,30 @@ __global__ void __launch_bounds__(kBlock)
   raise_by_block(result, amax);
 }
 
+// A CTA for each scale. Rows are moved in chunks of one row a thread: a chunk reads the rows after
+// its own before it writes them, so the next chunk still finds its rows unchanged.
+__global__ void __launch_bounds__(kBlock) update_scales(const tea_fp8_scales a) {
+  __shared__ float largest;
+  float* const history = a.amax_history + blockIdx.x;
+  const float latest = a.amax ? a.amax[blockIdx.x] : history[0];
+  if (threadIdx.x == 0) largest = latest >= 0 ? latest : 0;
+  float amax = 0;
+  for (int64_t first = 0; first < a.length - 1; first += blockDim.x) {
+    const int64_t row = first + threadIdx.x;
+    const float next = row < a.length - 1 ? history[(row + 1) * a.count] : 0;
+    amax = fmaxf(amax, next);
+    __syncthreads();
+    if (row < a.length - 1) history[row * a.count] = next;
+  }
+  __syncthreads();
+  if (a.algorithm == TEA_AMAX_MAX) raise_amax(&largest, amax);
+  __syncthreads();
+  if (threadIdx.x) return;
+  history[(a.length - 1) * a.count] = latest;
+  history[0] = 0;
+  a.scale[blockIdx.x] = next_scale(largest, a.scale[blockIdx.x], a);
+}
+
 int access_of(const void* data) { return access_bytes(reinterpret_cast<uintptr_t>(data)); }
 int2 access_of(const tea_fp8_cast& a) { return {access_of(a.input), access_of(a.output)}; }
 
@@ -115,6 +139,10 @@ void update_amax_on_gpu(const ConstElements& of, float* amax, const Place& place
     with_fp8(of.dtype, run);
   else
     with_real(of.dtype, run);
+}
+
+void update_scales_on_gpu(const tea_fp8_scales& args, const Place& place) {
+  launch({"update_scales", dim3(static_cast<unsigned>(args.count))}, update_scales, place, args);
 }
 
 }  // namespace tea

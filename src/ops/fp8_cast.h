@@ -20,6 +20,16 @@ struct ConstElements {
 // *amax = maximum of *amax and |element|, NaN not counted.
 void update_amax(const ConstElements& of, float* amax, const Place& place);
 
+// The step of delayed scaling.
+void fp8_update_scales(const tea_fp8_scales& args, const Place& place);
+
+// The scale of delayed scaling that follows from an amax; the previous one where none does.
+TEA_HOST_DEVICE float next_scale(float amax, float previous, const tea_fp8_scales& a) {
+  if (!(amax > 0) || amax == INFINITY) return previous;
+  const float largest = a.dtype == TEA_E4M3 ? kE4M3.largest : kE5M2.largest;
+  return fminf(largest / amax * exp2f(-a.margin), FLT_MAX);
+}
+
 // The scale of current scaling: it takes amax to the largest value of the format.
 TEA_HOST_DEVICE float scale_for(float amax, const tea_fp8_cast& a) {
   amax = fmaxf(amax, a.amax_floor);
@@ -30,9 +40,10 @@ TEA_HOST_DEVICE float scale_for(float amax, const tea_fp8_cast& a) {
 }
 
 // Each is one kernel: the whole of delayed scaling; the second half of current scaling, when
-// *a.amax is known; dequantising; the amax.
+// *a.amax is known; dequantising; the amax; the step of delayed scaling.
 void quantize_on_gpu(const tea_fp8_cast& args, bool current, const Place& place);
 void dequantize_on_gpu(const tea_fp8_cast& args, const Place& place);
 void update_amax_on_gpu(const ConstElements& of, float* amax, const Place& place);
+void update_scales_on_gpu(const tea_fp8_scales& args, const Place& place);
 
 }  // namespace tea

@@ -114,9 +114,10 @@ struct Fp8 {
   std::optional<Tensor> scales[N];
   std::string dtype;
 
-  Fp8(const Scale (&t)[N], Stack& in) : table(t) {
+  // Gradients that are given say their type themselves.
+  Fp8(const Scale (&t)[N], Stack& in, bool has_dtype = true) : table(t) {
     for (auto& scale : scales) scale = in.maybe_tensor();
-    dtype = in.text();
+    if (has_dtype) dtype = in.text();
   }
   void add_to(Call& call) const {
     for (size_t i = 0; i < N; ++i) call.add_scale(table[i].index, table[i].name, scales[i]);
@@ -134,6 +135,31 @@ Tensor add_amax(Call& call, const Tensor& like, std::initializer_list<tea_tensor
   return amax;
 }
 
+struct Outputs {
+  Tensor o, lse, max;
+};
+
+Outputs run_fp8_forward(Call& call, const Fp8<std::size(kForward)>& fp8,
+                        const Arguments& arguments) {
+  call.problem().o_dtype = frontend::dtype_named("o_dtype", fp8.dtype);
+  fp8.add_to(call);
+  const Tensor o = call.new_o(), lse = call.new_row_statistic();
+  call.add_memory(TEA_LSE, lse.data_ptr());
+  const Tensor max = arguments.max_logit ? call.new_row_statistic() : empty_tensor(arguments.q);
+  if (arguments.max_logit) call.add_memory(TEA_MAX, max.data_ptr());
+  call.forward();
+  return {o, lse, max};
+}
+
+SmallGradients run_fp8_backward(Call& call, const Incoming& incoming,
+                                const Fp8<std::size(kBackward)>& fp8, const Arguments& arguments,
+                                const Gradients& out) {
+  call.problem().o_dtype = dtype_of(incoming.o);
+  call.problem().dout_dtype = dtype_of(incoming.dout);
+  fp8.add_to(call);
+  return differentiate(incoming, arguments, call, out);
+}
+
 }  // namespace
 
 void fp8_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
@@ -141,15 +167,21 @@ void fp8_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
   const Fp8 fp8(kForward, in);
   const Arguments arguments = read_arguments(in);
   Call call(arguments);
-  call.problem().o_dtype = frontend::dtype_named("o_dtype", fp8.dtype);
-  fp8.add_to(call);
   const Tensor amax = add_amax(call, arguments.q, {TEA_S_AMAX, TEA_O_AMAX});
-  const Tensor o = call.new_o(), lse = call.new_row_statistic();
-  call.add_memory(TEA_LSE, lse.data_ptr());
-  const Tensor max = arguments.max_logit ? call.new_row_statistic() : empty_tensor(arguments.q);
-  if (arguments.max_logit) call.add_memory(TEA_MAX, max.data_ptr());
-  call.forward();
+  const auto [o, lse, max] = run_fp8_forward(call, fp8, arguments);
   give(stack, o, lse, max, amax);
+}
+
+void fp8_forward_amax(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const std::optional<Tensor> s_amax = in.maybe_tensor(), o_amax = in.maybe_tensor();
+  const Fp8 fp8(kForward, in);
+  const Arguments arguments = read_arguments(in);
+  Call call(arguments);
+  call.add_scale(TEA_S_AMAX, "s_amax", s_amax);
+  call.add_scale(TEA_O_AMAX, "o_amax", o_amax);
+  const auto [o, lse, max] = run_fp8_forward(call, fp8, arguments);
+  give(stack, o, lse, max);
 }
 
 void fp8_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
@@ -158,10 +190,7 @@ void fp8_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
   const Fp8 fp8(kBackward, in);
   const Arguments arguments = read_arguments(in);
   Call call(arguments);
-  call.problem().o_dtype = dtype_of(incoming.o);
-  call.problem().dout_dtype = dtype_of(incoming.dout);
   call.problem().dqkv_dtype = frontend::dtype_named("dqkv_dtype", fp8.dtype);
-  fp8.add_to(call);
   const Tensor amax =
       add_amax(call, arguments.q, {TEA_DP_AMAX, TEA_DQ_AMAX, TEA_DK_AMAX, TEA_DV_AMAX});
   const auto gradient = [&](const Tensor& of) {
@@ -169,8 +198,23 @@ void fp8_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
     return empty(of, torch_dtype(call.problem().dqkv_dtype), view.rank, view.size);
   };
   const Gradients out{gradient(arguments.q), gradient(arguments.k), gradient(arguments.v)};
-  const auto [dbias, dsink] = differentiate(incoming, arguments, call, out);
+  const auto [dbias, dsink] = run_fp8_backward(call, incoming, fp8, arguments, out);
   give(stack, out.dq, out.dk, out.dv, or_empty(dbias, out.dq), or_empty(dsink, out.dq), amax);
+}
+
+void fp8_backward_out(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Gradients out{in.tensor(), in.tensor(), in.tensor()};
+  const std::optional<Tensor> dp_amax = in.maybe_tensor(), dqkv_amax = in.maybe_tensor();
+  const Incoming incoming = Incoming::all(in);
+  const Fp8 fp8(kBackward, in, false);
+  const Arguments arguments = read_arguments(in);
+  Call call(arguments);
+  call.problem().dqkv_dtype = dtype_of(out.dq);
+  call.add_scale(TEA_DP_AMAX, "dp_amax", dp_amax);
+  call.add_scale(TEA_DQ_AMAX, "dqkv_amax", dqkv_amax);
+  const auto [dbias, dsink] = run_fp8_backward(call, incoming, fp8, arguments, out);
+  give(stack, or_empty(dbias, out.dq), or_empty(dsink, out.dq));
 }
 
 void forward(StableIValue* stack, uint64_t inputs, uint64_t) {

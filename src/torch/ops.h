@@ -11,7 +11,7 @@ using Kernel = void(StableIValue* stack, uint64_t inputs, uint64_t outputs);
 
 // attention.cpp
 Kernel forward, forward_minimal, inference, backward, backward_minimal, backward_out,
-    backward_minimal_out, fp8_forward, fp8_backward, explain;
+    backward_minimal_out, fp8_forward, fp8_forward_amax, fp8_backward, fp8_backward_out, explain;
 // cache.cpp
 Kernel kv_cache_append, thd_to_bshd, bshd_to_thd, cu_seqlens_from_lengths, cu_seqlens_from_mask;
 // random.cpp
@@ -23,6 +23,7 @@ Kernel merge, cp_read_half, cp_lse_correct, cp_lse_read, cp_out_correct, cp_grad
 Kernel scaled_softmax_forward, scaled_softmax_backward, flash_prepare_forward,
     flash_prepare_backward;
 // fp8.cpp
-Kernel fp8_quantize, fp8_quantize_current, fp8_dequantize, amax, fill, fill_bytes;
+Kernel fp8_quantize, fp8_quantize_joint, fp8_quantize_current, fp8_quantize_joint_current,
+    fp8_dequantize, fp8_scale, fp8_update_scales, amax, fill, fill_bytes;
 
 }  // namespace tea::torch_ops

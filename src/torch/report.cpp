@@ -30,7 +30,9 @@ void Report::refuse_invalid(const char* lengths) {
   if (host_ & TEA_STATUS_BAD_LENGTHS)
     refuse(lengths, seen, "lengths from 0 to the largest, of sequences inside the tensors");
   if (host_ & TEA_STATUS_BAD_PAGE) refuse("page_table", seen, "numbers of pages that there are");
-  refuse("origin", seen, "numbers from 0 to 2^40");
+  if (host_ & TEA_STATUS_BAD_ORIGIN) refuse("origin", seen, "numbers from 0 to 2^40");
+  refuse("s_scale", "so large that probabilities saturate",
+         "at most 448 * (1 - dropout) for float8_e4m3fn, 57344 * (1 - dropout) for float8_e5m2");
 }
 
 }  // namespace tea::torch_ops

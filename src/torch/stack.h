@@ -7,6 +7,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tea::torch_ops {
 
@@ -20,6 +21,9 @@ class Stack {
   std::optional<Tensor> maybe_tensor() {
     if (at_end()) return {};
     return torch::stable::detail::to<std::optional<Tensor>>(*values_++);
+  }
+  std::vector<Tensor> tensors() {
+    return torch::stable::detail::to<std::vector<Tensor>>(*values_++);
   }
   int64_t integer() { return at_end() ? -1 : torch::stable::detail::to<int64_t>(*values_++); }
   bool flag() { return !at_end() && torch::stable::detail::to<bool>(*values_++); }

@@ -134,9 +134,6 @@ Tensor empty_contiguous_like(const Tensor& like) {
   return empty(like, raw_dtype(like), view.rank, view.size);
 }
 
-namespace {
-
-// Whether the elements are stored without gaps, in any order of dimensions.
 bool is_dense(const View& view) {
   int64_t step = 1;
   for (int64_t left = view.elements(); left > 1;) {
@@ -147,8 +144,6 @@ bool is_dense(const View& view) {
   }
   return view.elements() > 0;
 }
-
-}  // namespace
 
 Tensor new_like(const Tensor& like) {
   const View view(like);
@@ -161,6 +156,12 @@ void* Place::memory(const char* name, const Tensor& tensor) const {
   require_device(name, tensor, where.device);
   if (!tensor.is_contiguous())
     refuse(name, "not contiguous", "a contiguous tensor (call .contiguous())");
+  return tensor.data_ptr();
+}
+
+void* Place::dense_memory(const char* name, const Tensor& tensor) const {
+  if (!is_dense(View(tensor))) return memory(name, tensor);
+  require_device(name, tensor, where.device);
   return tensor.data_ptr();
 }
 

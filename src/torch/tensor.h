@@ -35,6 +35,9 @@ struct View : frontend::Tensor {
   explicit View(const torch_ops::Tensor& tensor);
 };
 
+// Whether the elements are stored without gaps, in any order of dimensions.
+bool is_dense(const View& view);
+
 // A tea_dtype, or TEA_DTYPE_DEFAULT for any other type.
 int32_t dtype_of(const Tensor& tensor);
 std::string dtype_text(const Tensor& tensor);  // as in "float16"
@@ -60,6 +63,8 @@ struct Place {
 
   void* memory(const char* name, const Tensor& tensor) const;
   void* memory(const char* name, const Tensor& tensor, int32_t torch_dtype) const;
+  // The same for what is done to each element alone: the order of dimensions may be any.
+  void* dense_memory(const char* name, const Tensor& tensor) const;
   template <class T>
   T* as(const char* name, const Tensor& tensor, int32_t torch_dtype) const {
     return static_cast<T*>(memory(name, tensor, torch_dtype));

@@ -47,6 +47,29 @@ TEST(View, OriginsFromMemoryAreClampedAndReported) {
   EXPECT_EQ(t.status, TEA_STATUS_BAD_ORIGIN);
 }
 
+TEST(View, AScaleOfSThatSaturatesIsReported) {
+  struct Row {
+    const char* problem;
+    float scale;
+    bool saturates;
+  };
+  const Row rows[] = {{"dtype=e4m3", 448, false},
+                      {"dtype=e4m3", 449, true},
+                      {"dtype=e5m2", 57344, false},
+                      {"dtype=e5m2", 60000, true},
+                      {"dtype=e4m3 training=1 dropout=0.1", 448 * 0.9f, false},
+                      {"dtype=e4m3 training=1 dropout=0.1", 404, true}};
+  for (const Row& row : rows) {
+    Bench t((std::string(row.problem) + " heads_q=1 heads_kv=1 dim_qk=8").c_str(), 1, 1, 1);
+    int64_t rng[2] = {};
+    float scale = row.scale;
+    t.run.tensor[TEA_S_SCALE] = &scale;
+    t.run.tensor[TEA_RNG_STATE] = rng;
+    const View view(t.p, t.run);
+    EXPECT_EQ(t.status, row.saturates ? TEA_STATUS_SATURATED : 0) << row.problem << row.scale;
+  }
+}
+
 TEST(View, RaggedSequencesStayInsideTheBuffer) {
   Bench t("dtype=fp32 kv_form=ragged gaps=1 heads_q=1 heads_kv=1 dim_qk=8", 5, 0, 8);
   t.run.size.tokens_kv = 20;

@@ -445,7 +445,8 @@ void fp8_quantize(Side& s) {
   const bool current = s.chance(50);
   if (current) {
     a.power_of_two = s.chance(50), a.amax_floor = s.chance(30) ? 3.0f : 0;
-    a.amax = s.scalar(NAN);
+    a.amax_given = s.chance(30);
+    a.amax = s.scalar(a.amax_given ? 2.5f : float(NAN));
     if (s.chance(70)) a.scale = s.scalar(-1);
   } else {
     if (s.chance(70)) a.scale = s.scalar(s.one_of({1.0f, 100.0f, 0.3f}));
@@ -455,6 +456,18 @@ void fp8_quantize(Side& s) {
   s.run([&] {
     return (current ? tea_fp8_quantize_current : tea_fp8_quantize)(&a, s.device(), s.stream());
   });
+}
+
+void fp8_update_scales(Side& s) {
+  auto a = sized<tea_fp8_scales>();
+  a.dtype = s.one_of(kFp8), a.margin = s.one_of({0.0f, 1.0f, -2.0f});
+  a.algorithm = s.chance(50) ? TEA_AMAX_MAX : TEA_AMAX_MOST_RECENT;
+  a.length = s.chance(50) ? s.pick(1, 5) : s.pick(1, 2000), a.count = s.pick(1, 20);
+  const int64_t amaxes = a.length * a.count;
+  a.amax_history = static_cast<float*>(s.normal(TEA_FP32, amaxes, {}, s.chance(30)));
+  a.scale = static_cast<float*>(s.normal(TEA_FP32, a.count, {1}));
+  if (s.chance(50)) a.amax = static_cast<const float*>(s.normal(TEA_FP32, a.count, {}));
+  s.run([&] { return tea_fp8_update_scales(&a, s.device(), s.stream()); });
 }
 
 // Every number that the type can hold.
@@ -511,6 +524,7 @@ const std::vector<OpCase> kOpCases = {
     {"softmax_forward", softmax_forward},
     {"softmax_backward", softmax_backward},
     {"fp8_quantize", fp8_quantize},
+    {"fp8_update_scales", fp8_update_scales},
     {"fp8_of_every_number", fp8_of_every_number},
     {"amax", amax},
 };

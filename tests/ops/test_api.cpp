@@ -36,6 +36,7 @@ TEST(OpsApi, NoArguments) {
   EXPECT_NEEDS(tea_fp8_quantize, tea_fp8_cast);
   EXPECT_NEEDS(tea_fp8_quantize_current, tea_fp8_cast);
   EXPECT_NEEDS(tea_fp8_dequantize, tea_fp8_cast);
+  EXPECT_NEEDS(tea_fp8_update_scales, tea_fp8_scales);
 }
 
 TEST(OpsApi, RandomState) {

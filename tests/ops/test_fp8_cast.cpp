@@ -169,5 +169,78 @@ TEST(Fp8Cast, NamesWhatIsWrong) {
             "amax is NULL; needs memory");
 }
 
+TEST(Fp8Cast, SeveralTensorsShareTheScaleOfOneAmax) {
+  Buffer input(TEA_FP32, {1, -2}), output(TEA_E4M3, 2);
+  float amax = 7, scale = 0;
+  tea_fp8_cast a = arguments(input, output);
+  a.amax = &amax, a.scale = &scale, a.amax_given = 1;
+  fp8_quantize_current(a, {});
+  EXPECT_EQ(amax, 7);
+  EXPECT_EQ(scale, 64);
+  EXPECT_EQ(output[1], -128);
+  a.count = 0, a.input = nullptr, a.output = nullptr, amax = 14;
+  fp8_quantize_current(a, {});
+  EXPECT_EQ(scale, 32);
+  a.amax = nullptr;
+  EXPECT_EQ(error_of([&] { fp8_quantize_current(a, {}); }),
+            "amax is NULL; needs memory with amax_given");
+}
+
+struct Scales {
+  std::vector<float> history, scale;
+  tea_fp8_scales args{};
+
+  Scales(std::vector<float> h, int64_t length, int64_t count)
+      : history(std::move(h)), scale(static_cast<size_t>(count), 3) {
+    args.struct_size = sizeof args;
+    args.dtype = TEA_E4M3, args.length = length, args.count = count;
+    args.amax_history = history.data(), args.scale = scale.data();
+  }
+};
+
+TEST(Fp8Scales, TheLargestOfTheHistoryOrTheLatest) {
+  for (int32_t algorithm : {TEA_AMAX_MAX, TEA_AMAX_MOST_RECENT}) {
+    Scales s({2, 7, 14, 1, 4, 28}, 3, 2);
+    s.args.algorithm = algorithm, s.args.margin = 1;
+    fp8_update_scales(s.args, {});
+    const bool max = algorithm == TEA_AMAX_MAX;
+    EXPECT_EQ(s.scale, (std::vector<float>{max ? 16.0f : 112.0f, max ? 8.0f : 32.0f}));
+    EXPECT_EQ(s.history, (std::vector<float>{0, 0, 4, 28, 2, 7}));
+  }
+}
+
+TEST(Fp8Scales, AReducedAmaxReplacesTheLatest) {
+  Scales s({2}, 1, 1);
+  const float reduced = 8;
+  s.args.amax = &reduced, s.args.dtype = TEA_E5M2;
+  fp8_update_scales(s.args, {});
+  EXPECT_EQ(s.scale[0], 7168);
+  EXPECT_EQ(s.history[0], 0);
+}
+
+TEST(Fp8Scales, AnAmaxOfNoUseKeepsTheScale) {
+  for (float amax : {0.0f, kInfinity, NAN}) {
+    Scales s({amax}, 1, 1);
+    fp8_update_scales(s.args, {});
+    EXPECT_EQ(s.scale[0], 3) << amax;
+  }
+  Scales tiny({1e-44f}, 1, 1);
+  fp8_update_scales(tiny.args, {});
+  EXPECT_EQ(tiny.scale[0], std::numeric_limits<float>::max());
+}
+
+TEST(Fp8Scales, NamesWhatIsWrong) {
+  const auto error = [](auto change) {
+    Scales s({1}, 1, 1);
+    change(s.args);
+    return error_of([&] { fp8_update_scales(s.args, {}); });
+  };
+  EXPECT_EQ(error([](auto& a) { a.dtype = TEA_FP16; }), "dtype is fp16; needs one of e4m3, e5m2");
+  EXPECT_EQ(error([](auto& a) { a.algorithm = 2; }),
+            "algorithm is 2; needs TEA_AMAX_MAX or TEA_AMAX_MOST_RECENT");
+  EXPECT_EQ(error([](auto& a) { a.length = 0; }), "length is 0; needs 1 or more");
+  EXPECT_EQ(error([](auto& a) { a.scale = nullptr; }), "scale is NULL; needs memory");
+}
+
 }  // namespace
 }  // namespace tea

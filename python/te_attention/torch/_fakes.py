@@ -163,6 +163,21 @@ def _fp8_backward(dout, dlse, o, lse, wants_dbias, wants_dsink, *arguments):  # 
 
 
 @_fake
+def _fp8_forward_amax(s_amax, o_amax, *arguments):  # noqa: ARG001
+    return _fp8_forward(*arguments)[:3]
+
+
+# dq, dk, dv, dp_amax, dqkv_amax, dout, dlse, o, lse; then the two flags and the scales.
+_BEFORE_FLAGS = 9
+
+
+@_fake
+def _fp8_backward_out(*arguments):
+    wants, first = arguments[_BEFORE_FLAGS : _BEFORE_FLAGS + 2], _BEFORE_FLAGS + 1 + FP8_BACKWARD
+    return _small_gradients(*wants, Arguments(*arguments[first:]))
+
+
+@_fake
 def _thd_to_bshd(thd, cu_seqlens, offsets, max_seqlen):  # noqa: ARG001
     return thd.new_empty((cu_seqlens.shape[0] - 1, max_seqlen, *thd.shape[1:]))
 
@@ -245,20 +260,38 @@ def _scalar(like: Tensor) -> Tensor:
     return like.new_empty((1,), dtype=torch.float32)
 
 
+def _cast(tensor: Tensor, dtype: str) -> Tensor:
+    return torch.empty_like(tensor, dtype=getattr(torch, dtype))
+
+
 @_fake
 def _fp8_quantize(tensor, scale, amax, dtype):  # noqa: ARG001
-    return tensor.new_empty(tensor.shape, dtype=getattr(torch, dtype)), _scalar(tensor)
+    return _cast(tensor, dtype), _scalar(tensor)
+
+
+@_fake
+def _fp8_quantize_joint(tensors, scale, amax, dtype):  # noqa: ARG001
+    return [_cast(t, dtype) for t in tensors], _scalar(tensors[0])
 
 
 @_fake
 def _fp8_quantize_current(tensor, dtype, power_of_two=False, amax_floor=0.0):  # noqa: ARG001
-    output = tensor.new_empty(tensor.shape, dtype=getattr(torch, dtype))
-    return output, _scalar(tensor), _scalar(tensor), _scalar(tensor)
+    return _cast(tensor, dtype), _scalar(tensor), _scalar(tensor), _scalar(tensor)
+
+
+@_fake
+def _fp8_quantize_joint_current(tensors, dtype, power_of_two=False, amax_floor=0.0):  # noqa: ARG001
+    return [_cast(t, dtype) for t in tensors], *(_scalar(tensors[0]) for _ in range(3))
+
+
+@_fake
+def _fp8_scale(amax, dtype, power_of_two=False, amax_floor=0.0):  # noqa: ARG001
+    return _scalar(amax), _scalar(amax)
 
 
 @_fake
 def _fp8_dequantize(tensor, scale_inv, dtype):  # noqa: ARG001
-    return tensor.new_empty(tensor.shape, dtype=getattr(torch, dtype))
+    return _cast(tensor, dtype)
 
 
 def _writes_in_place(*arguments, **options):  # noqa: ARG001
@@ -275,6 +308,7 @@ for _name in (
     "cp_out_correct",
     "cp_grad_correct",
     "cp_copy_valid",
+    "fp8_update_scales",
     "amax",
     "fill",
     "fill_bytes",

@@ -1,5 +1,7 @@
 """Gradients of q, k and v that are parts of one tensor: they are allocated as one tensor, too."""
 
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -11,8 +13,10 @@ def is_batch(tensor: Tensor | None) -> bool:
     return tensor is not None and torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
-def _allocate_packed(tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
-    """Uninitialised parts of a new tensor, if `tensors` are parts of one tensor, else None.
+def packed_whole(
+    tensors: tuple[Tensor, ...],
+) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]] | None:
+    """The tensor that `tensors` are parts of, and a function that splits one like it; or None.
 
     They are parts of one tensor if their strides are equal and their offsets are equally spaced
     (unbind, chunk), or each tensor begins at the end of the previous one (split).
@@ -30,7 +34,7 @@ def _allocate_packed(tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
         if not steps[0] or any(step != steps[0] for step in steps):
             return None
         every = first.as_strided((len(ordered), *size), (steps[0], *stride))
-        parts = torch.empty_like(every).unbind()
+        split = Tensor.unbind
     else:
         sizes = list(zip(*(t.shape for t in ordered), strict=True))
         differ = [d for d, of_each in enumerate(sizes) if len(set(of_each)) > 1]
@@ -40,11 +44,26 @@ def _allocate_packed(tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
             return None
         dim = differ[0]
         every = first.as_strided((*size[:dim], sum(sizes[dim]), *size[dim + 1 :]), stride)
-        parts = torch.empty_like(every).split(sizes[dim], dim)
+        split = partial(Tensor.split, split_size=sizes[dim], dim=dim)
+
+    def apart(whole: Tensor) -> list[Tensor]:
+        parts = split(whole)
+        return [parts[order.index(i)] for i in range(len(order))]
+
+    return every, apart
+
+
+def _allocate_packed(tensors: tuple[Tensor, ...]) -> list[Tensor] | None:
+    """Uninitialised parts of a new tensor, if `tensors` are parts of one tensor, else None."""
+    found = packed_whole(tensors)
+    if found is None:
+        return None
+    every, apart = found
+    parts = apart(torch.empty_like(every))
     if parts[0].stride(-1) != 1:  # interleaved elements: backward writes contiguous rows
         return None
     # .data makes independent tensors for autograd: one may be modified while another is saved.
-    return [parts[order.index(i)].data for i in range(len(order))]
+    return [part.data for part in parts]
 
 
 def packed_gradients(

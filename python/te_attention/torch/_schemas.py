@@ -17,11 +17,12 @@ FP8_FORWARD = (
     "Tensor? q_scale_inv, Tensor? k_scale_inv, Tensor? v_scale_inv, Tensor? s_scale, "
     "Tensor? s_scale_inv, Tensor? o_scale, str o_dtype"
 )
-FP8_BACKWARD = (
+FP8_BACKWARD_SCALES = (
     "Tensor? q_scale_inv, Tensor? k_scale_inv, Tensor? v_scale_inv, Tensor? s_scale, "
     "Tensor? s_scale_inv, Tensor? o_scale_inv, Tensor? dout_scale_inv, Tensor? dp_scale, "
-    "Tensor? dp_scale_inv, Tensor? dq_scale, Tensor? dk_scale, Tensor? dv_scale, str dqkv_dtype"
+    "Tensor? dp_scale_inv, Tensor? dq_scale, Tensor? dk_scale, Tensor? dv_scale"
 )
+FP8_BACKWARD = f"{FP8_BACKWARD_SCALES}, str dqkv_dtype"
 
 SCHEMAS = {
     "attention": f"({ARGUMENTS}) -> (Tensor o, Tensor lse, Tensor max_logit)",  # differentiable
@@ -39,6 +40,11 @@ SCHEMAS = {
     "(Tensor o, Tensor lse, Tensor max_logit, Tensor amax)",
     "fp8_backward": f"({INCOMING}, {FP8_BACKWARD}, {ARGUMENTS}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink, Tensor amax)",
+    # The same, with amaxes that are maxima into given memory, and given memory for gradients.
+    "fp8_forward_amax": f"(Tensor(a!)? s_amax, Tensor(b!)? o_amax, {FP8_FORWARD}, {ARGUMENTS}) -> "
+    "(Tensor o, Tensor lse, Tensor max_logit)",
+    "fp8_backward_out": f"({OUTGOING}, Tensor(d!)? dp_amax, Tensor(e!)? dqkv_amax, {INCOMING}, "
+    f"{FP8_BACKWARD_SCALES}, {ARGUMENTS}) -> (Tensor dbias, Tensor dsink)",
     "explain": f"({ARGUMENTS}) -> str",
     # KV caches; ragged and padded batches
     "kv_cache_append": "(Tensor new_k, Tensor new_v, Tensor(a!) k_cache, Tensor(b!) v_cache, "
@@ -74,11 +80,20 @@ SCHEMAS = {
     "scaled_softmax_backward": "(Tensor dout, Tensor output, float scale, str kind) -> Tensor",
     "flash_prepare_forward": "(Tensor qkv) -> Tensor",
     "flash_prepare_backward": "(Tensor dq, Tensor dk, Tensor dv) -> Tensor",
-    # FP8 casts; fills
+    # FP8 casts, of several tensors under one scale too; scales from an amax, or from a history of
+    # them that moves by one; fills
     "fp8_quantize": "(Tensor input, Tensor? scale, Tensor(a!)? amax, str dtype) -> "
     "(Tensor output, Tensor scale_inv)",
     "fp8_quantize_current": "(Tensor input, str dtype, bool power_of_two=False, "
     "float amax_floor=0.0) -> (Tensor output, Tensor scale, Tensor scale_inv, Tensor amax)",
+    "fp8_quantize_joint": "(Tensor[] inputs, Tensor? scale, Tensor(a!)? amax, str dtype) -> "
+    "(Tensor[] outputs, Tensor scale_inv)",
+    "fp8_quantize_joint_current": "(Tensor[] inputs, str dtype, bool power_of_two=False, "
+    "float amax_floor=0.0) -> (Tensor[] outputs, Tensor scale, Tensor scale_inv, Tensor amax)",
+    "fp8_scale": "(Tensor amax, str dtype, bool power_of_two=False, float amax_floor=0.0) -> "
+    "(Tensor scale, Tensor scale_inv)",
+    "fp8_update_scales": "(Tensor(a!) amax_history, Tensor(b!) scale, Tensor? amax, "
+    "str algorithm, str dtype, float margin=0.0) -> ()",
     "fp8_dequantize": "(Tensor input, Tensor? scale_inv, str dtype) -> Tensor",
     "amax": "(Tensor input, Tensor(a!) amax) -> ()",
     "fill": "(Tensor(a!) tensor, float value) -> ()",

@@ -10,7 +10,7 @@ __all__ = ["__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """Importing transformer_engine is enough to use transformer_engine.pytorch, as there."""
-    if name != "pytorch":
-        raise AttributeError(f"transformer_engine has no {name}; needs pytorch")
-    return import_module("transformer_engine.pytorch")
+    """Importing transformer_engine is enough to use its packages, as there."""
+    if name not in ("common", "pytorch"):
+        raise AttributeError(f"transformer_engine has no {name}; needs common or pytorch")
+    return import_module(f"transformer_engine.{name}")

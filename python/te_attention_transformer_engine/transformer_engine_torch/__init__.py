@@ -82,5 +82,5 @@ def __getattr__(name: str) -> object:
     """Says what is here. `from ... import` has Python's own text instead."""
     raise AttributeError(
         f"module transformer_engine_torch has no attribute {name}: of TransformerEngine's names "
-        "TE Attention has those of attention, none of FP8"
+        "TE Attention has those of attention, and none of other layers"
     )

@@ -2,20 +2,7 @@
 
 from enum import IntEnum
 
-DType = IntEnum(
-    "DType",
-    {
-        "kByte": 0,
-        "kInt32": 2,
-        "kFloat32": 4,
-        "kFloat16": 5,
-        "kBFloat16": 6,
-        "kFloat8E4M3": 7,
-        "kFloat8E5M2": 8,
-        "kFloat4E2M1": 10,
-    },
-    module=__name__,
-)
+from te_attention.torch.fp8 import DType
 
 
 def _counted(name: str, prefix: str, members: str) -> type[IntEnum]:
@@ -68,3 +55,15 @@ FP8BwdTensors = _counted(
     "",
     "GRAD_OUTPUT1 GRAD_INPUT1 GRAD_OUTPUT2 GRAD_INPUT2 GRAD_OUTPUT3 GRAD_INPUT3",
 )
+
+__all__ = [
+    "DType",
+    "FP8BwdTensors",
+    "FP8FwdTensors",
+    "NVTE_Bias_Type",
+    "NVTE_Fused_Attn_Backend",
+    "NVTE_Mask_Type",
+    "NVTE_QKV_Format",
+    "NVTE_QKV_Layout",
+    "NVTE_Softmax_Type",
+]

@@ -18,6 +18,7 @@
 
 #include <algorithm>
 
+#include "math/formats.h"
 #include "portable/device/forward_rows.cuh"
 
 namespace tea::portable {
@@ -348,7 +349,12 @@ struct Kernel {
       Dropping dropping = {};
       float s_scale = 1, largest = 0;
       if (C.general && args.rng) dropping = dropping_of(args, seq.batch, tile.head);
-      if (C.fp8) s_scale = scalar(args.fp8.s);
+      if constexpr (C.fp8) {
+        s_scale = scalar(args.fp8.s);
+        const float largest_code = args.q.dtype == TEA_E4M3 ? kE4M3.largest : kE5M2.largest;
+        if (threadIdx.x == 0 && saturates(s_scale, args.keep_factor, largest_code))
+          report_status(args, TEA_STATUS_SATURATED);
+      }
       for (int pass = C.fp8 ? 0 : 1; pass < 2; ++pass) {
         load_k(b.end - 1);
         for (int block = b.end - 1; block >= b.begin; --block) {

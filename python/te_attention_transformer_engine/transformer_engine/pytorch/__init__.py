@@ -8,10 +8,24 @@ from transformer_engine.pytorch.distributed import CudaRNGStatesTracker, checkpo
 from transformer_engine.pytorch.quantization import (
     autocast,
     fp8_autocast,
+    get_default_recipe,
     is_fp8_available,
     is_fp8_block_scaling_available,
     is_mxfp8_available,
     is_nvfp4_available,
+)
+from transformer_engine.pytorch.quantized_tensor import (
+    QuantizedTensor,
+    QuantizedTensorStorage,
+    Quantizer,
+    prepare_for_saving,
+    restore_from_saved,
+)
+from transformer_engine.pytorch.tensor import (
+    Float8CurrentScalingQuantizer,
+    Float8Quantizer,
+    Float8Tensor,
+    Float8TensorStorage,
 )
 from transformer_engine.pytorch.utils import (
     get_cudnn_version,
@@ -24,5 +38,5 @@ def __getattr__(name: str) -> object:
     """Says what is here. `from ... import` has Python's own text instead."""
     raise AttributeError(
         f"module transformer_engine.pytorch has no attribute {name}: of TransformerEngine's names "
-        "TE Attention has those of attention, none of FP8"
+        "TE Attention has those of attention, FP8 attention too, and none of other layers"
     )

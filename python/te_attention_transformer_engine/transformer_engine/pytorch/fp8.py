@@ -3,6 +3,10 @@
 
 from transformer_engine.pytorch.quantization import (
     FP8GlobalStateManager,
+    autocast,
     fp8_autocast,
+    get_default_recipe,
+    get_fp8_te_dtype,
+    get_fp8_torch_dtype,
     is_fp8_available,
 )

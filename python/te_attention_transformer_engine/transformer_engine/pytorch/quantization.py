@@ -1,55 +1,27 @@
-"""The interface that programs use to query and switch FP8 around attention: always off."""
+"""FP8: the context that switches it on, its state, and what the machine can do."""
+# ruff: noqa: F401
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from te_attention.torch.fp8 import (
+    DelayedScalingRecipeState,
+    Float8CurrentScalingRecipeState,
+    FP8GlobalStateManager,
+    RecipeState,
+    autocast,
+    fp8_autocast,
+    get_default_recipe,
+    get_fp8_te_dtype,
+    get_fp8_torch_dtype,
+    is_fp8_available,
+)
 
-from transformer_engine.pytorch._refusal import NOT_YET, require
-
-
-def is_fp8_available(return_reason: bool = False) -> bool | tuple[bool, str]:
-    """Whether FP8 can be used: not yet."""
-    return (False, NOT_YET) if return_reason else False
-
-
-is_mxfp8_available = is_fp8_block_scaling_available = is_nvfp4_available = is_fp8_available
-
-
-@contextmanager
-def autocast(
-    enabled: bool = True,
-    calibrating: bool = False,
-    recipe: object = None,
-    amax_reduction_group: object = None,
-    _graph: bool = False,
-) -> Iterator[None]:
-    """A context without quantisation: enabled must be False."""
-    del recipe, amax_reduction_group, _graph  # arguments of FP8
-    require(not enabled, "enabled", enabled, f"False: {NOT_YET}")
-    require(not calibrating, "calibrating", calibrating, f"False: {NOT_YET}")
-    yield
+_NO_BLOCKS = (
+    "block scaling is no part of TE Attention; needs DelayedScaling or Float8CurrentScaling"
+)
 
 
-def fp8_autocast(
-    enabled: bool = True,
-    calibrating: bool = False,
-    fp8_recipe: object = None,
-    fp8_group: object = None,
-    _graph: bool = False,
-) -> object:
-    """The older name of autocast()."""
-    return autocast(enabled, calibrating, fp8_recipe, fp8_group, _graph)
+def is_mxfp8_available(return_reason: bool = False) -> bool | tuple[bool, str]:
+    """Whether recipes with scales for blocks can be used: no."""
+    return (False, _NO_BLOCKS) if return_reason else False
 
 
-class FP8GlobalStateManager:
-    """The state of FP8 that programs query: off."""
-
-    @classmethod
-    def reset(cls) -> None:
-        """Has no effect, because there is no state."""
-
-    @classmethod
-    def is_fp8_enabled(cls) -> bool:
-        """Whether an enabled autocast() is open."""
-        return False
-
-    is_fp8_calibration = with_fp8_parameters = fp8_graph_capturing = is_fp8_enabled
+is_fp8_block_scaling_available = is_nvfp4_available = is_mxfp8_available

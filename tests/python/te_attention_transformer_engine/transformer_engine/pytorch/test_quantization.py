@@ -1,15 +1,10 @@
-"""FP8 is off: asked for it says so, switched on it is refused."""
+"""FP8 by TransformerEngine's names: one implementation, and what the machine can do."""
 
-import pytest
 import torch
 
-from transformer_engine.pytorch import DotProductAttention
-from transformer_engine.pytorch.quantization import (
-    FP8GlobalStateManager,
-    autocast,
-    fp8_autocast,
-    is_fp8_available,
-)
+from te_attention.torch import fp8
+from transformer_engine.pytorch import DotProductAttention, quantization
+from transformer_engine.pytorch.quantization import FP8GlobalStateManager, autocast, fp8_autocast
 
 
 def test_a_context_that_is_off() -> None:
@@ -21,14 +16,18 @@ def test_a_context_that_is_off() -> None:
     FP8GlobalStateManager.reset()
 
 
-@pytest.mark.parametrize("context", [autocast, fp8_autocast])
-def test_a_context_that_is_on_is_refused(context: object) -> None:
-    with pytest.raises(ValueError, match="enabled is True; needs False: FP8 attention is not"):
-        context().__enter__()
-    with pytest.raises(ValueError, match="calibrating is True; needs False"):
-        context(False, calibrating=True).__enter__()
+def test_names_are_those_of_the_core() -> None:
+    for name in (
+        *("autocast", "fp8_autocast", "FP8GlobalStateManager", "RecipeState"),
+        *("DelayedScalingRecipeState", "Float8CurrentScalingRecipeState", "get_fp8_te_dtype"),
+        *("get_fp8_torch_dtype", "is_fp8_available", "get_default_recipe"),
+    ):
+        assert getattr(quantization, name) is getattr(fp8, name)
 
 
 def test_availability() -> None:
-    assert is_fp8_available() is False
-    assert is_fp8_available(return_reason=True) == (False, "FP8 attention is not there yet")
+    assert quantization.is_fp8_available(return_reason=True) == (True, "")
+    for name in ("is_mxfp8_available", "is_fp8_block_scaling_available", "is_nvfp4_available"):
+        found, reason = getattr(quantization, name)(return_reason=True)
+        assert not found
+        assert "block scaling is no part of TE Attention" in reason

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.modules import module as modules
 
 from te_attention.torch import PreparedAttention, new_rng_state
+from te_attention.torch.fp8 import FP8GlobalStateManager
 from transformer_engine.pytorch._refusal import NOT_YET, require
 from transformer_engine.pytorch.constants import AttnTypes, SoftmaxTypes
 from transformer_engine.pytorch.cpu_offload import is_cpu_offload_enabled
@@ -293,6 +294,10 @@ class DotProductAttention(TransformerEngineBaseModule):
         For thd pass max_seqlen_q and max_seqlen_kv; otherwise they are read from the device.
         """
         require(not fp8_output, "fp8_output", True, f"False: {NOT_YET}")
+        if FP8GlobalStateManager.FP8_ENABLED:
+            recipe = FP8GlobalStateManager.get_fp8_recipe()
+            asked = getattr(recipe, "fp8_dpa", False) or getattr(recipe, "fp8_mha", False)
+            require(not asked, "recipe.fp8_dpa or recipe.fp8_mha", True, f"False: {NOT_YET}")
         # fmt: off
         call = Call(
             query_layer, key_layer, value_layer, attention_mask, qkv_format, cu_seqlens_q,

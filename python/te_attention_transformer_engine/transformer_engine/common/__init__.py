@@ -1,0 +1,1 @@
+"""What TransformerEngine's frameworks share: the recipes of FP8."""
