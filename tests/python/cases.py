@@ -175,6 +175,14 @@ def _write_amax(case: Case, name: str, *parts: torch.Tensor) -> None:
         _write(case, name, torch.stack([case[name].flatten()[0], *(p.cpu() for p in parts)]).max())
 
 
+def saturates(case: Case) -> bool:
+    """Whether the scale of S is too large for the largest probability, which dropout enlarges."""
+    scale = case["S_SCALE"]
+    largest = 448 if case.field("dtype") == "e4m3" else 57344
+    keep = 1 - float(case.field("dropout")) if case.field("training") == "1" else 1
+    return scale is not None and scale.item() > largest * keep * 1.000001
+
+
 def run_fp8(line: str, choice: int, large: bool, device: str = "cpu") -> str:
     """As run(), of FP8 tensors, by the operators that take their scales."""
     with Case(line) as case:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from cases import run_fp8
-from kit import draw
+from cases import run_fp8, saturates
+from kit import Case, draw
 from te_attention.torch._library import OPS
 
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
@@ -47,13 +47,19 @@ def test_an_unknown_type_is_named() -> None:
         OPS.fp8_quantize(torch.zeros(2), None, None, "int4")
 
 
+def _saturates(line: str) -> bool:
+    with Case(line) as case:
+        case.fill(False)
+        return saturates(case)
+
+
 def cases(count: int) -> list[tuple[int, str]]:
-    """So many random cases of FP8."""
+    """So many random cases of FP8 whose probabilities have a scale that fits."""
     found: list[tuple[int, str]] = []
     seed = 0
     while len(found) < count:
         line = draw(seed)
-        if line.split("|")[0].startswith("dtype=e"):
+        if line.split("|")[0].startswith("dtype=e") and not _saturates(line):
             found.append((seed, line))
         seed += 1
     return found
@@ -65,6 +71,17 @@ def test_random_cases_agree_with_the_oracle(device: str) -> None:
         run_fp8(line, seed, large=seed // 2 % 2 == 0, device=device) for seed, line in cases(60)
     ]
     assert not any(wrong), "\n".join(w for w in wrong if w)
+
+
+def test_a_scale_of_s_that_saturates_is_refused() -> None:
+    line = (
+        "dtype=e4m3 dqkv_dtype=bf16 training=1 heads_q=1 heads_kv=1 dim_qk=16 batch=1 seqlen_q=4 "
+        "seqlen_kv=4 dropout={} | scales=shared seed=1"
+    )
+    assert _saturates(line.format(0.9))
+    with pytest.raises(RuntimeError, match="s_scale is so large that probabilities saturate"):
+        run_fp8(line.format(0.9), 0, large=False)
+    assert not run_fp8(line.format(0.5), 0, large=False)
 
 
 def test_wrong_scales_and_types_are_named() -> None:
