@@ -1,13 +1,13 @@
-/* te_attention.h: fused attention in two verbs. Describe a problem, plan it once, run the plan many
-   times. Plain C11; no function throws, every one that can fail returns a status.
+/* te_attention.h: fused attention. Describe a problem, plan it once, run the plan many times.
+   Plain C11. No function throws; every function that can fail returns a status.
 
-   Growth rules: a struct begins with its size as the caller knows it. A shorter struct is extended
-   with zeros, a longer one is accepted if the tail that this library does not know is zero. Enum
+   Growth rules: a struct begins with its size in the caller's build. The library extends a shorter
+   struct with zeros, and accepts a longer one if the bytes that it does not know are zero. Enum
    values and tensor indices are never renumbered. Zero always means "the default".
 
-   A struct that a function writes comes with its size, too, which stays: no more than that is
-   written, and zeros where this library knows less. 0 there is the size that version 0.1 has. A
-   struct_size above 4096 is refused everywhere. */
+   A struct that a function writes also begins with its size, set by the caller and not changed. The
+   function writes no more bytes than that, and zeros in fields that this library does not know. A
+   size of 0 there is the size in version 0.1. A struct_size above 4096 is refused everywhere. */
 #ifndef TE_ATTENTION_H_
 #define TE_ATTENTION_H_
 #include <stddef.h>
@@ -30,10 +30,10 @@ extern "C" {
 typedef enum tea_status {
   TEA_OK = 0,
   TEA_INVALID =
-      1, /* an argument is wrong; tea_error() names it, the value seen, the value needed */
-  TEA_UNSUPPORTED = 2, /* no engine accepts the problem, or the named one not this run; tea_error()
-                          carries every refusal */
-  TEA_FAILED = 3       /* the machine failed: memory, driver */
+      1, /* invalid argument: tea_error() has its name, the value seen and the value needed */
+  TEA_UNSUPPORTED = 2, /* no engine accepts the problem, or the selected engine does not support
+                          this run: tea_error() has every reason */
+  TEA_FAILED = 3       /* failure of the machine: memory, driver */
 } tea_status;
 
 typedef enum tea_dtype {
@@ -46,12 +46,12 @@ typedef enum tea_dtype {
   TEA_E5M2 = 6
 } tea_dtype;
 
-/* How the rows of a side (queries, or keys and values) lie in memory. */
+/* The memory format of the rows of a side (queries, or keys and values). */
 typedef enum tea_form {
   TEA_DENSE = 0,  /* [batch, seqlen], every row valid */
   TEA_PADDED = 1, /* [batch, seqlen], the first cu_seqlens[i+1] - cu_seqlens[i] rows valid */
   TEA_RAGGED = 2, /* [tokens], sequence i starts at cu_seqlens[i] (or at offsets[i] with `gaps`) */
-  TEA_PAGED = 3   /* keys and values only: pages of page_size rows, found through a page table */
+  TEA_PAGED = 3   /* keys and values only: pages of page_size rows, addressed by a page table */
 } tea_form;
 
 typedef enum tea_bias {
@@ -60,7 +60,7 @@ typedef enum tea_bias {
   TEA_BIAS_POST_SCALE = 2
 } tea_bias;
 
-/* Bits of bias_broadcast: the dimensions of (batch, head, row, column) that the bias does not have.
+/* Bits of bias_broadcast: the dimensions (batch, head, row, column) in which the bias has size 1.
  */
 enum {
   TEA_BROADCAST_BATCH = 1,
@@ -77,15 +77,15 @@ typedef enum tea_alibi {
 
 typedef enum tea_softmax {
   TEA_SOFTMAX_VANILLA = 0,
-  TEA_SOFTMAX_OFF_BY_ONE = 1, /* one more term exp(0) in the denominator */
-  TEA_SOFTMAX_LEARNABLE = 2   /* one more term exp(sink[head]), with a gradient for sink */
+  TEA_SOFTMAX_OFF_BY_ONE = 1, /* an additional term exp(0) in the denominator */
+  TEA_SOFTMAX_LEARNABLE = 2   /* an additional term exp(sink[head]); sink has a gradient */
 } tea_softmax;
 
-/* Bits of outputs: what forward writes besides O. Training always writes LSE. */
+/* Bits of outputs: the outputs of forward in addition to O. Training always writes LSE. */
 enum { TEA_OUTPUT_LSE = 1, TEA_OUTPUT_MAX = 2, TEA_OUTPUT_SUM_EXP = 4 };
 
 /* Strides in elements; the head dimension is contiguous. Every layout (bshd, sbhd, packed qkv, ...)
-   is a choice of strides. All zero: the default given at each field. */
+   is expressed by strides. All zero: the default of the field. */
 typedef struct tea_strides {
   int64_t batch, seq, head;
 } tea_strides;
@@ -94,9 +94,9 @@ typedef struct tea_bias_strides {
   int64_t batch, head, row, col;
 } tea_bias_strides;
 
-/* What to compute: no pointers, no padding bytes, zero means default. It is compared, hashed,
-   printed, parsed and cached as a value. What changes from step to step (token counts of ragged
-   work, seeds, lengths) is in tea_run, not here. */
+/* The description of an attention operation: no pointers, no padding bytes, zero means default. It
+   is compared, hashed, printed, parsed and cached as a value. Quantities that change from step to
+   step (token counts of ragged batches, seeds, lengths) are in tea_run. */
 typedef struct tea_problem {
   uint32_t struct_size;  /* sizeof(tea_problem) in the caller's build */
   int32_t dtype;         /* of q, k, v; required */
@@ -107,7 +107,7 @@ typedef struct tea_problem {
   int32_t training;      /* 1: the plan must do backward; turns dropout on */
   int32_t deterministic; /* 1: bitwise equal results from equal inputs */
   int32_t outputs;       /* bits TEA_OUTPUT_* */
-  int32_t lse_gradient;  /* 1: backward also takes TEA_DLSE, the gradient that arrives at LSE */
+  int32_t lse_gradient;  /* 1: backward also takes TEA_DLSE, the gradient of LSE */
 
   int32_t q_form, kv_form; /* tea_form */
   int32_t gaps;            /* 1: ragged sides read their start tokens from TEA_OFFSETS_Q / _KV */
@@ -130,7 +130,7 @@ typedef struct tea_problem {
   int32_t alibi;          /* tea_alibi: adds -slope * |row + delta - column| */
   int32_t softmax;        /* tea_softmax */
   double softcap;         /* c > 0: score = c * tanh(score / c). 0: none */
-  double dropout;         /* probability in [0, 1) of dropping a probability; only when training */
+  double dropout;         /* dropout probability in [0, 1); only when training */
   double scale;           /* of q.k; read when has_scale is 1. Default: 1 / sqrt(dim_qk) */
   int32_t has_scale;      /* 1: `scale` is given */
   int32_t alignment;      /* smallest alignment of any tensor pointer in bytes. Default: 16 */
@@ -145,20 +145,19 @@ typedef struct tea_problem {
   int64_t table_v_stride; /* batch stride of TEA_TABLE_V. Default: the same */
 } tea_problem;
 
-/* Every tensor of the operation has one name and one index, used by every layer.
-   cu_seqlens, offsets and tables are int32; scales and amax are fp32 scalars; rng_state is int64
-   {seed, offset}. LSE, MAX, SUM_EXP and DLSE, SINK and DSINK [heads_q] and SLOPES are fp32, and
-   fp64 where the problem's dtype is. */
+/* The tensors of the operation, with one name and index in all layers. cu_seqlens, offsets and
+   tables are int32; scales and amax are fp32 scalars; rng_state is int64 {seed, offset}. LSE, MAX,
+   SUM_EXP, DLSE, SLOPES, SINK and DSINK [heads_q] are fp32, or fp64 if the problem's dtype is. */
 typedef enum tea_tensor {
   TEA_Q = 0,
   TEA_K = 1,
   TEA_V = 2,
   TEA_O = 3,
-  TEA_LSE = 4,     /* natural log of the softmax denominator; -inf where nothing is attended */
+  TEA_LSE = 4,     /* natural log of the softmax denominator; -inf for a row without keys */
   TEA_MAX = 5,     /* largest logit of the row, without the sink */
   TEA_SUM_EXP = 6, /* exp(LSE - MAX) */
   TEA_BIAS = 7,
-  TEA_SINK = 8, /* backward reads it only for TEA_DSINK: NULL where that is */
+  TEA_SINK = 8, /* backward needs it only with TEA_DSINK, else NULL */
   TEA_SLOPES = 9,
   TEA_CU_SEQLENS_Q = 10, /* int32 [batch + 1] */
   TEA_CU_SEQLENS_KV = 11,
@@ -174,9 +173,9 @@ typedef enum tea_tensor {
   TEA_DBIAS = 21,
   TEA_DSINK = 22, /* [heads_q] */
   TEA_DLSE = 23,
-  /* FP8. NULL scale: 1 (k, v: as q; dk, dv: as dq). NULL amax: not recorded (dk, dv: in dq's). amax
-     is the maximum of the value already there and the largest magnitude before scaling. dP is cast
-     to the type of dO, or to E5M2 where dO is not fp8. */
+  /* FP8. NULL scale: 1 (k, v: the scale of q; dk, dv: the scale of dq). NULL amax: not recorded
+     (dk, dv: included in the amax of dq). amax becomes the maximum of its previous value and the
+     largest magnitude before scaling. dP is cast to the type of dO, or to E5M2 if dO is not fp8. */
   TEA_Q_SCALE_INV = 24,
   TEA_K_SCALE_INV = 25,
   TEA_V_SCALE_INV = 26,
@@ -199,8 +198,8 @@ typedef enum tea_tensor {
   TEA_TENSOR_COUNT = 43
 } tea_tensor;
 
-/* Bits of the status word: nonsense found in device-resident metadata. Values were clamped to
-   capacity; no memory outside the tensors was touched. SATURATED: the FP8 scale of S is larger than
+/* Bits of the status word: invalid values in device-resident metadata. They were clamped to the
+   capacity; no memory outside the tensors was accessed. SATURATED: the FP8 scale of S is larger than
    largest * (1 - dropout), so that the largest probabilities saturate and O is wrong. */
 enum {
   TEA_STATUS_BAD_LENGTHS = 1,
@@ -209,33 +208,33 @@ enum {
   TEA_STATUS_SATURATED = 8
 };
 
-/* Calls body(argument, i) once for each i in [0, count), in any order, on any threads, at the same
-   time or one after the other, and returns when all have returned. It must not throw or jump. */
+/* Calls body(argument, i) once for each i in [0, count), in any order, on any threads, concurrently
+   or sequentially, and returns when all calls have returned. It must not throw or longjmp. */
 typedef void (*tea_parallel_for)(void* context, int64_t count,
                                  void (*body)(void* argument, int64_t i), void* argument);
 
-/* One execution: pointers and the sizes that the problem leaves open. For host plans all pointers
-   are host pointers and stream is ignored; for device plans they are device pointers (but `tensors`
-   itself and this struct are always on the host, and free to reuse when the call returns). */
+/* One execution: pointers, and the sizes that the problem does not specify. For host plans all
+   pointers are host pointers and stream is ignored; for device plans they are device pointers (this
+   struct and the array `tensors` are always on the host, and may be reused after the call). */
 typedef struct tea_run {
   uint32_t struct_size;
   uint32_t tensor_count; /* length of `tensors`; missing entries are NULL */
   void* const* tensors;  /* indexed by tea_tensor */
   void* workspace;
-  uint64_t workspace_bytes; /* at least what tea_plan_workspace() or tea_workspace_bound() says,
-                               256-byte aligned */
+  uint64_t workspace_bytes; /* at least the result of tea_plan_workspace() or of
+                               tea_workspace_bound(); `workspace` is 256-byte aligned */
   void* stream;             /* CUstream_st*, or NULL */
   /* batch: if a side is ragged or paged, else zero. max_q / max_kv: upper bound of the lengths of a
-     ragged or paged side, else zero. tokens_*: rows of a ragged buffer. pages_*: pages of a pool.
+     ragged or paged side, else zero. tokens_*: rows of a ragged buffer. pages_*: pages in a pool.
    */
   int64_t batch, max_q, max_kv, tokens_q, tokens_kv, pages_k, pages_v;
-  /* Where this shard lies in the global problem: batch, head, row, column. Rows and columns shift
-     masks and ALiBi; all four shift dropout. From 0 to 2^40. */
+  /* The position of this shard in the global problem: batch, head, row, column. Rows and columns
+     shift masks and ALiBi; all four shift dropout. From 0 to 2^40. */
   int64_t origin[4];
-  const int64_t* origin_device; /* int64[4] beside the tensors, for `origin`, 0 then; or NULL */
+  const int64_t* origin_device; /* int64[4] on the device, replaces `origin` (then 0); or NULL */
   int32_t* status;              /* one word, bits are OR-ed in; or NULL */
-  /* Host plans only: runs the engine's work on the caller's threads, with the same results; NULL:
-     on the library's own. `parallel_context` is handed to it. */
+  /* Host plans only: runs the engine's work on the caller's threads, with the same results. NULL:
+     the library's own threads. It is called with `parallel_context`. */
   tea_parallel_for parallel_for;
   void* parallel_context;
 } tea_run;
@@ -259,49 +258,51 @@ typedef struct tea_cache_info {
 
 typedef struct tea_plan tea_plan;
 
-/* The plan of the first engine that accepts `problem` on `device` (-1: the host), or of `engine` if
-   a name is given (NULL or "": any). Plans are counted: release each one; the cache keeps its own.
- */
+/* The plan of the first engine that accepts `problem` on `device` (-1: the host), or of the engine
+   named `engine` (NULL or "": any). Plans are reference-counted: release each one. The cache holds
+   references of its own. */
 TEA_API tea_status tea_plan_create(const tea_problem* problem, int device, const char* engine,
                                    tea_plan** plan);
 TEA_API void tea_plan_release(tea_plan* plan);
 TEA_API const char* tea_plan_engine(const tea_plan* plan);
 
-/* No device allocation and no host synchronisation: both can be captured in a CUDA graph. Only the
-   engine `cudnn`, by name, must have run sizes that the problem leaves open once before. */
+/* Both functions neither allocate device memory nor synchronise, so they can be captured in a CUDA
+   graph. Exception: the engine `cudnn`, selected explicitly, must first have run once with the same
+   run-time sizes. */
 TEA_API tea_status tea_forward(const tea_plan* plan, const tea_run* run);
 TEA_API tea_status tea_backward(const tea_plan* plan, const tea_run* run);
 
-/* Bytes of workspace that one run of this plan needs in each direction (0 backward if the problem
-   does not train; either result may be NULL). Only the sizes of `run` are read; NULL where the
-   problem is dense. */
+/* Bytes of workspace that one run of this plan needs in each direction (0 for backward if the
+   problem does not train; either result may be NULL). Only the sizes of `run` are read; it may be
+   NULL for a dense problem. */
 TEA_API tea_status tea_plan_workspace(const tea_plan* plan, const tea_run* run, uint64_t* forward,
                                       uint64_t* backward);
-/* The most that any plan of the problem needs, on any device, whose engine is not named in
-   tea_plan_create(): `cudnn` by name may need more. A pure function of the arguments and of the
-   engine that TE_ATTENTION_ENGINE names, linear in the sequence lengths (if that is `cudnn`, also
+/* The maximum workspace of all plans of the problem, on any device, whose engine is not selected in
+   tea_plan_create(): `cudnn`, selected explicitly, may need more. It depends only on the arguments
+   and on the engine in TE_ATTENTION_ENGINE, and is linear in the sequence lengths (for `cudnn` also
    in a bias that trains). `run` as above. */
 TEA_API tea_status tea_workspace_bound(const tea_problem* problem, const tea_run* run,
                                        uint64_t* forward, uint64_t* backward);
 
-/* Text results: at most `capacity` bytes with the final zero are written, `needed` (may be NULL)
-   gets the full size with the final zero. buffer may be NULL if capacity is 0. */
+/* Text results: at most `capacity` bytes including the final zero are written; `needed` (may be
+   NULL) receives the full size including the final zero. buffer may be NULL if capacity is 0. */
 TEA_API tea_status tea_explain(const tea_problem* problem, int device, char* buffer,
                                size_t capacity, size_t* needed);
 TEA_API tea_status tea_problem_print(const tea_problem* problem, char* buffer, size_t capacity,
                                      size_t* needed);
-/* Sets all of `problem` but its struct_size, which the caller has set. Refused if a field beyond
-   that would be lost. */
+/* Sets all fields of `problem` except struct_size, which the caller has set. Refused if a field of
+   the text lies outside that size. */
 TEA_API tea_status tea_problem_parse(const char* text, tea_problem* problem);
-/* Valid or not, and why; without planning. On success `normalised` (may be NULL; may be `problem`)
-   gets the canonical form: synonyms removed, defaults as zeros. Its struct_size is set before. */
+/* Checks a problem without planning; tea_error() has the reason of a refusal. On success
+   `normalised` (may be NULL or `problem`) receives the canonical form: synonyms removed, defaults
+   as zeros. The caller sets its struct_size. */
 TEA_API tea_status tea_problem_check(const tea_problem* problem, tea_problem* normalised);
 
 /* Reads cu_seqlens from run->tensors, which must be host pointers here. */
 TEA_API tea_status tea_problem_cost(const tea_problem* problem, const tea_run* run, tea_cost* cost);
 
 TEA_API tea_status tea_cache_stats(tea_cache_info* info);
-TEA_API tea_status tea_cache_limit(size_t capacity); /* 0: empty the cache and keep nothing */
+TEA_API tea_status tea_cache_limit(size_t capacity); /* 0: empty the cache and disable it */
 
 TEA_API const char* tea_error(void); /* the last error of this thread; valid until its next call */
 TEA_API const char* tea_version(void); /* "major.minor.patch" */

@@ -1,25 +1,26 @@
-/* te_attention_ops.h: the neighbours of attention. What a model does just before and just after the
-   operation of te_attention.h: caches, ragged and padded batches, random state, merging of partial
-   results, context parallelism, plain softmax, fp8 casts. Plain C11; nothing throws.
+/* te_attention_ops.h: supporting operations, which a model runs before and after the operation of
+   te_attention.h: KV caches, ragged and padded batches, random state, merging of partial results,
+   context parallelism, softmax, fp8 casts. Plain C11; no function throws.
 
    Every function ends with (device, stream): device -1 is the host, where pointers are host
    pointers and stream is ignored; otherwise it is the index of a GPU, pointers are device pointers
    and the work is ordered on stream (CUstream_st*). The structs themselves are always on the host
-   and free to reuse when the call returns; they follow the growth rules of te_attention.h:
-   struct_size first, zero means the default.
+   and may be reused after the call; they follow the growth rules of te_attention.h: struct_size
+   first, zero means the default.
 
-   TEA_INVALID: an argument is wrong, tea_error() names it, the value seen and the value needed, and
-   nothing has been written. TEA_UNSUPPORTED: this build cannot run on that device. Contents of
-   cu_seqlens, offsets and tables are data: nonsense there is skipped or clamped to capacity, never
-   followed outside a tensor, and reported by bits TEA_STATUS_* OR-ed into *status (may be NULL).
+   TEA_INVALID: invalid argument; tea_error() has its name, the value seen and the value needed, and
+   nothing has been written. TEA_UNSUPPORTED: this build cannot run on that device. The contents of
+   cu_seqlens, offsets and tables are data: invalid values are skipped or clamped to the capacity,
+   never lead to accesses outside a tensor, and are reported by bits TEA_STATUS_* OR-ed into *status
+   (may be NULL).
 
-   On a GPU nothing is allocated and nothing waits, so that every call can be captured in a graph.
-   The host computes in fp64 and rounds once; a GPU computes in fp32, on fp64 tensors in fp64. What
-   is moved, cast, counted or drawn is the same to the bit on both (a NaN may lose its sign).
+   On a GPU no call allocates memory or synchronises, so that every call can be captured in a graph.
+   The host computes in fp64 and rounds once; a GPU computes in fp32, for fp64 tensors in fp64.
+   Copies, casts, counts and random numbers are bitwise equal on both (a NaN may lose its sign).
 
    Sizes count elements, rows or tokens unless a name ends in _bytes. Strides are in elements, the
-   last dimension is contiguous; all zero means contiguous in the order written at the field.
-   Tensors of one call must not overlap unless it is said that they may. */
+   last dimension is contiguous; all zero means contiguous in the order stated at the field.
+   Tensors of one call must not overlap except where a comment permits it. */
 #ifndef TE_ATTENTION_OPS_H_
 #define TE_ATTENTION_OPS_H_
 #include "te_attention.h"
@@ -37,7 +38,7 @@ typedef struct tea_kv_append {
   int32_t dtype;    /* of all four tensors */
   int32_t new_form; /* TEA_DENSE: new_k is [batch, max_new, heads, dim_k]; TEA_RAGGED: [tokens_new,
                        heads, dim_k], sequence n starts at cu_new[n] */
-  int32_t reindex;  /* 1: page_table is int32 [batch], the cache rows where the sequences lie now.
+  int32_t reindex;  /* 1: page_table is int32 [batch], the cache rows that contain the sequences.
                        Row page_table[n] moves to row n first (cached_n - new_n tokens), n ascending
                        up to the last descent of the list; then the new tokens go to row n.
                        Nothing moves if the list counts up from 0 by ones. */
@@ -45,14 +46,14 @@ typedef struct tea_kv_append {
   void *k_cache, *v_cache;   /* [pages, page_size, heads, dim_k] and [.., dim_v] */
   const int32_t* page_table; /* [batch, pages_per_sequence], for K and V. NULL: page of n is n */
   const int32_t* cu_new;     /* [batch + 1]: new_n = cu_new[n + 1] - cu_new[n] */
-  const int32_t* cu_cached;  /* [batch + 1]: cached_n likewise, the new tokens included */
+  const int32_t* cu_cached;  /* [batch + 1]: cached_n likewise, including the new tokens */
   int64_t batch, heads, dim_k, dim_v;
   int64_t max_new, tokens_new; /* rows of a sequence of a dense side; rows of a ragged one. The
                                   other is zero */
-  int64_t batch_new; /* sequences that a dense new_k holds, the first ones. Default: batch */
+  int64_t batch_new; /* number of sequences in a dense new_k (the first ones). Default: batch */
   int64_t pages, page_size, pages_per_sequence; /* pages_per_sequence: default 1 */
   tea_strides new_k_stride, new_v_stride;
-  tea_strides k_cache_stride, v_cache_stride; /* batch: from page to page */
+  tea_strides k_cache_stride, v_cache_stride; /* the batch stride is that of pages */
   int32_t* status;
 } tea_kv_append;
 TEA_API tea_status tea_kv_cache_append(const tea_kv_append* args, int device, void* stream);
@@ -65,7 +66,7 @@ TEA_API tea_status tea_kv_cache_append(const tea_kv_append* args, int device, vo
 typedef struct tea_thd_convert {
   uint32_t struct_size;
   int32_t dtype;
-  int32_t zero_fill; /* 1: rows of the output that no token reaches become zero; 0: left alone */
+  int32_t zero_fill; /* 1: output rows without a token become zero; 0: they are not written */
   int32_t reserved;  /* zero */
   const void* input;
   void* output;
@@ -79,13 +80,12 @@ TEA_API tea_status tea_thd_to_bshd(const tea_thd_convert* args, int device, void
 TEA_API tea_status tea_bshd_to_thd(const tea_thd_convert* args, int device, void* stream);
 
 /* Cumulative lengths, starting at 0, from lengths or from a padding mask: exactly one of the two.
-   A negative length counts as 0 and a sum past 2^31 - 1 stays there; both set
-   TEA_STATUS_BAD_LENGTHS. */
+   A negative length counts as 0 and sums saturate at 2^31 - 1; both set TEA_STATUS_BAD_LENGTHS. */
 typedef struct tea_cu_seqlens {
   uint32_t struct_size;
   int32_t mask_marks_tokens; /* 1: a non-zero mask byte is a token; 0: it is padding */
   const int32_t* lengths;    /* [batch] */
-  const uint8_t* mask;       /* [batch, seqlen]; every token counts, wherever it lies in its row */
+  const uint8_t* mask;       /* [batch, seqlen]; tokens count at any position of a row */
   int32_t* cu_seqlens;       /* written: [batch + 1] */
   int64_t batch, seqlen;     /* seqlen: only with mask */
   int32_t* status;
@@ -97,17 +97,17 @@ TEA_API tea_status tea_cu_seqlens_fill(const tea_cu_seqlens* args, int device, v
 
 TEA_API tea_status tea_rng_fill(int64_t* rng_state, uint64_t seed, uint64_t offset, int device,
                                 void* stream);
-/* For work captured in a graph: {*seed, *offset + offset_in_graph}, read when the work runs. offset
-   may be NULL: 0. */
+/* For captured graphs: {*seed, *offset + offset_in_graph}, read when the graph runs. offset may be
+   NULL: 0. */
 TEA_API tea_status tea_rng_fill_captured(int64_t* rng_state, const int64_t* seed,
                                          const int64_t* offset, uint64_t offset_in_graph,
                                          int device, void* stream);
-/* offset += increment, modulo 2^64. One forward uses one offset, so any increment above 0 gives a
-   fresh dropout pattern. */
+/* offset += increment, modulo 2^64. One forward uses one offset, so any increment above 0 selects a
+   new dropout mask. */
 TEA_API tea_status tea_rng_advance(int64_t* rng_state, uint64_t increment, int device,
                                    void* stream);
 
-/* The dropout decisions that forward and backward take for this state and origin, one byte each:
+/* The dropout mask of forward and backward for this state and origin, one byte per element:
    1 keeps, 0 drops. */
 typedef struct tea_dropout_mask {
   uint32_t struct_size;
@@ -122,8 +122,8 @@ TEA_API tea_status tea_dropout_keep(const tea_dropout_mask* args, int device, vo
 
 /* ---- Merging partial results ----------------------------------------------------------------
    O = sum_i exp(LSE_i - LSE) O_i and LSE = log sum_i exp(LSE_i), natural logs, for keys split over
-   `parts` calls of forward (split KV, context parallelism). A part whose LSE is -inf adds nothing,
-   whatever its O; if all are -inf, O = 0 and LSE = -inf. A sink belongs into one part only. */
+   `parts` calls of forward (split KV, context parallelism). A part whose LSE is -inf is ignored,
+   for any value of its O; if all are -inf, O = 0 and LSE = -inf. Only one part may have a sink. */
 typedef struct tea_merge {
   uint32_t struct_size;
   int32_t part_dtype;              /* of every part_o */
@@ -144,10 +144,10 @@ TEA_API tea_status tea_merge_parts(const tea_merge* args, int device, void* stre
 
 /* ---- Context parallelism on ragged batches --------------------------------------------------
    cu_seqlens (int32 [batch + 1]) holds padded lengths. Load balance: each sequence is cut into
-   2 * world chunks, rank r owns chunks r and 2 * world - 1 - r, in that order, sequence after
+   2 * world chunks, and rank r owns chunks r and 2 * world - 1 - r, in that order, for each
    sequence. On a rank the two chunks are the first and the second half of the sequence, so lengths
-   are even there, and a "half" tensor holds half of every sequence: sequence i is its rows
-   cu_seqlens[i] / 2 .. cu_seqlens[i + 1] / 2. Rows past the last sequence are left alone. */
+   are even there, and a "half" tensor holds one half of every sequence: sequence i has its rows
+   cu_seqlens[i] / 2 .. cu_seqlens[i + 1] / 2. Rows past the last sequence are not written. */
 
 /* half[s, cu[i]/2 + c] = tensor[s, cu[i] + second * len_i/2 + c], for c < len_i/2. */
 typedef struct tea_cp_half {
@@ -174,11 +174,11 @@ typedef struct tea_cp_lse {
 } tea_cp_lse;
 /* lse = log(exp(lse) + exp(half_lse)) in place; -inf with -inf gives -inf. */
 TEA_API tea_status tea_cp_lse_correct(const tea_cp_lse* args, int device, void* stream);
-/* half_lse = lse of the second halves; other elements of half_lse are left alone. */
+/* half_lse = lse of the second halves; other elements of half_lse are not written. */
 TEA_API tea_status tea_cp_lse_read(const tea_cp_lse* args, int device, void* stream);
 
-/* out += step_out * exp(step_lse - lse): the product rounded to dtype, then the sum. A step_out of
-   exactly 0 and a step_lse of -inf add nothing. LSE as in tea_cp_lse, packed or not. */
+/* out += step_out * exp(step_lse - lse): the product is rounded to dtype, then the sum. A step_out
+   of exactly 0 and a step_lse of -inf add 0. LSE as in tea_cp_lse, packed or not. */
 typedef struct tea_cp_out {
   uint32_t struct_size;
   int32_t dtype;            /* of out and step_out: fp16, bf16, fp32, fp64 */
@@ -211,7 +211,7 @@ typedef struct tea_cp_grad {
 TEA_API tea_status tea_cp_grad_correct(const tea_cp_grad* args, int device, void* stream);
 
 /* indices[t] = global token of this rank's token t. For a dense sequence: batch 1, {0, seqlen}.
-   A sequence whose bounds are no multiples of 2 * world is skipped and reported. */
+   A sequence whose bounds are not multiples of 2 * world is skipped and reported. */
 typedef struct tea_cp_partition {
   uint32_t struct_size;
   int32_t world, rank;
@@ -223,9 +223,8 @@ typedef struct tea_cp_partition {
 } tea_cp_partition;
 TEA_API tea_status tea_cp_partition_indices(const tea_cp_partition* args, int device, void* stream);
 
-/* Reorders the rows of all ranks. With src(r, t) the index that tea_cp_partition_indices gives:
-   to rank order output[r * tokens / world + t] = input[src(r, t)], to sequence order the inverse.
- */
+/* Reorders the rows of all ranks. Let src(r, t) be the index from tea_cp_partition_indices. Rank
+   order is output[r * tokens / world + t] = input[src(r, t)]; sequence order is the inverse. */
 typedef struct tea_cp_order {
   uint32_t struct_size;
   int32_t world;
@@ -238,8 +237,8 @@ typedef struct tea_cp_order {
 TEA_API tea_status tea_cp_to_rank_order(const tea_cp_order* args, int device, void* stream);
 TEA_API tea_status tea_cp_to_sequence_order(const tea_cp_order* args, int device, void* stream);
 
-/* output[p] = input[p] for the valid tokens p: those of sequence i are the first
-   cu_seqlens[i + 1] - cu_seqlens[i] rows from cu_seqlens_padded[i] on. */
+/* output[p] = input[p] for the valid tokens p. The valid tokens of sequence i are the
+   cu_seqlens[i + 1] - cu_seqlens[i] rows from cu_seqlens_padded[i]. */
 typedef struct tea_cp_valid {
   uint32_t struct_size;
   int32_t reserved; /* zero */
@@ -252,8 +251,8 @@ typedef struct tea_cp_valid {
 TEA_API tea_status tea_cp_copy_valid(const tea_cp_valid* args, int device, void* stream);
 
 /* ---- Interleaved QKV ------------------------------------------------------------------------
-   Forward: input[0] is [seqlen, batch, heads, 3 * dim] with q, k, v side by side in each head;
-   output is [3, batch, seqlen, heads, dim]. Backward is the way back: input[0..2] are the gradients
+   Forward: input[0] is [seqlen, batch, heads, 3 * dim], where each head has q, k and v adjacent;
+   output is [3, batch, seqlen, heads, dim]. Backward is the inverse: input[0..2] are the gradients
    of q, k, v as [batch, seqlen, heads, dim], output is [seqlen, batch, heads, 3 * dim]. */
 typedef struct tea_flash_prepare {
   uint32_t struct_size;
@@ -269,22 +268,22 @@ TEA_API tea_status tea_flash_prepare_backward(const tea_flash_prepare* args, int
 
 /* ---- Fills ---------------------------------------------------------------------------------- */
 
-/* The low byte of value, `bytes` times; 0 bytes do nothing. */
+/* Fills `bytes` bytes with the low byte of value; bytes may be 0. */
 TEA_API tea_status tea_fill_bytes(void* data, int value, uint64_t bytes, int device, void* stream);
-/* `count` elements become value, rounded to dtype. */
+/* Fills `count` elements with value, rounded to dtype. */
 TEA_API tea_status tea_fill(void* data, int32_t dtype, int64_t count, double value, int device,
                             void* stream);
 
 /* ---- Scaled softmax -------------------------------------------------------------------------
-   For attention that keeps its scores: y = softmax(scale * x) over columns, and its gradient
+   For attention with the scores in memory: y = softmax(scale * x) over columns, and its gradient
    dx = scale * (y * dy - y * sum(y * dy)). Any number of rows and columns. */
 typedef enum tea_score_mask {
   TEA_SCORE_MASK_NONE = 0,
   TEA_SCORE_MASK_GIVEN = 1,  /* mask byte 1: the scaled score becomes -10000; a row whose largest
                                 score is exactly -10000 gives zeros. Backward: as NONE */
-  TEA_SCORE_MASK_CAUSAL = 2, /* keep column <= row; the rest is 0, never read */
-  TEA_SCORE_MASK_CAUSAL_BOTTOM_RIGHT = 3 /* keep column <= row + cols - rows, likewise; a row
-                                            without a column gives zeros */
+  TEA_SCORE_MASK_CAUSAL = 2, /* visible: column <= row; masked elements become 0 and are not read */
+  TEA_SCORE_MASK_CAUSAL_BOTTOM_RIGHT = 3 /* visible: column <= row + cols - rows, likewise; a row
+                                            without a visible column is 0 */
 } tea_score_mask;
 
 typedef struct tea_scaled_softmax {
@@ -305,9 +304,9 @@ TEA_API tea_status tea_scaled_softmax_backward(const tea_scaled_softmax* args, i
                                                void* stream);
 
 /* ---- FP8 casts, one scale per tensor --------------------------------------------------------
-   scale multiplies before the cast, scale_inv after the load; both, and amax, are fp32 scalars
-   beside the tensors. Casts round to nearest even and saturate; NaN stays NaN and is not counted
-   in amax. The product with the scale is taken in fp32. */
+   scale multiplies before the cast, scale_inv after the load; both, and amax, are fp32 scalars on
+   the device of the tensors. Casts round to nearest even and saturate; NaN stays NaN and is ignored
+   in amax. The product with the scale is computed in fp32. */
 typedef struct tea_fp8_cast {
   uint32_t struct_size;
   int32_t input_dtype, output_dtype; /* to fp8: output is E4M3 or E5M2. From fp8: input is */
@@ -319,10 +318,10 @@ typedef struct tea_fp8_cast {
   int64_t count;
   float* scale;     /* delayed: read; NULL is 1. Current: written; may be NULL */
   float* scale_inv; /* quantise: written 1 / scale; may be NULL. Dequantise: read; NULL is 1 */
-  float* amax;      /* delayed: maximum of the value already there and of |input|; may be NULL.
-                       Current: written, or read with amax_given; on a GPU it is needed */
+  float* amax;      /* delayed: maximum of its previous value and of |input|; may be NULL.
+                       Current: written, or read with amax_given; required on a GPU */
 } tea_fp8_cast;
-/* Delayed scaling: the scale is known beforehand. */
+/* Delayed scaling: the scale is an input. */
 TEA_API tea_status tea_fp8_quantize(const tea_fp8_cast* args, int device, void* stream);
 /* Current scaling: scale = largest / amax of this input; 1 if amax is 0 or infinite. With
    amax_given several tensors share the scale of one amax; a count of 0 writes the scale alone. */

@@ -19,8 +19,8 @@ UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b(?!\([^)]+\): \S)")  # TODO(w
 # Files that are written in the standard terms of the field. The other folders follow: they still
 # contain some of the terms below.
 CONVERTED = re.compile(
-    r"README\.md$|docs/|bench/README\.md$|python/|packaging/|"
-    r"src/(composite|frontend|gpu|hopper|torch)/"
+    r"README\.md$|docs/|bench/README\.md$|python/|packaging/|include/|"
+    r"src/(composite|core|frontend|gpu|hopper|math|nvte|ops|torch)/"
 )
 # Terms that are always rejected there, with the standard term. Whole words, in any case.
 REJECTED = {

@@ -110,8 +110,8 @@ uint64_t count_of(const Options& options) {
 std::vector<std::string> gpu_texts() {
   std::vector<std::string> out;
   for (const Device& gpu : driver::gpus().list)
-    out.push_back(shown(gpu.index) + ": sm_" + shown(gpu.sm) + ", " + shown(gpu.multiprocessors) +
-                  " multiprocessors, " + shown(gpu.shared_bytes >> 10) + " KiB shared memory");
+    out.push_back(shown(gpu.index) + ": sm_" + shown(gpu.sm) + ", " + shown(gpu.num_sms) +
+                  " SMs, " + shown(gpu.shared_bytes >> 10) + " KiB shared memory");
   return out;
 }
 

@@ -1,4 +1,4 @@
-/* cudnn.h: what callers of TransformerEngine use to prepare cuDNN. Empty in C. */
+/* cudnn.h: the function with which callers of TransformerEngine prepare cuDNN. Empty in C. */
 #ifndef TRANSFORMER_ENGINE_CUDNN_H_
 #define TRANSFORMER_ENGINE_CUDNN_H_
 
@@ -9,7 +9,7 @@
 
 namespace transformer_engine {
 
-// Does nothing: this library's engines need no cuDNN handle, so none has to exist before a capture.
+// Has no effect: no engine of this library needs a cuDNN handle before a capture.
 void nvte_cudnn_handle_init();
 
 }  // namespace transformer_engine

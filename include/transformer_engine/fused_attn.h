@@ -1,6 +1,6 @@
 /* fused_attn.h: fused attention through TransformerEngine's C API (names, values and signatures of
    TransformerEngine f04b094c). Every option that the library can compute is accepted in every
-   combination; docs/compatibility.md lists each difference.
+   combination; docs/compatibility.md lists the differences.
 
    Functions throw std::runtime_error, so C++ must call them; te_attention.h is the interface for C.
 
@@ -99,11 +99,11 @@ typedef enum NVTE_Mask_Type {
 
 typedef enum NVTE_Softmax_Type {
   NVTE_VANILLA_SOFTMAX = 0,
-  NVTE_OFF_BY_ONE_SOFTMAX = 1, /* one more exp(0) in the denominator */
-  NVTE_LEARNABLE_SOFTMAX = 2   /* one more exp(offset of the head) in the denominator */
+  NVTE_OFF_BY_ONE_SOFTMAX = 1, /* an additional exp(0) in the denominator */
+  NVTE_LEARNABLE_SOFTMAX = 2   /* an additional exp(offset of the head) in the denominator */
 } NVTE_Softmax_Type;
 
-/* The class of a call: it decides what the auxiliary tensors hold, not which kernel runs. */
+/* The class of a call. It determines the auxiliary tensors, not the kernel that runs. */
 typedef enum NVTE_Fused_Attn_Backend {
   NVTE_No_Backend = -1,
   NVTE_F16_max512_seqlen = 0,
@@ -117,10 +117,10 @@ NVTE_QKV_Format nvte_get_qkv_format(NVTE_QKV_Layout qkv_layout);
 NVTE_QKV_Format nvte_get_q_format(NVTE_QKV_Layout qkv_layout);
 NVTE_QKV_Format nvte_get_kv_format(NVTE_QKV_Layout qkv_layout);
 
-/* The class that nvte_fused_attn_fwd and _bwd will use, or NVTE_No_Backend if they would refuse: on
-   the current GPU where this process uses one (below sm_80, or in a library without GPU code, they
-   refuse all its memory), else on the host. Throws if q_dtype and kv_dtype differ or an enum value
-   is unknown. NVTE_F16_max512_seqlen is chosen only where the environment variable
+/* The class that nvte_fused_attn_fwd and _bwd will use, or NVTE_No_Backend if they would refuse the
+   call: on the current GPU if this process uses one (below sm_80, or in a library without GPU code,
+   they refuse all device memory), else on the host. Throws if q_dtype and kv_dtype differ or an
+   enum value is unknown. NVTE_F16_max512_seqlen is selected only if the environment variable
    NVTE_FUSED_ATTN_BACKEND is 0. */
 NVTE_Fused_Attn_Backend nvte_get_fused_attn_backend(
     bool is_training, NVTEDType q_dtype, NVTEDType kv_dtype, NVTE_QKV_Layout qkv_layout,
@@ -131,28 +131,28 @@ NVTE_Fused_Attn_Backend nvte_get_fused_attn_backend(
 
 /* O = dropout(softmax(mask(scale * Q K^T + bias))) V.
 
-   Call it twice. With the workspace's data NULL nothing runs: the workspace's shape becomes the
-   bytes needed. With Aux_CTX_Tensors->size 0 the pack's shapes, dtypes and size are filled in. Then
-   call again with the same arguments and memory behind both.
+   Call it twice. If the workspace's data is NULL, nothing runs and the workspace's shape is set to
+   the bytes needed. If Aux_CTX_Tensors->size is 0, the pack's shapes, dtypes and size are set. Then
+   allocate memory for both and call again with the same arguments.
 
    Q [..., h, d_qk], K [..., hg, d_qk], V [..., hg, d_v]: fp16, bf16 or fp8, in the order of
-   qkv_layout; of packed buffers the three point at their own first elements. fp8 tensors have the
-   scaling mode 0: one fp32 number each.
-   Bias: [1 or b, 1 or h, sq, skv] or [1 or b, 1 or h, 1, skv], dtype of Q whatever its label says
-   (of fp8 problems as labelled). Empty unless bias_type reads it.
+   qkv_layout; in packed buffers each points to its own first element. fp8 tensors have scaling mode
+   0: one fp32 scale each.
+   Bias: [1 or b, 1 or h, sq, skv] or [1 or b, 1 or h, 1, skv], always read with the dtype of Q (for
+   fp8 problems, with its own dtype). Empty unless bias_type reads it.
    SoftmaxOffset: fp32 [1, h, 1, 1] for NVTE_LEARNABLE_SOFTMAX.
    S: the scale, scale_inv and amax of the probabilities, fp8 only.
    O: [..., h, d_v] in Q's order. fp8, or fp16 or bf16 for fp8 inputs.
-   cu_seqlens_*: int32 [b + 1], running sums of lengths; read only where the mask type has PADDING,
-   but b always comes from cu_seqlens_q's shape. cu_seqlens_*_padded: int32 [b + 1], first token of
-   each sequence in a THD buffer, empty if there are no gaps.
+   cu_seqlens_*: int32 [b + 1], cumulative lengths, read only if the mask type has PADDING; the
+   shape of cu_seqlens_q always determines b. cu_seqlens_*_padded: int32 [b + 1], the first token of
+   each sequence in a THD buffer; empty if there are no gaps.
    page_table_*: int32 [b, pages of a sequence]. rng_state: int64 {seed, offset}.
-   window_size_*: keys further from the diagonal are masked; -1 is no bound. The diagonal of causal
-   masks follows from the mask type, of others from bottom_right_diagonal.
+   window_size_*: keys further from the diagonal are masked; -1 is no bound. The mask type
+   determines the diagonal of causal masks, bottom_right_diagonal that of others.
    Aux_CTX_Tensors: NVTE_F16_arbitrary_seqlen: LSE fp32 [b, h, sq, 1] (THD: [t, h, 1]), or with
-   return_max_logit the row maxima and the sums of exp(logit - maximum); then rng_state, the bias if
-   there is one, the softmax offset if there is one. NVTE_FP8: LSE, an unused tensor like it,
-   rng_state, then as before. NVTE_F16_max512_seqlen: one opaque [b, h, sq, skv].
+   return_max_logit the row maxima and the sums of exp(logit - maximum); then rng_state, and the
+   bias and the softmax offset if used. NVTE_FP8: LSE, an unused tensor of its shape, rng_state,
+   then the same optional tensors. NVTE_F16_max512_seqlen: one opaque [b, h, sq, skv].
    dropout is active only if is_training. */
 void nvte_fused_attn_fwd(const NVTETensor Q, const NVTETensor K, const NVTETensor V,
                          const NVTETensor Bias, const NVTETensor SoftmaxOffset, NVTETensor S,
@@ -168,10 +168,10 @@ void nvte_fused_attn_fwd(const NVTETensor Q, const NVTETensor K, const NVTETenso
                          int64_t window_size_left, int64_t window_size_right,
                          bool bottom_right_diagonal, NVTETensor workspace, cudaStream_t stream);
 
-/* The gradients of Q, K, V and, where they exist, of the bias (summed over the dimensions that it
-   lacks) and of the softmax offset. All are overwritten. Two calls, as forward; Aux_CTX_Tensors is
-   what forward left, its first entry the LSE. dQ, dK, dV lie as Q, K, V do. dBias has the shape of
-   the bias and is what its shape is read from. S, dP: fp8 scales, dP.amax is written. */
+/* The gradients of Q, K, V and, if used, of the bias (summed over its dimensions of 1) and of the
+   softmax offset. All are overwritten. Call it twice, as forward; Aux_CTX_Tensors is the result of
+   forward, its first entry the LSE. dQ, dK and dV have the layout of Q, K and V. dBias has the
+   shape of the bias and determines that shape. S, dP: fp8 scales; dP.amax is written. */
 void nvte_fused_attn_bwd(const NVTETensor Q, const NVTETensor K, const NVTETensor V,
                          const NVTETensor O, const NVTETensor dO, const NVTETensor S, NVTETensor dP,
                          const NVTETensorPack* Aux_CTX_Tensors, NVTETensor dQ, NVTETensor dK,
@@ -186,8 +186,8 @@ void nvte_fused_attn_bwd(const NVTETensor Q, const NVTETensor K, const NVTETenso
                          bool bottom_right_diagonal, bool deterministic, bool cuda_graph,
                          NVTETensor workspace, cudaStream_t stream);
 
-/* The same for QKV in one buffer (3HD and H3D layouts): [b, s, 3, h, d], [s, b, 3, h, d],
-   [t, 3, h, d], or with the 3 before d. */
+/* nvte_fused_attn_fwd for QKV in one buffer (3HD and H3D layouts): [b, s, 3, h, d], [s, b, 3, h,
+   d], [t, 3, h, d], or with the 3 before d. */
 NVTE_DEPRECATED_FUNCTION("use nvte_fused_attn_fwd")
 void nvte_fused_attn_fwd_qkvpacked(
     const NVTETensor QKV, const NVTETensor Bias, const NVTETensor SoftmaxOffset, NVTETensor S,
@@ -208,8 +208,8 @@ void nvte_fused_attn_bwd_qkvpacked(
     int64_t window_size_left, int64_t window_size_right, bool bottom_right_diagonal,
     bool deterministic, bool cuda_graph, NVTETensor workspace, cudaStream_t stream);
 
-/* The same for K and V in one buffer (HD_2HD and HD_H2D layouts): [b, s, 2, hg, d], [s, b, 2, hg,
-   d], [t, 2, hg, d], or with the 2 before d. */
+/* nvte_fused_attn_fwd for K and V in one buffer (HD_2HD and HD_H2D layouts): [b, s, 2, hg, d],
+   [s, b, 2, hg, d], [t, 2, hg, d], or with the 2 before d. */
 NVTE_DEPRECATED_FUNCTION("use nvte_fused_attn_fwd")
 void nvte_fused_attn_fwd_kvpacked(
     const NVTETensor Q, const NVTETensor KV, const NVTETensor Bias, const NVTETensor SoftmaxOffset,
@@ -249,13 +249,13 @@ void nvte_populate_rng_state_async(NVTETensor rng_state_dst, const NVTETensor se
                                    size_t q_max_seqlen, size_t kv_max_seqlen,
                                    NVTE_Fused_Attn_Backend backend, cudaStream_t stream);
 
-/* How many of the first `len` int32 of cu_seqlens are positive. Both tensors are raw pointers, not
+/* The number of positive values in the first `len` int32 of cu_seqlens. Both are raw pointers, not
    handles; workspace has 4 bytes. Synchronises the stream. */
 uint32_t nvte_get_runtime_num_segments(NVTETensor cu_seqlens, NVTETensor workspace, size_t len,
                                        cudaStream_t stream);
 
 /* Appends new tokens to a cache. new_k, new_v: contiguous [b, max_ctx_len, h, d], [max_ctx_len, b,
-   h, d] or [t, h, d] as qkv_format says; caches [pages, page_size, h, d]. cu_new_lens,
+   h, d] or [t, h, d] as in qkv_format; caches [pages, page_size, h, d]. cu_new_lens,
    cu_cached_lens: int32 [b + 1], cached lengths include the new tokens. is_non_paged: page_table
    holds batch indices [b], and the cache's rows are first moved to the order of the batch. */
 void nvte_copy_to_kv_cache(NVTETensor new_k, NVTETensor new_v, NVTETensor k_cache,
@@ -264,7 +264,8 @@ void nvte_copy_to_kv_cache(NVTETensor new_k, NVTETensor new_v, NVTETensor k_cach
                            int max_ctx_len, int max_seq_len, int max_pages_per_seq,
                            int is_non_paged, cudaStream_t stream);
 
-/* [t, h, d] to [b, max_seq_len, h, d] and back; padding is left alone. cu_seqlens int32 [b + 1]. */
+/* [t, h, d] to [b, max_seq_len, h, d] and back; padding is not written. cu_seqlens int32 [b + 1].
+ */
 void nvte_convert_thd_to_bshd(NVTETensor tensor, NVTETensor cu_seqlens, NVTETensor new_tensor,
                               int b, int max_seq_len, cudaStream_t stream);
 void nvte_convert_bshd_to_thd(NVTETensor tensor, NVTETensor cu_seqlens, NVTETensor new_tensor,
@@ -281,12 +282,13 @@ void nvte_cp_thd_read_half_tensor(NVTE_TENSOR_REFERENCE tensor, NVTE_TENSOR_REFE
                                   NVTETensor half, int half_idx, cudaStream_t stream);
 
 /* On the second half of each sequence lse = log(exp(lse) + exp(lse_per_step)). fp32; lse_packed:
-   [h, t] against [h, t / 2], else [b, h, s] against [b, h, s / 2]. */
+   [h, t] and [h, t / 2], else [b, h, s] and [b, h, s / 2]. */
 void nvte_cp_thd_second_half_lse_correction(NVTETensor lse, NVTE_TENSOR_REFERENCE lse_per_step,
                                             NVTE_TENSOR_REFERENCE cu_seqlens, int lse_packed,
                                             cudaStream_t stream);
 
-/* half_lse gets the second halves, row pitch second_half_lse_seqlen; the rest is left alone. */
+/* Writes the second halves to half_lse, with row pitch second_half_lse_seqlen; no other elements.
+ */
 void nvte_cp_thd_read_second_half_lse(NVTE_TENSOR_REFERENCE lse, NVTE_TENSOR_REFERENCE cu_seqlens,
                                       NVTETensor half_lse, int lse_packed,
                                       int second_half_lse_seqlen, cudaStream_t stream);
@@ -311,8 +313,8 @@ void nvte_cp_thd_get_partitioned_indices(NVTE_TENSOR_REFERENCE cu_seqlens, NVTET
 #ifdef __cplusplus
 } /* extern "C" */
 
-/* The short form of nvte_fused_attn_fwd: no softmax offset, no gaps between sequences, no pages, no
-   row maxima; windows follow the mask's diagonal. */
+/* nvte_fused_attn_fwd without softmax offset, gaps between sequences, pages and row maxima; windows
+   are relative to the mask's diagonal. */
 inline void nvte_fused_attn_fwd(const NVTETensor Q, const NVTETensor K, const NVTETensor V,
                                 const NVTETensor Bias, NVTETensor S, NVTETensor O,
                                 NVTETensorPack* Aux_CTX_Tensors, const NVTETensor cu_seqlens_q,

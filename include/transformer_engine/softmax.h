@@ -1,10 +1,11 @@
-/* softmax.h: softmax over scores that are kept in memory, through TransformerEngine's C API (names
-   and signatures of TransformerEngine f04b094c). For attention that computes S = Q K^T, softmax and
-   P V one after the other.
+/* softmax.h: softmax over scores in memory, through TransformerEngine's C API (names and signatures
+   of TransformerEngine f04b094c), for attention that computes S = Q K^T, softmax and P V
+   separately.
 
-   All tensors are dense fp16 or bf16 of one shape and type; arithmetic is finer, with one rounding
-   at the end. Any number of rows and columns. scale_factor multiplies the scores; forward rounds it
-   to the tensors' type first. Functions throw std::runtime_error, so C++ must call them. */
+   All tensors are dense fp16 or bf16 of one shape and type; arithmetic has higher precision, with
+   one rounding at the end. Any number of rows and columns. scale_factor multiplies the scores;
+   forward rounds it to the tensors' type first. Functions throw std::runtime_error, so C++ must
+   call them. */
 #ifndef TRANSFORMER_ENGINE_SOFTMAX_H_
 #define TRANSFORMER_ENGINE_SOFTMAX_H_
 #include "transformer_engine.h"
@@ -21,9 +22,9 @@ void nvte_scaled_softmax_forward(const NVTETensor input, NVTETensor softmax_resu
 void nvte_scaled_softmax_backward(const NVTETensor incoming_grads, const NVTETensor softmax_results,
                                   NVTETensor output_grads, float scale_factor, cudaStream_t stream);
 
-/* mask: 1 byte an element, [1 or b, 1, sq, sk]; where it is 1 the scaled score becomes -10000. A
-   row whose largest score is exactly -10000 gives zeros. Backward is that of nvte_scaled_softmax.
- */
+/* mask: 1 byte per element, [1 or b, 1, sq, sk]; where it is 1 the scaled score becomes -10000. A
+   row whose largest score is exactly -10000 becomes zeros. Backward: nvte_scaled_softmax_backward
+   computes the same gradient. */
 void nvte_scaled_masked_softmax_forward(const NVTETensor input, const NVTETensor mask,
                                         NVTETensor softmax_results, float scale_factor,
                                         cudaStream_t stream);
@@ -31,7 +32,8 @@ void nvte_scaled_masked_softmax_backward(const NVTETensor incoming_grads,
                                          const NVTETensor softmax_results, NVTETensor output_grads,
                                          float scale_factor, cudaStream_t stream);
 
-/* [b * h, s, s]: row q sees k <= q; the rest is written as 0, in the gradient too. */
+/* [b * h, s, s]: row q attends to k <= q; masked elements are written as 0, also in the gradient.
+ */
 void nvte_scaled_upper_triang_masked_softmax_forward(const NVTETensor input,
                                                      NVTETensor softmax_results, float scale_factor,
                                                      cudaStream_t stream);
@@ -40,7 +42,8 @@ void nvte_scaled_upper_triang_masked_softmax_backward(const NVTETensor incoming_
                                                       NVTETensor output_grads, float scale_factor,
                                                       cudaStream_t stream);
 
-/* [b, h, sq, sk]: row q sees k <= q + sk - sq; the rest, and rows that see nothing, are 0. */
+/* [b, h, sq, sk]: row q attends to k <= q + sk - sq; masked elements and rows without keys are 0.
+ */
 void nvte_scaled_aligned_causal_masked_softmax_forward(const NVTETensor input,
                                                        NVTETensor softmax_results,
                                                        float scale_factor, cudaStream_t stream);

@@ -2,11 +2,12 @@
    signatures of its commit f04b094c). C11, C++20 and nvcc; CUDA's headers are not needed.
 
    Not affiliated with NVIDIA. Every function here that can fail throws std::runtime_error through
-   extern "C", as TransformerEngine does, so only C++ may let one fail; te_attention.h has the API
-   that returns status codes. The text reads "file:line in function name: message"; the message of a
-   failed check begins with "Assertion failed: <expression>. ".
+   extern "C", as TransformerEngine does, so only C++ may let a call fail; te_attention.h is the API
+   with status codes. The text reads "file:line in function name: message"; the message of a failed
+   check begins with "Assertion failed: <expression>. ".
 
-   Not here: quantisation configs and grouped tensors. No function of attention takes one. */
+   Quantisation configs and grouped tensors are omitted, because no function of attention uses them.
+ */
 #ifndef TRANSFORMER_ENGINE_TRANSFORMER_ENGINE_H_
 #define TRANSFORMER_ENGINE_TRANSFORMER_ENGINE_H_
 
@@ -60,12 +61,12 @@ typedef enum NVTETensorParam {
 } NVTETensorParam;
 
 typedef struct NVTEShape {
-  size_t data[15]; /* the first ndim are meant */
+  size_t data[15]; /* only the first ndim are used */
   size_t ndim;
 } NVTEShape;
 
-/* Memory of the caller with its type and shape. An absent one is {NULL, kNVTEFloat32, {0}}; a NULL
-   pointer with any other shape counts as present, which is how sizes are asked for. */
+/* Memory of the caller with its type and shape. An absent tensor is {NULL, kNVTEFloat32, {0}}; a
+   NULL pointer with any other shape counts as present and requests the sizes. */
 typedef struct NVTEBasicTensor {
   void* data_ptr;
   NVTEDType dtype;
@@ -73,7 +74,7 @@ typedef struct NVTEBasicTensor {
 } NVTEBasicTensor;
 
 /* An opaque handle: a 1-based index into a table of this process, not a pointer. NULL is "none".
-   The handle of a destroyed tensor names an empty tensor until the table hands it out again. */
+   The handle of a destroyed tensor refers to an empty tensor until the index is reused. */
 typedef void* NVTETensor;
 
 /* A fixed array of handles, for the auxiliary tensors of forward and backward. */
@@ -88,13 +89,13 @@ typedef struct NVTETensorPack {
 #endif
 } NVTETensorPack;
 
-/* --- Lifetime: from any thread; the memory that a tensor names is never touched. --- */
+/* --- Lifetime: from any thread; the memory of a tensor is never accessed. --- */
 
 /* A tensor with every part absent. Throws when the table is full (68985 live tensors). */
 NVTETensor nvte_create_tensor(NVTEScalingMode scaling_mode);
-/* NULL is allowed. Throws on a handle that never existed or was destroyed before. */
+/* NULL is allowed. Throws on a handle that was never created or is already destroyed. */
 void nvte_destroy_tensor(NVTETensor tensor);
-/* The same for `count` tensors at once; creates all or, when it throws, none. */
+/* Creates `count` tensors; if it throws, none is created. */
 void nvte_create_tensors(NVTEScalingMode scaling_mode, NVTETensor* tensors, size_t count);
 void nvte_destroy_tensors(NVTETensor* tensors, size_t count);
 /* Fills all ten entries with new tensors of mode NVTE_DELAYED_TENSOR_SCALING; leaves `size`. */
@@ -109,9 +110,9 @@ void nvte_tensor_pack_destroy(NVTETensorPack* pack);
    too small, more than 15 dimensions, an invalid handle. */
 void nvte_set_tensor_param_v2(NVTETensor tensor, NVTETensorParam param, const void* buf,
                               size_t size_in_bytes);
-/* Reads one part; `size_written` (may be NULL) gets the parameter's size. buf == NULL asks for the
-   size only. An invalid handle reads as an empty tensor. Throws on an unknown parameter and on a
-   buffer that is too small. */
+/* Reads one part; `size_written` (may be NULL) receives the parameter's size. buf == NULL requests
+   only the size. An invalid handle reads as an empty tensor. Throws on an unknown parameter and on
+   a buffer that is too small. */
 void nvte_get_tensor_param_v2(const NVTETensor tensor, NVTETensorParam param, void* buf,
                               size_t size_in_bytes, size_t* size_written);
 /* The older pair, for the parameters 0 to 6; others throw. The setter takes a pointer to the handle
@@ -120,7 +121,7 @@ void nvte_set_tensor_param(NVTETensor* tensor, NVTETensorParam param_name,
                            const NVTEBasicTensor* param);
 NVTEBasicTensor nvte_get_tensor_param(const NVTETensor tensor, NVTETensorParam param_name);
 
-/* --- Questions about a tensor --- */
+/* --- Properties of a tensor --- */
 
 /* Pointers of the caller; NULL for an invalid handle. amax and scale throw unless their type is
    kNVTEFloat32; scale_inv is returned whatever its type. */
@@ -131,9 +132,9 @@ float* nvte_tensor_scale(const NVTETensor tensor);
 float* nvte_tensor_scale_inv(const NVTETensor tensor);
 void* nvte_tensor_columnwise_scale_inv(const NVTETensor tensor);
 
-/* The logical shape: that of the rowwise data; where only columnwise data is present, its shape
-   with the first dimension moved to the end (unmoved for NVTE_MXFP8_1D_SCALING). Throws on an
-   invalid handle and on NVTE_INVALID_SCALING; so do the next three. */
+/* The logical shape: that of the rowwise data; if only columnwise data is present, its shape with
+   the first dimension moved to the end (not moved for NVTE_MXFP8_1D_SCALING). This function and the
+   next three throw on an invalid handle and on NVTE_INVALID_SCALING. */
 NVTEShape nvte_tensor_shape(const NVTETensor tensor);
 size_t nvte_tensor_ndims(const NVTETensor tensor);
 size_t nvte_tensor_size(const NVTETensor tensor, const size_t dim); /* throws if dim >= ndims */
@@ -143,7 +144,7 @@ NVTEShape nvte_tensor_columnwise_shape(const NVTETensor tensor);
 /* As stored; {0} when absent and for an invalid handle. */
 NVTEShape nvte_tensor_scale_inv_shape(const NVTETensor tensor);
 
-/* Of the rowwise data, or of the columnwise data where only that is present. For an invalid handle:
+/* Of the rowwise data, or of the columnwise data if only that is present. For an invalid handle:
    kNVTEFloat32, 4 bytes, 32 bits, 0 bytes. element_size throws for kNVTEFloat4E2M1. */
 NVTEDType nvte_tensor_type(const NVTETensor tensor);
 size_t nvte_tensor_element_size(const NVTETensor tensor);
@@ -158,7 +159,7 @@ NVTEShape nvte_make_shape(const size_t* data, size_t ndim);
 
 /* --- Memory --- */
 
-/* Fills the rowwise data and amax, where they have memory, with zero bytes. NULL: does nothing. */
+/* Fills the memory of the rowwise data and of amax, if any, with zero bytes. NULL has no effect. */
 void nvte_zero_tensor(const NVTETensor tensor, cudaStream_t stream);
 /* Fills `size_in_bytes` bytes with the low byte of `value`. Throws if `ptr` is NULL. */
 void nvte_memset(void* ptr, int value, size_t size_in_bytes, cudaStream_t stream);
@@ -189,7 +190,7 @@ enum class DType {
 
 // True for kFloat8E4M3 and kFloat8E5M2.
 bool is_fp8_dtype(const DType type);
-// Bytes of one element. Throws for kFloat4E2M1, which has half a byte, and for no type at all.
+// Bytes of one element. Throws for kFloat4E2M1, which has half a byte, and for invalid types.
 size_t typeToSize(const DType type);
 
 }  // namespace transformer_engine
@@ -199,8 +200,8 @@ size_t typeToSize(const DType type);
 #ifdef __cplusplus
 namespace transformer_engine {
 
-// Owns a handle, not the memory that it names. A default-constructed wrapper is a valid tensor with
-// every part absent: that is how "no tensor" is passed. A moved-from wrapper holds NULL.
+// Owns a handle, not the tensor's memory. A default-constructed wrapper is a valid tensor with
+// every part absent, which is passed for "no tensor". A moved-from wrapper holds NULL.
 class TensorWrapper {
  public:
   static constexpr size_t defaultData = 1;
@@ -209,7 +210,7 @@ class TensorWrapper {
   explicit TensorWrapper(const NVTEScalingMode scaling_mode = NVTE_DELAYED_TENSOR_SCALING)
       : tensor_(nvte_create_tensor(scaling_mode)) {}
 
-  // amax and scale are one float32 each, or absent if NULL; so is scale_inv of the default shape.
+  // amax, scale and a scale_inv of the default shape are one float32 each, or absent if NULL.
   TensorWrapper(void* dptr, const NVTEShape& shape, const DType dtype, float* amax_dptr = nullptr,
                 float* scale_dptr = nullptr, float* scale_inv_dptr = nullptr,
                 const NVTEShape scale_inv_shape = defaultShape,
@@ -307,7 +308,7 @@ class TensorWrapper {
     return flag != 0;
   }
 
-  // The nvte_tensor_* questions; on a moved-from wrapper zero, NULL, no dimensions, kNumTypes.
+  // The nvte_tensor_* properties; for a moved-from wrapper zero, NULL, no dimensions, kNumTypes.
   NVTETensor data() const noexcept { return tensor_; }
   NVTEShape shape() const { return tensor_ ? nvte_tensor_shape(tensor_) : NVTEShape{}; }
   NVTEShape columnwise_shape() const {
@@ -321,7 +322,7 @@ class TensorWrapper {
   size_t numel() const { return tensor_ ? nvte_tensor_numel(tensor_) : 0; }
   size_t element_size() const { return tensor_ ? nvte_tensor_element_size(tensor_) : 0; }
   size_t element_size_bits() const { return tensor_ ? nvte_tensor_element_size_bits(tensor_) : 0; }
-  // Of memory that is there: 0 without a pointer, whatever the shape.
+  // Bytes of allocated memory: 0 without a pointer, for any shape.
   size_t bytes() const { return dptr() ? nvte_tensor_size_bytes(tensor_) : 0; }
   DType dtype() const {
     return tensor_ ? static_cast<DType>(nvte_tensor_type(tensor_)) : DType::kNumTypes;

@@ -1,4 +1,4 @@
-// The C API of te_attention.h: thin shells over the core.
+// The C API of te_attention.h: thin wrappers of the core's functions.
 #include <cstring>
 
 #include "core/boundary.h"
@@ -19,7 +19,7 @@ void require(const void* pointer, const char* name) {
   TEA_REQUIRE(pointer, name, pointer, "memory for the result");
 }
 
-// The sizes of version 0.1, which a struct_size of 0 stands for in what is written.
+// The sizes of version 0.1: the meaning of a struct_size of 0 in structs that a function writes.
 constexpr size_t kFirstProblem = 472, kFirstCost = 48, kFirstCacheInfo = 40;
 static_assert(sizeof(tea_problem) >= kFirstProblem && sizeof(tea_cost) >= kFirstCost &&
               sizeof(tea_cache_info) >= kFirstCacheInfo);

@@ -12,7 +12,7 @@ thread_local std::string text_of_last_error;
 void set_last_error(const char* text) noexcept {
   try {
     text_of_last_error = text;
-  } catch (...) {  // no memory even for the text: keep whatever is there
+  } catch (...) {  // no memory for the text: keep the previous text
   }
 }
 

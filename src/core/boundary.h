@@ -1,4 +1,4 @@
-// The C boundary: exceptions become a status, and their text what tea_error() returns.
+// The C boundary: exceptions become a status, and tea_error() returns their text.
 #pragma once
 #include <new>
 #include <string>

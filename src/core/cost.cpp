@@ -1,4 +1,4 @@
-// Counts what one execution does, exactly.
+// Exact operation and byte counts of one execution.
 #include "core/cost.h"
 
 #include "core/error.h"
@@ -47,7 +47,8 @@ Totals count(const Problem& p, const Geometry& g, const tea_run* run) {
   return t;
 }
 
-// Inputs on a side count their valid rows, everything else and every output all its elements.
+// Inputs with rows of a side count their valid rows; other inputs and all outputs count every
+// element.
 uint64_t tensor_bytes(const Problem& p, const Geometry& g, const Totals& t, const TensorInfo& info,
                       bool written) {
   const Shape shape = info.shape(p, g);

@@ -3,6 +3,6 @@
 #include "core/tensors.h"
 
 namespace tea {
-// `run`: sizes, and host pointers to cu_seqlens where the problem has lengths.
+// `run`: sizes, and host pointers to cu_seqlens if the problem has lengths.
 tea_cost cost(const Problem& problem, const tea_run* run);
 }  // namespace tea

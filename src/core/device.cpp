@@ -1,4 +1,4 @@
-// The devices of this machine: the host, and its GPUs where this build has code for them.
+// The devices of this machine: the host, and its GPUs if this build has device code.
 #include "core/device.h"
 
 #include "core/driver.h"

@@ -1,4 +1,4 @@
-// What a plan is made for: the host, or one GPU by its index and what an engine must know of it.
+// The target of a plan: the host, or one GPU with its index and the properties that engines need.
 #pragma once
 
 namespace tea {
@@ -7,10 +7,10 @@ inline constexpr int kHost = -1;
 
 struct Device {
   int index = kHost;
-  // Of a GPU; 0 for the host.
+  // Properties of a GPU; 0 for the host.
   int sm = 0;  // 10 * major + minor
-  int multiprocessors = 0;
-  int shared_bytes = 0;  // of one block at most
+  int num_sms = 0;
+  int shared_bytes = 0;  // maximum per CTA
   bool is_host() const { return index == kHost; }
 };
 

@@ -1,4 +1,4 @@
-// The entries of the driver that we use, by their names and numbers in CUDA's binary interface.
+// The driver's functions in use, by their names and numbers in CUDA's binary interface.
 #include "core/driver.h"
 
 #include <dlfcn.h>
@@ -19,7 +19,7 @@ using Address = unsigned long long;
 constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kSharedOptIn = 97;
 constexpr int kMemoryType = 2, kIsManaged = 8, kOrdinal = 9, kBegin = 11, kBytes = 12;
 constexpr unsigned kDeviceMemory = 2;
-constexpr int kRelaxed = 2;  // of CUstreamCaptureMode
+constexpr int kRelaxed = 2;  // a CUstreamCaptureMode
 
 // `name` is the entry, with the version of its binary interface.
 #define TEA_DRIVER_ENTRIES(ENTRY)                                                      \
@@ -43,7 +43,7 @@ struct Entries {
 #define TEA_DECLARE(member, name, ...) int (*member)(__VA_ARGS__) = nullptr;
   TEA_DRIVER_ENTRIES(TEA_DECLARE)
 #undef TEA_DECLARE
-  std::string missing;  // what was not found, or empty
+  std::string missing;  // the function that was not found, or empty
 };
 
 Entries find_entries() {
@@ -101,7 +101,7 @@ Gpus find_gpus() {
   return out;
 }
 
-// Primary contexts are kept for the life of the process, as CUDA's runtime keeps them.
+// Primary contexts are retained for the life of the process, as in CUDA's runtime.
 Context primary(int device) {
   static std::mutex mutex;
   static std::vector<Context> kept(gpus().list.size());
@@ -111,7 +111,7 @@ Context primary(int device) {
   return context;
 }
 
-// Whether somebody in this process has loaded the driver.
+// Whether this process has loaded the driver.
 bool loaded() {
   static std::atomic<bool> seen = false;
   if (seen) return true;

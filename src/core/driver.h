@@ -1,6 +1,5 @@
-// The CUDA driver, loaded at run time and asked a few questions. No header of CUDA is read and
-// nothing of CUDA is linked, so that the library loads and runs its CPU engines where no driver
-// exists.
+// The CUDA driver, loaded at run time. No header of CUDA is included and no library of CUDA is
+// linked, so that the library loads and runs its CPU engines without a driver.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,16 +17,16 @@ struct Gpus {
 // Loads and initialises the driver once per process.
 const Gpus& gpus();
 
-// The device of this thread's context; the first one, as for CUDA's runtime, where there is no
-// context yet; kHost without a GPU.
+// The device of this thread's context; without a context the first device, as in CUDA's runtime;
+// kHost without a GPU.
 int current_device();
 
-// The device that CUDA's runtime has for this thread, if this process uses GPUs: that of its
-// context, or the first one where only other threads have one. kHost where nobody has: there is no
-// memory of a GPU then. Starts nothing.
+// The device that CUDA's runtime uses for this thread, if this process uses GPUs: that of its
+// context, or the first device if only other threads have a context. kHost if no thread has one:
+// then there is no device memory. It does not initialise the driver.
 int device_in_use();
 
-// A device's memory that was allocated at once; of other memory nothing is known: no bytes.
+// An allocation of device memory; 0 bytes for other memory.
 struct Allocation {
   int device = kHost;
   uintptr_t begin = 0;
@@ -37,21 +36,21 @@ struct Allocation {
   }
 };
 
-// Where `pointer` lies, managed memory included. One call of the driver; none where this process
-// has not used it yet: it has no such memory then.
+// The allocation that contains `pointer`, including managed memory. It takes one call of the
+// driver, and none if this process has not used the driver, which implies host memory.
 Allocation allocation_of(const void* pointer);
-// The index of the device whose memory it is, or kHost.
+// The index of the device that owns `pointer`, or kHost.
 int device_of(const void* pointer);
 
-// In the order of `stream`, on the device that is current; see OnDevice.
+// Ordered on `stream`, on the current device; see OnDevice.
 void fill(void* pointer, unsigned char value, size_t bytes, void* stream);
 void copy(void* to, const void* from, size_t bytes, void* stream);
 
 // Whether a CUDA graph is being captured on `stream`.
 bool is_capturing(void* stream);
 
-// Within its scope this thread may load and allocate although a CUDA graph is being captured, on
-// any thread: none of that joins the graph.
+// In its scope this thread may load modules and allocate memory while any thread captures a CUDA
+// graph; these calls do not become part of the graph.
 class OutsideCapture {
  public:
   OutsideCapture();
@@ -60,12 +59,11 @@ class OutsideCapture {
   OutsideCapture& operator=(const OutsideCapture&) = delete;
 
  private:
-  int mode_;  // that of before
+  int mode_;  // the previous mode
 };
 
-// Within its scope the CUDA context of this thread is one of `device`: the current one if it is
-// that already, else the device's primary context, the one that CUDA's runtime and the frameworks
-// use.
+// In its scope the CUDA context of this thread belongs to `device`: the current context if it does,
+// else the device's primary context, which CUDA's runtime and the frameworks use.
 class OnDevice {
  public:
   explicit OnDevice(int device);

@@ -1,4 +1,4 @@
-// The automatic refusal: fields and values that an engine does not list.
+// The automatic refusal of fields and values that an engine does not list.
 #include "core/engine.h"
 
 #include <cstring>

@@ -1,5 +1,5 @@
-// The engine interface: a name, what it knows, and one function that makes a problem ready to run
-// or says why not.
+// The engine interface: a name, the known fields, and one function that returns an executable for a
+// problem or the reason of its refusal.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -13,9 +13,9 @@
 
 namespace tea {
 
-// A problem made ready on one device. Immutable; called from any thread.
+// An executable for a problem on one device. Immutable; called from any thread.
 struct Executable {
-  const char* yields = nullptr;  // why a later engine should run this if one can
+  const char* yields = nullptr;  // why a later engine is preferred if one accepts
   virtual ~Executable() = default;
   virtual void forward(const Run& run) const = 0;
   virtual void backward(const Run& run) const = 0;
@@ -33,17 +33,16 @@ struct Known {
   uint32_t values = ~uint32_t{0};
 };
 
-// All values of an enum, or all bits, below n. A value that is added later is not among them.
+// All values of an enum, or all bits, below n. Values that are added later are not included.
 constexpr uint32_t below(int n) { return (uint32_t{1} << n) - 1; }
 
-// A problem that uses a field or value outside known_fields() is refused before plan() is called,
-// so that an option can never be ignored, and a new one needs no change in the engines that lack
-// it.
+// A problem that uses a field or value outside known_fields() is refused before plan() is called.
+// An option can therefore never be ignored, and a new option needs no change in engines without it.
 struct Engine {
   std::string_view name;
   std::span<const Known> (*known_fields)();
   Attempt (*plan)(const Problem&, const Device&);
-  // Bytes one execution needs at most, on any device; NULL: none.
+  // The maximum bytes of workspace of one execution, on any device; NULL: none.
   uint64_t (*workspace)(const Problem&, const Geometry&, Direction) = nullptr;
   bool only_by_name = false;
 

@@ -10,15 +10,15 @@ namespace {
 
 constexpr SettingRow kSettings[] = {
     {Setting::kEngine, "TE_ATTENTION_ENGINE", nullptr, nullptr,
-     "name of the engine that runs every problem whose caller names none"},
+     "name of the engine for every problem whose caller selects none"},
     {Setting::kDeterministic, "TE_ATTENTION_DETERMINISTIC", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0",
      "1: every problem is deterministic"},
     {Setting::kLog, "TE_ATTENTION_LOG", "NVTE_DEBUG", "1",
      "1: each new plan prints its engine and problem to standard error"},
     {Setting::kThreads, "TE_ATTENTION_THREADS", nullptr, nullptr,
-     "how many threads the CPU engine uses; otherwise the cores of the process"},
+     "number of threads of the CPU engine; default: the cores of the process"},
     {Setting::kFusedAttnBackend, "NVTE_FUSED_ATTN_BACKEND", nullptr, nullptr,
-     "0: the nvte functions report the backend F16_max512_seqlen where it applies"},
+     "0: the nvte functions report the backend F16_max512_seqlen if it supports the problem"},
 };
 
 constexpr bool in_order() {

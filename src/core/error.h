@@ -14,7 +14,7 @@ struct Error : std::runtime_error {
   Error(tea_status code, const std::string& message) : std::runtime_error(message), status(code) {}
 };
 
-// How a value looks in a message. (Literals are arrays: not pointers here.)
+// The text of a value in a message. (Literals are arrays, not pointers, here.)
 template <class T>
 std::string shown(const T& value) {
   if constexpr (std::is_floating_point_v<T>) {

@@ -1,4 +1,4 @@
-// Resolves sizes and strides, and checks that they make sense together.
+// Resolves sizes and strides, and checks their consistency.
 #include "core/geometry.h"
 
 #include "core/error.h"
@@ -9,14 +9,14 @@ namespace {
 
 struct Side {
   int32_t form, heads, dim;
-  int64_t rows;  // of a dense side
+  int64_t rows;  // rows of a dense side
   int32_t page_size;
 };
 
 bool given(const tea_strides& s) { return s.batch || s.seq || s.head; }
 bool given(const tea_bias_strides& s) { return s.batch || s.head || s.row || s.col; }
 
-// a * b of sizes, or a stride that check_shapes refuses: the product of two sizes may overflow.
+// a * b, or a stride that check_shapes refuses if the product overflows.
 int64_t times(int64_t a, int64_t b) {
   int64_t product;
   return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
@@ -83,7 +83,7 @@ void resolve_strides(const Problem& p, Geometry& g) {
   g.table_v = p.table_v_stride ? p.table_v_stride : g.table_pages;
 }
 
-// One row per size of tea_run: given if and only if the problem leaves it open.
+// One row per size of tea_run, which must be set if and only if the problem does not specify it.
 void check_run_sizes(const Problem& p, const tea_run& run) {
   const bool paged = p.kv_form == TEA_PAGED;
   const struct {
@@ -109,8 +109,8 @@ void check_run_sizes(const Problem& p, const tea_run& run) {
   TEA_REQUIRE(run.pages_v > 0, "run.pages_v", run.pages_v, "at least 1 page");
 }
 
-// Two different elements at one address: a write would race. Dimensions are compared from the
-// smallest stride up; each must clear everything inside it.
+// Whether two elements have the same address, so that writes would race. Dimensions are compared in
+// the order of their strides: each stride must exceed the extent of all smaller ones.
 bool overlaps(Shape s) {
   __int128 extent = 0;
   for (int done = 0; done < s.rank; ++done) {

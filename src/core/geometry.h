@@ -1,5 +1,5 @@
-// Geometry: every size and stride of one execution, with the defaults resolved. Problem and run
-// meet here and nowhere else, so that no engine interprets a default.
+// Geometry: every size and stride of one execution, with the defaults resolved. Only this file
+// combines problem and run, so that no engine interprets a default.
 #pragma once
 #include "core/problem.h"
 
@@ -16,14 +16,14 @@ struct Geometry {
   int64_t slopes, table_k, table_v;
 };
 
-// `run` may be NULL for a problem that leaves no size open; otherwise its sizes (not its pointers)
+// `run` may be NULL for a problem that specifies all sizes; otherwise its sizes (not its pointers)
 // are checked and used. Throws Error(TEA_INVALID).
 Geometry geometry(const Problem& problem, const tea_run* run);
 
-// The same without any check; sizes that only a run knows are zero.
+// The geometry without any check; sizes that only a run specifies are zero.
 Geometry default_geometry(const Problem& problem);
 
-// What can be said of the strides before the sizes are known.
+// The checks of the strides that do not depend on sizes.
 void check_strides(const Problem& problem);
 
 }  // namespace tea

@@ -1,4 +1,4 @@
-// The growth rule of te_attention.h: a struct of the caller as this library knows it.
+// The growth rule of te_attention.h: conversion of the caller's structs to this library's version.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tea {
 
-// How messages name a struct and its size, and the bytes that every version has.
+// The names of a struct in messages, and the bytes that every version has.
 struct Growing {
   const char* argument;
   const char* type;  // "tea_run"
@@ -18,11 +18,10 @@ struct Growing {
   size_t least = sizeof(uint32_t);
 };
 
-// No struct will ever be so large: what claims to be is memory that nobody has set.
+// Larger than any struct: a larger size is uninitialised memory.
 inline constexpr size_t kLargestStruct = 4096;
 
-// A shorter struct is extended with zeros; a longer one is accepted if what this library does not
-// know is zero.
+// A shorter struct is extended with zeros; a longer one is accepted if the unknown bytes are zero.
 template <class Struct>
 Struct as_known(const Struct* caller, const Growing& names) {
   TEA_REQUIRE(caller, names.argument, caller, names.what);
@@ -39,8 +38,8 @@ Struct as_known(const Struct* caller, const Growing& names) {
   return known;
 }
 
-// What the caller's struct has room for of a result, under the same rule. `first`: its size in the
-// first version, which 0 stands for. Throws if `keep_all` and something would be lost.
+// Copies the part of a result that fits the caller's struct, under the same rule. `first`: its size
+// in the first version, which is the meaning of 0. Throws if `keep_all` and a field does not fit.
 template <class Struct>
 size_t room_for(const Struct& caller, const Struct& result, const Growing& names, size_t first,
                 bool keep_all) {

@@ -1,4 +1,4 @@
-// First engine that accepts, kept in a bounded least-recently-used cache.
+// Selects the first engine that accepts; plans are in a bounded least-recently-used cache.
 #include "core/plan.h"
 
 #include <cstdio>
@@ -40,7 +40,7 @@ std::string names(std::span<const Engine> engines) {
   return out;
 }
 
-// What runs for a valid `problem`: its canonical form, with what the environment asks for.
+// The problem that runs: the canonical form, with the options from the environment.
 Problem canonical(const Problem& problem) {
   Problem p = problem.normalised();
   if (setting_on(Setting::kDeterministic)) p.deterministic = 1;
@@ -54,9 +54,10 @@ Problem prepared(const Problem& problem) {
 
 }  // namespace
 
-// A plan is found by its canonical problem, and by how callers wrote it: those need no check again.
+// The keys of a plan are its canonical problem, and the problems as callers passed them, which are
+// not checked again.
 struct Planner::Cache {
-  static constexpr size_t kMostKeys = 4;  // of one plan
+  static constexpr size_t kMaxKeys = 4;  // per plan
   struct Entry {
     std::vector<Key> keys;
     PlanRef plan;
@@ -82,7 +83,7 @@ struct Planner::Cache {
     return plan;
   }
 
-  // Another thread may have made the same plan meanwhile: the first one stays.
+  // If another thread has inserted the same plan meanwhile, that plan is kept.
   PlanRef insert(const Key& canonical, const Key& written, PlanRef plan) {
     std::list<Entry> evicted;
     const std::lock_guard lock(mutex);
@@ -94,7 +95,7 @@ struct Planner::Cache {
     return plan;
   }
 
-  // The text of the last explanation, if it was of this problem; empty otherwise.
+  // The text of the last explanation if it was for this problem; empty otherwise.
   std::string explained(const Key& canonical) const {
     const std::lock_guard lock(mutex);
     return canonical == last_ ? text_ : "";
@@ -113,7 +114,7 @@ struct Planner::Cache {
   }
 
  private:
-  // Plans may take long to destroy: the caller does it, when others may use the cache again.
+  // Destroying plans may take long, so the caller does it after it has unlocked the cache.
   void shrink(std::list<Entry>& evicted) {
     while (recent.size() > capacity) {
       for (const Key& key : recent.back().keys) index.erase(key);
@@ -130,11 +131,11 @@ struct Planner::Cache {
   }
 
   void name(std::list<Entry>::iterator entry, const Key& key) {
-    if (entry->keys.size() < kMostKeys && index.emplace(key, entry).second)
+    if (entry->keys.size() < kMaxKeys && index.emplace(key, entry).second)
       entry->keys.push_back(key);
   }
 
-  Key last_{};  // of the explanation
+  Key last_{};  // the key of the last explanation
   std::string text_;
 };
 
@@ -203,8 +204,8 @@ std::string Planner::explain(const Problem& problem, int device) const {
 
 uint64_t Planner::workspace_bound(const Problem& problem, const Geometry& size, Direction d) const {
   const Problem p = canonical(problem);  // a synonym runs on the engine of its canonical form
-  // What runs only where it is named counts only where the environment names it: nobody else should
-  // pay for it. Who names it in a call asks the plan.
+  // An engine that must be selected explicitly counts only if the environment selects it, so that
+  // other callers do not allocate for it. Callers that select it in a call ask the plan.
   uint64_t bytes = 0;
   for (const Engine& engine : engines_)
     if (engine.workspace && (!engine.only_by_name || engine.name == setting(Setting::kEngine)))
@@ -226,8 +227,8 @@ tea_cache_info Planner::info() const {
           cache_->capacity};
 }
 
-// Never destroyed: when the process ends, what its plans hold belongs to a driver that may have
-// ended before, and other threads may still ask.
+// Never destroyed, because at process exit the driver that owns the resources of its plans may
+// already be gone, and other threads may still use the planner.
 Planner& planner() {
   static Planner& instance = *new Planner(engines());
   return instance;

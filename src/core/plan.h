@@ -13,28 +13,28 @@ struct Plan {
   Problem problem;  // normalised
   Device device;
   std::unique_ptr<Executable> executable;
-  // The engine's own need; a run may bring more.
+  // The need of the engine; a run may have a larger workspace.
   uint64_t (*workspace)(const Problem&, const Geometry&, Direction);
   Checks checks{problem};
 
-  // Of one run, whose sizes may be NULL where the problem gives all; 0 in a direction that it does
-  // not have.
+  // The need of one run. `run` may be NULL if the problem specifies all sizes; 0 for a direction
+  // that the problem does not have.
   uint64_t workspace_need(const tea_run* run, Direction d) const;
 };
 using PlanRef = std::shared_ptr<const Plan>;
 
-// Plans for a table of engines. Thread-safe; the least recently used plan leaves when it is full.
+// Plans for a table of engines. Thread-safe; a full cache evicts the least recently used plan.
 class Planner {
  public:
   explicit Planner(std::span<const Engine> engines, size_t capacity = 4096);
   ~Planner();
-  // `problem` as the caller wrote it: it is checked and normalised here. `only`: an engine's name,
-  // or empty. Throws Error.
+  // Checks and normalises `problem`, and returns its plan. `only`: an engine's name, or empty.
+  // Throws Error.
   PlanRef plan(const Problem& problem, int device, std::string_view only = {});
-  // One line per engine: accepts, yields or refuses, with the reason. The last text is kept:
-  // callers ask twice, for its size and for the text, and an engine may build much to answer.
+  // One line per engine: accepts, yields or refuses, with the reason. The last text is cached,
+  // because callers call twice, for its size and for the text, and an engine's answer may be slow.
   std::string explain(const Problem& problem, int device) const;
-  // The most that any engine asks for that can be chosen without being named. `problem` is valid.
+  // The maximum workspace of all engines that can be selected automatically. `problem` is valid.
   uint64_t workspace_bound(const Problem& problem, const Geometry& size, Direction d) const;
   void limit(size_t capacity);
   tea_cache_info info() const;

@@ -1,4 +1,4 @@
-// The field table, and what is generated from it: equality, hash and text.
+// The field table, and equality, hash and text, which are generated from it.
 #include "core/problem.h"
 
 #include <charconv>
@@ -176,7 +176,7 @@ std::string joined(std::span<const std::string_view> names) {
   return out;
 }
 
-// A name of the list, or a plain integer (how an unknown value prints).
+// A name of the list, or an integer (the text of an unknown value).
 int32_t named(std::string_view word, std::string_view value,
               std::span<const std::string_view> names) {
   for (size_t i = 0; i < names.size(); ++i)
@@ -246,8 +246,8 @@ bool Problem::operator==(const Problem& other) const {
   return std::memcmp(this, &other, sizeof *this) == 0;
 }
 
-// Multiply and fold: a Problem is looked up on every call. The words go to four sums in turn, whose
-// chains run side by side.
+// Multiply and fold. A Problem is looked up in every call, so the words are distributed over four
+// sums with independent dependency chains.
 size_t Problem::hash() const {
   constexpr size_t kChains = 4;
   constexpr uint64_t kFactor = 0x9E3779B97F4A7C15u;

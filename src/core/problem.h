@@ -1,5 +1,6 @@
-// Problem: the value that describes the work. Imported from the caller once, checked, normalised,
-// then never changed. Compared and hashed as bytes; its text round-trips exactly.
+// Problem: the value that describes an attention operation. It is imported from the caller, checked
+// and normalised once, then never changed. It is compared and hashed as bytes; its text round-trips
+// exactly.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -12,15 +13,15 @@
 
 namespace tea {
 
-// What a field holds, and how its text looks.
+// The type of a field, which determines the form of its text.
 enum class Kind : uint8_t { kSize, kInt32, kInt64, kReal, kEnum, kBits };
 
 struct Field {
   std::string_view name;
   size_t offset;
   Kind kind;
-  int count;                                // values; strides have several
-  std::span<const std::string_view> names;  // of enum values 0.. or of bits 0..
+  int count;                                // number of values; strides have several
+  std::span<const std::string_view> names;  // names of enum values 0.. or of bits 0..
 
   constexpr size_t bytes() const {
     const bool wide = kind == Kind::kInt64 || kind == Kind::kReal;
@@ -35,7 +36,7 @@ struct Problem : tea_problem {
   bool operator==(const Problem& other) const;
   size_t hash() const;
 
-  // "dtype=bf16 batch=2 heads_q=8 ...": fields that are zero are left out.
+  // "dtype=bf16 batch=2 heads_q=8 ...", without the fields that are zero.
   std::string text() const;
   // The inverse of text(); throws on an unknown field, a repeated one or a malformed value.
   static Problem parse(std::string_view text);
@@ -47,7 +48,7 @@ struct Problem : tea_problem {
   // The canonical form of a valid problem: synonyms removed, defaults folded to zero.
   Problem normalised() const;
 
-  // What the defaults stand for.
+  // The values of defaults.
   int32_t o_type() const { return o_dtype ? o_dtype : dtype; }
   int32_t dout_type() const { return dout_dtype ? dout_dtype : o_type(); }
   int32_t dqkv_type() const { return dqkv_dtype ? dqkv_dtype : dtype; }
@@ -60,7 +61,7 @@ struct Problem : tea_problem {
   bool drops() const { return training && dropout > 0; }
   bool writes_lse() const { return training || (outputs & TEA_OUTPUT_LSE); }
   MaskRule mask() const { return {causal, bottom_right, window_left, window_right}; }
-  // Sizes that only a run knows.
+  // Whether sizes are specified by the run.
   bool varies_q() const { return q_form == TEA_RAGGED; }
   bool varies_kv() const { return kv_form == TEA_RAGGED || kv_form == TEA_PAGED; }
   bool varies() const { return varies_q() || varies_kv(); }

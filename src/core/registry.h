@@ -7,5 +7,5 @@
 namespace tea {
 std::span<const Engine> engines();
 
-inline constexpr int kLeastSm = 80;  // of GPUs: what `portable` needs, and no engine needs less
+inline constexpr int kLeastSm = 80;  // the minimum of all engines for GPUs, that of `portable`
 }  // namespace tea

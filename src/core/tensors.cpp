@@ -1,4 +1,4 @@
-// The rows of the table, and the check of a run against it.
+// The table of tensors, and the check of a run against it.
 #include "core/tensors.h"
 
 #include <bit>
@@ -106,7 +106,7 @@ Shape scalar(P, const Geometry&) { return {1, {1}, {1}}; }
 
 using G = Geometry;
 constexpr bool kIn = false, kOut = true;
-// Scalars of FP8: index, name, use forward, use backward, written forward, written backward.
+// FP8 scalars: index, name, use in forward, use in backward, written by forward, by backward.
 #define SCALAR(id, text, fwd, bwd, out_fwd, out_bwd) \
   { TEA_##id, text, Type::kFp32, fwd, bwd, out_fwd, out_bwd, scalar }
 constexpr TensorInfo kTensors[] = {
@@ -164,8 +164,8 @@ constexpr bool in_order() {
 static_assert(in_order(), "kTensors must list every index of tea_tensor, in order");
 static_assert(sizeof(tea_run) == 160, "the layout of tea_run is frozen; it may only grow");
 
-// What the address of a tensor must be a multiple of; the alignment that the problem promises is of
-// the tensors that have its types.
+// The required alignment of a tensor's address. The alignment field of the problem applies to the
+// tensors that have its dtypes.
 uint64_t alignment(const Problem& p, const TensorInfo& info) {
   const auto element = static_cast<uint64_t>(info.element_bytes(p));
   const auto promised = static_cast<uint64_t>(p.alignment ? p.alignment : kDefaultAlignment);
@@ -177,7 +177,7 @@ void check_tensor(const Problem& p, const Run& run, const TensorInfo& info, Dire
   const Use use = info.use(p, d);
   const auto name = [&] { return "tensor " + std::string(info.name); };
   if (use == Use::kUnused) {
-    // A tensor of the other direction may stay in the array; one that neither uses is a mistake.
+    // A tensor of the other direction may be in the array; one that no direction uses is an error.
     const Direction other = d == Direction::kForward ? Direction::kBackward : Direction::kForward;
     TEA_REQUIRE(!at || info.use(p, other) != Use::kUnused, name(), at,
                 "NULL: this problem does not use it");
@@ -195,7 +195,7 @@ void check_tensor(const Problem& p, const Run& run, const TensorInfo& info, Dire
                   (main ? " (or a smaller problem.alignment)" : ""));
 }
 
-// The one pair of tensors of which one asks for the other.
+// The only pair of tensors of which one requires the other.
 void check_sink(const Problem& p, const Run& run, Direction d) {
   const bool needed =
       d == Direction::kBackward && p.softmax == TEA_SOFTMAX_LEARNABLE && run.tensor[TEA_DSINK];

@@ -1,5 +1,5 @@
-// The table of tensors: for each index of tea_tensor its name, and as functions of the Problem when
-// it is used, its type and its shape. Checks, byte counts, test inputs and front ends read it.
+// The table of tensors: for each index of tea_tensor its name and, as functions of the Problem, its
+// use, dtype and shape. Checks, byte counts, test inputs and front ends read it.
 #pragma once
 #include <optional>
 #include <span>
@@ -15,16 +15,16 @@ enum class Use { kUnused, kOptional, kRequired };
 struct Shape {
   int rank = 0;
   int64_t size[4] = {}, stride[4] = {};  // strides in elements
-  int64_t elements() const;              // INT64_MAX if there are more: strides of zero allow it
+  int64_t elements() const;              // saturates at INT64_MAX, which strides of zero can exceed
   int64_t span() const;  // elements from the first to the last one, both included; 0 if empty
-  int64_t offset(int64_t flat) const;  // of the element with this index in row-major order
+  int64_t offset(int64_t flat) const;  // offset of the element with this row-major index
 };
 
 enum class Type : uint8_t { kQkv, kO, kDout, kDqkv, kBias, kStatistic, kFp32, kInt32, kInt64 };
 
 struct TensorInfo {
   tea_tensor index;
-  std::string_view name;  // as in messages: "Q", "cu_seqlens_q"
+  std::string_view name;  // the name in messages: "Q", "cu_seqlens_q"
   Type type;
   Use (*forward)(const Problem&);
   Use (*backward)(const Problem&);
@@ -44,8 +44,8 @@ struct TensorInfo {
 const TensorInfo& tensor_info(tea_tensor index);
 std::span<const TensorInfo> tensor_table();
 
-// What counts for K and V that have no scale_inv of their own is Q's, for dK and dV without a scale
-// or an amax dQ's. Of all others, they themselves.
+// The tensor that replaces a missing FP8 scalar: K and V without a scale_inv use that of Q, dK and
+// dV without a scale or an amax use those of dQ. Other tensors are not replaced.
 constexpr tea_tensor stand_in(tea_tensor t) {
   switch (t) {
     case TEA_K_SCALE_INV:
@@ -62,7 +62,7 @@ constexpr tea_tensor stand_in(tea_tensor t) {
   }
 }
 
-// One execution as the engines see it: sizes resolved, pointers complete.
+// One execution in the form for engines: sizes resolved, pointers complete.
 struct Run {
   Geometry size;
   void* tensor[TEA_TENSOR_COUNT];
@@ -78,28 +78,27 @@ struct Run {
   T* as(tea_tensor t) const {
     return static_cast<T*>(tensor[t]);
   }
-  // The scale or amax of FP8 that counts for `t`: its own, else the one that stands in for it.
-  // NULL: there is neither.
+  // The FP8 scale or amax of `t`: its own, else that of stand_in(t). NULL: neither is given.
   float* number(tea_tensor t) const { return as<float>(tensor[t] ? t : stand_in(t)); }
 };
 
 bool is_aligned(const void* address, uint64_t bytes);
 
-// Refuses origins that are negative or so large that sums of them could overflow, and numbers on
-// the host beside numbers in memory. `of`: what their names start with.
+// Refuses origins that are negative or so large that sums of them could overflow, and an origin on
+// the host together with one on the device. `of`: the prefix of their names in messages.
 void require_origin(const char* of, const int64_t (&origin)[4], const int64_t* origin_device);
 
-// The caller's struct under the growth rules of te_attention.h.
+// Converts the caller's struct under the growth rules of te_attention.h.
 tea_run as_known(const tea_run* caller);
 
-// What the checks of a run need to know of its problem, found once for all runs.
+// The properties of a problem that the checks of its runs need, computed once.
 class Checks {
  public:
   explicit Checks(const Problem& problem);
-  // The sizes, if no run gives any.
+  // The sizes, if the problem specifies all of them.
   const std::optional<Geometry>& size() const { return size_; }
-  // Whether all pointers are there and aligned as they must be, and no others. Where it says no,
-  // the table has the last word: an empty tensor needs no memory.
+  // Fast path: whether all required pointers are given and aligned, and no others. If it returns
+  // false, the table decides, because an empty tensor needs no memory.
   bool pass(void* const (&tensor)[TEA_TENSOR_COUNT], Direction d) const;
 
  private:

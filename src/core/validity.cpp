@@ -1,4 +1,4 @@
-// What a valid Problem is, and its canonical form.
+// The validity rules of a Problem, and its canonical form.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -11,7 +11,7 @@
 namespace tea {
 namespace {
 
-// Checks that need no knowledge of a field but its row of the table.
+// Checks that depend only on a field's row of the table.
 void check_enums(const Problem& p) {
   for (const Field& f : problem_fields()) {
     if (f.kind != Kind::kEnum && f.kind != Kind::kBits) continue;
@@ -116,7 +116,7 @@ void check_numbers(const Problem& p) {
 bool set(const tea_strides& s) { return s.batch || s.seq || s.head; }
 bool set(const tea_bias_strides& s) { return s.batch || s.head || s.row || s.col; }
 
-// A field that would have no effect is a mistake of the caller, not something to ignore.
+// A field without effect is an error of the caller, and is refused.
 void check_effects(const Problem& p) {
   const bool paged = p.kv_form == TEA_PAGED;
   const struct {
@@ -173,7 +173,7 @@ void fold_strides(Problem& p) {
   fold(p.q, g.q), fold(p.k, g.k), fold(p.v, g.v), fold(p.o, g.o);
   fold(p.dout, g.dout), fold(p.dq, g.dq), fold(p.dk, g.dk), fold(p.dv, g.dv);
   fold(p.lse, g.lse);
-  if (p.varies()) return;  // the default strides of a bias follow sizes that only the run knows
+  if (p.varies()) return;  // the default strides of a bias depend on sizes of the run
   fold(p.bias_stride, g.bias), fold(p.dbias_stride, g.dbias);
 }
 
@@ -199,7 +199,7 @@ void Problem::check() const {
 Problem Problem::normalised() const {
   Problem p = *this;
   if (!p.training) p.dropout = 0;
-  // The other negative zeros are 0 too, and must not be another key.
+  // Negative zeros of other fields also become 0, so that they are the same key.
   for (double* x : {&p.softcap, &p.dropout, &p.scale})
     if (*x == 0) *x = 0;
   if (p.bias_dtype == (is_fp8() ? TEA_FP32 : dtype)) p.bias_dtype = 0;
@@ -207,7 +207,7 @@ Problem Problem::normalised() const {
   if (p.o_dtype == dtype) p.o_dtype = 0;
   if (p.dqkv_dtype == dtype) p.dqkv_dtype = 0;
   if (p.dim_v == dim_qk) p.dim_v = 0;
-  if (p.training) p.outputs &= ~TEA_OUTPUT_LSE;  // always written then
+  if (p.training) p.outputs &= ~TEA_OUTPUT_LSE;  // training always writes LSE
   if (p.alignment == kDefaultAlignment) p.alignment = 0;
   fold_mask(p);
   fold_strides(p);

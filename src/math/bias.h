@@ -1,4 +1,4 @@
-// What is added to a score or bends it: ALiBi (Press et al., 2021) and the soft cap.
+// Score modifications: ALiBi (Press et al., 2021) and the soft cap.
 #pragma once
 #include <cmath>
 #include <cstdint>

@@ -1,9 +1,9 @@
 // Dropout decisions: the same bits on every engine, tile, pass and rank. Philox4x32-10 (Salmon et
 // al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 //
-// One call serves a cell of rows {i, i+8} x columns {j, j+1, j+8, j+9}, which is what one thread of
-// a 16-wide matrix-multiply fragment holds. Its eight 16-bit uniforms are, low half of word 0
-// first, the four columns of row i, then the four columns of row i+8.
+// One call serves a cell of rows {i, i+8} x columns {j, j+1, j+8, j+9}, the elements that one
+// thread holds of a 16-wide mma fragment. Its eight 16-bit uniforms are, low half of word 0 first,
+// the four columns of row i, then the four columns of row i+8.
 #pragma once
 #include <cstdint>
 
@@ -15,8 +15,8 @@ struct Philox4 {
   uint32_t word[4];
 };
 
-// The whole product. On a device in so many words, since nvcc adds a zero to the upper half of what
-// it finds by itself, and products are what dropout waits for.
+// The 64-bit product. Device code states the two halves explicitly, because nvcc otherwise adds
+// zero to the upper half, and these products are the critical path of dropout.
 TEA_HOST_DEVICE uint64_t product(uint32_t x, uint32_t y) {
 #if defined(__CUDA_ARCH__)
   uint64_t z;
@@ -55,7 +55,7 @@ TEA_HOST_DEVICE uint32_t dropout_stream(int64_t batch, int64_t head) {
   return static_cast<uint32_t>(batch * 4096 + head);
 }
 
-// The cell that row and column belong to; row and col are global, counted from the sequence start.
+// The cell of a row and column, which are global and relative to the start of the sequence.
 TEA_HOST_DEVICE Philox4 dropout_cell(RngState rng, uint32_t stream, int64_t row, int64_t col) {
   const Philox4 counter = {{static_cast<uint32_t>((row >> 4) * 8 + (row & 7)),
                             static_cast<uint32_t>((col >> 4) * 4 + ((col & 7) >> 1)), stream,
@@ -63,7 +63,7 @@ TEA_HOST_DEVICE Philox4 dropout_cell(RngState rng, uint32_t stream, int64_t row,
   return philox4x32_10(counter, rng.seed ^ (rng.offset >> 32 << 32));
 }
 
-// This row and column's uniform within its cell.
+// The uniform of a row and column in their cell.
 TEA_HOST_DEVICE uint32_t dropout_uniform(const Philox4& cell, int64_t row, int64_t col) {
   const int index = static_cast<int>(((row >> 3) & 1) * 4 + ((col >> 3) & 1) * 2 + (col & 1));
   return (cell.word[index >> 1] >> (16 * (index & 1))) & 0xFFFFu;

@@ -71,7 +71,7 @@ TEA_HOST_DEVICE uint8_t fp8_encode(float x, const Fp8Format& f) {
   const uint32_t half = 1u << (shift - 1), rest = significand & ((1u << shift) - 1);
   significand >>= shift;
   if (rest > half || (rest == half && (significand & 1))) ++significand;
-  // A carry out of the mantissa moves into the exponent by plain addition.
+  // The addition propagates a carry out of the mantissa into the exponent.
   return sign | static_cast<uint8_t>((static_cast<uint32_t>(exponent - 1) << f.mantissa_bits) +
                                      significand);
 }

@@ -1,4 +1,4 @@
-// The one macro that lets a definition serve host and device code alike.
+// The macro for definitions that both host and device code use.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,5 +1,5 @@
 // One element of a buffer whose type is a tea_dtype, as a double. Loads are exact; stores round to
-// nearest even once, whatever the format.
+// nearest even once, for every format.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -11,9 +11,9 @@ namespace tea {
 
 TEA_HOST_DEVICE bool is_fp8(int32_t dtype) { return dtype == TEA_E4M3 || dtype == TEA_E5M2; }
 
-// The float that a second rounding, to any narrower format, takes to where the double itself would
-// have gone: not the nearest one but the inexact neighbour with an odd last bit (Boldo and
-// Melquiond, "When double rounding is odd", 2005).
+// Rounds to odd: if x is not exact, the adjacent float with an odd last bit. A second rounding, to
+// any narrower format, then gives the same result as rounding x directly (Boldo and Melquiond,
+// "When double rounding is odd", 2005).
 TEA_HOST_DEVICE float rounded_to_odd(double x) {
   const float nearest = static_cast<float>(x);
   const uint32_t bits = float_bits(nearest);
@@ -67,7 +67,7 @@ TEA_HOST_DEVICE void store_real(void* data, int32_t dtype, int64_t index, double
   }
 }
 
-// x as an fp8 type would hold it.
+// x rounded to an fp8 type.
 TEA_HOST_DEVICE double cast_to_fp8(double x, int32_t dtype) {
   const Fp8Format& format = dtype == TEA_E4M3 ? kE4M3 : kE5M2;
   return fp8_decode(fp8_encode(rounded_to_odd(x), format), format);

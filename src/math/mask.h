@@ -1,5 +1,5 @@
-// The columns that a row attends to. Causal masks, windows and their alignment are all expressed as
-// a band: a range of allowed differences column - row.
+// The columns that a row attends to. Causal masks, windows and their alignment are expressed as a
+// diagonal band: a range of allowed differences column - row.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 
 namespace tea {
 
-// Bounds far beyond any length, yet safe to add and subtract.
+// A bound beyond any length, small enough that sums and differences do not overflow.
 inline constexpr int64_t kUnbounded = int64_t{1} << 60;
 
 // Column c is visible to row r iff lo <= c - r <= hi, rows and columns counted from the start of
@@ -16,8 +16,7 @@ struct Band {
   int64_t lo, hi;
 };
 
-// The largest origin of a shard: differences of two, and of one and a length, stay far from
-// overflow.
+// The largest origin of a shard, such that differences of origins and lengths do not overflow.
 inline constexpr int64_t kMaxOrigin = int64_t{1} << 40;
 
 // An origin from device memory, clamped to the valid range; *valid becomes false if it was outside.
@@ -31,7 +30,7 @@ struct Columns {
   int64_t begin, end;  // half open; empty iff begin >= end
 };
 
-// The mask fields of a Problem, in its encoding (bounds stored plus one, zero means none).
+// The mask fields of a Problem in its encoding (bound + 1; zero means no bound).
 struct MaskRule {
   int32_t causal, bottom_right;
   int64_t window_left, window_right;

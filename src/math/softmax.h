@@ -6,7 +6,7 @@
 
 namespace tea {
 
-// log(exp(a) + exp(b)) without overflow; -infinity stands for an empty sum, NaN stays NaN.
+// log(exp(a) + exp(b)) without overflow; -infinity is an empty sum, NaN stays NaN.
 template <class Real>
 TEA_HOST_DEVICE Real log_add(Real a, Real b) {
   const Real high = a > b ? a : b, low = a > b ? b : a;

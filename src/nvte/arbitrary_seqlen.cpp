@@ -1,5 +1,5 @@
-// The two C++ functions of fused_attn_f16_arbitrary_seqlen.h: sizes come as numbers and the backend
-// is given; the rest is that of every call.
+// The two C++ functions of fused_attn_f16_arbitrary_seqlen.h. Sizes are arguments and the backend
+// is fixed; otherwise they are like every other call.
 #include "nvte/attention.h"
 #include "nvte/boundary.h"
 #include "nvte/problem.h"
@@ -16,7 +16,7 @@ using tea::nvte::Sizes;
 using tea::nvte::Work;
 using tea::nvte::work_of;
 
-// What a null pointer stands for.
+// The tensor that replaces a null pointer.
 const Tensor kEmpty;
 const Tensor* or_empty(const Tensor* tensor) { return tensor ? tensor : &kEmpty; }
 

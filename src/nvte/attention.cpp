@@ -1,5 +1,6 @@
-// Every tensor of the call goes to its place in tea_run; those that this problem does not use (and
-// TransformerEngine's callers pass anyway) are then taken out by the table of tensors.
+// Every tensor of the call is entered into tea_run. The tensors that the problem does not use,
+// which TransformerEngine's callers may pass nevertheless, are then removed with the table of
+// tensors.
 #include "nvte/attention.h"
 
 #include <algorithm>
@@ -18,7 +19,8 @@ namespace {
 
 using Tensors = std::array<void*, TEA_TENSOR_COUNT>;
 
-constexpr uint64_t kWorkspaceAlignment = 256;  // what an engine needs; callers promise only 16
+constexpr uint64_t kWorkspaceAlignment =
+    256;  // the engines' requirement; callers guarantee only 16
 constexpr uintptr_t kAlignment = 16;
 
 uint64_t rounded_up(uint64_t bytes) {
@@ -27,7 +29,7 @@ uint64_t rounded_up(uint64_t bytes) {
 
 struct WorkspaceNeed {
   uint64_t engine = 0;
-  uint64_t lse = 0;  // training needs an LSE also where the pack has the maxima in its place
+  uint64_t lse = 0;  // training needs an LSE even if the pack has the maxima instead
   uint64_t total() const {
     const uint64_t bytes = rounded_up(engine) + lse;
     return bytes ? bytes + kWorkspaceAlignment : 0;
@@ -50,9 +52,9 @@ void set_workspace_shape(Tensor& workspace, uint64_t bytes) {
   workspace.data.shape = {{std::max<uint64_t>(bytes, 1)}, 1};
 }
 
-// The workspace as an engine wants it, and the stream. The shape is [1] after a run, so that a
-// caller who keeps the handle may come with that; any other shape has to be large enough.
-char* bring_workspace(tea_run& run, const Call& call, const WorkspaceNeed& need) {
+// Sets the aligned workspace and the stream. The workspace's shape is [1] after a run, so this
+// shape is accepted from a caller that reuses the handle; any other shape must be large enough.
+char* set_workspace(tea_run& run, const Call& call, const WorkspaceNeed& need) {
   const NVTEBasicTensor& given = call.workspace->data;
   const uint64_t bytes = numel(given.shape) * bits_of(given.dtype) / 8;
   TEA_REQUIRE(bytes >= need.total() || bytes == 1, "workspace", shown(bytes) + " bytes",
@@ -79,7 +81,8 @@ void set_common(Tensors& t, const Call& call, const Work& work) {
   t[TEA_CU_SEQLENS_KV] = call.cu_seqlens_kv->data.data_ptr;
   void* const starts_q = call.cu_seqlens_q_padded->data.data_ptr;
   void* const starts_kv = call.cu_seqlens_kv_padded->data.data_ptr;
-  // A side without gaps of its own starts where its lengths say. One buffer has one set of starts.
+  // Without offsets, a side's sequences start at its cumulative lengths. One buffer has one set of
+  // offsets.
   t[TEA_OFFSETS_Q] = starts_q ? starts_q : t[TEA_CU_SEQLENS_Q];
   t[TEA_OFFSETS_KV] = starts_kv ? starts_kv : t[TEA_CU_SEQLENS_KV];
   if (layout.packing_q().tensors > 1) t[TEA_OFFSETS_KV] = t[TEA_OFFSETS_Q];
@@ -104,16 +107,16 @@ int common_alignment(const Tensors& t, const Problem& problem) {
   return 1 << std::countr_zero(bits);
 }
 
-// Where the call's memory is: all on one side. Tensors without elements may have none, Q as well.
+// The device of the call's memory, which must be the same for all. Empty tensors have no memory.
 int place_of(const Tensors& t, const tea_run& run) {
-  OneSide side;
+  MemorySide side;
   for (const TensorInfo& info : tensor_table()) side.add(info.name, t[info.index]);
   side.add("workspace", run.workspace_bytes ? run.workspace : nullptr);
   return side.device();
 }
 
-// Lengths and pages are known only when they have been read: what was nonsense has been clamped.
-void require_sane(int32_t status) {
+// Lengths and pages are validated when the run reads them; invalid values have been clamped.
+void require_valid(int32_t status) {
   TEA_REQUIRE(!(status & TEA_STATUS_BAD_LENGTHS), "cu_seqlens_q or cu_seqlens_kv",
               "out of range in part",
               "lengths from 0 to max_seqlen, of sequences inside the tensors");
@@ -127,7 +130,7 @@ void execute(Problem problem, tea_run run, Tensors& t, Direction direction) {
   problem.alignment = common_alignment(t, problem);
   const int device = place_of(t, run);
   const PlanRef plan = planner().plan(problem, device);
-  // On a GPU nobody asks: that would mean waiting for it.
+  // Only on the host: on a GPU reading the status would synchronise.
   int32_t status = 0;
   if (device == kHost) run.status = &status;
   run.tensors = t.data();
@@ -136,7 +139,7 @@ void execute(Problem problem, tea_run run, Tensors& t, Direction direction) {
     tea::forward(*plan, &run);
   else
     tea::backward(*plan, &run);
-  require_sane(status);
+  require_valid(status);
 }
 
 void set_forward(Tensors& t, const ForwardCall& call) {
@@ -151,7 +154,7 @@ void set_forward(Tensors& t, const ForwardCall& call) {
   t[TEA_O_AMAX] = call.o->amax.data_ptr;
 }
 
-// The outputs that lie in the pack, or for lack of a place there in the workspace.
+// The outputs in the pack, or in the workspace if the pack has no entry for them.
 void set_forward_aux(Tensors& t, const ForwardCall& call, const std::vector<AuxEntry>& entries,
                      char* workspace_lse) {
   t[TEA_LSE] = aux_data(*call.aux, entries, Aux::kLse);
@@ -161,7 +164,7 @@ void set_forward_aux(Tensors& t, const ForwardCall& call, const std::vector<AuxE
   if (!t[TEA_LSE]) t[TEA_LSE] = workspace_lse;
 }
 
-// NVTE_F16_max512_seqlen has no rng_state in its pack: backward finds a copy behind the LSE.
+// The pack of NVTE_F16_max512_seqlen has no rng_state: backward reads a copy after the LSE.
 void keep_rng_state(const ForwardCall& call, const std::vector<AuxEntry>& entries,
                     const Work& work) {
   void* const kept = opaque_rng_state(aux_data(*call.aux, entries, Aux::kOpaque), work.sizes);
@@ -217,7 +220,7 @@ void forward(const ForwardCall& call, const Work& work, NVTE_Fused_Attn_Backend 
   const WorkspaceNeed need = workspace_need(problem, run, work, Direction::kForward);
   if (!call.workspace->data.data_ptr) return set_workspace_shape(*call.workspace, need.total());
 
-  char* const workspace = bring_workspace(run, call, need);
+  char* const workspace = set_workspace(run, call, need);
   Tensors t{};
   set_common(t, call, work);
   set_forward(t, call);
@@ -233,7 +236,7 @@ void backward(const BackwardCall& call, const Work& work) {
   const WorkspaceNeed need = workspace_need(problem, run, work, Direction::kBackward);
   if (!call.workspace->data.data_ptr) return set_workspace_shape(*call.workspace, need.total());
 
-  bring_workspace(run, call, need);
+  set_workspace(run, call, need);
   Tensors t{};
   set_common(t, call, work);
   set_backward(t, call);

@@ -1,4 +1,4 @@
-// Positions follow from one list per class; everything else looks them up.
+// One list per class determines the positions of the entries.
 #include "nvte/aux_tensors.h"
 
 #include <algorithm>
@@ -47,8 +47,8 @@ size_t position(const std::vector<AuxEntry>& entries, Aux what) {
   return static_cast<size_t>(it - entries.begin());
 }
 
-// Where the softmax offset is. JAX always puts a bias before it, also where there is none, so the
-// entry after its place is preferred if that one alone looks like an offset.
+// The softmax offset. JAX always passes an entry for a bias before it, even without a bias, so the
+// entry after the expected position is used if only that one has the shape of an offset.
 void* find_softmax_offset(const NVTETensorPack& pack, size_t at, const Work& w) {
   for (const size_t i : {at, at + 1}) {
     const Tensor* entry = find(pack.tensors[i]);

@@ -1,5 +1,4 @@
-// The pack of auxiliary tensors that forward leaves for backward: what lies at which position, and
-// the reading and writing of it.
+// The pack of auxiliary tensors from forward to backward: its order, reading and writing.
 #pragma once
 #include <vector>
 
@@ -11,11 +10,11 @@ enum class Aux {
   kLse,
   kMax,
   kSumExp,
-  kUnused,  // FP8's second tensor, which nobody writes or reads
+  kUnused,  // FP8's second tensor, which is not written or read
   kRngState,
   kBias,
   kSoftmaxOffset,
-  kOpaque  // of NVTE_F16_max512_seqlen: LSE, then rng_state, in a tensor of the size of P
+  kOpaque  // NVTE_F16_max512_seqlen: LSE, then rng_state, in a tensor of the size of P
 };
 
 struct AuxEntry {
@@ -24,18 +23,18 @@ struct AuxEntry {
   NVTEShape shape;
 };
 
-// What the pack holds, in order.
+// The entries of the pack, in order.
 std::vector<AuxEntry> aux_entries(const Work& work, NVTE_Fused_Attn_Backend backend);
 
 // First call of forward: shapes, dtypes, NULL pointers and the size.
 void describe_aux(NVTETensorPack& pack, const std::vector<AuxEntry>& entries);
 
-// "Unexpected Aux_CTX_Tensors->size." For the 16-bit class a pack may be smaller than what it
-// holds: JAX's is.
+// Throws "Unexpected Aux_CTX_Tensors->size.". For the 16-bit class, `size` may be smaller than the
+// number of entries, as in JAX.
 void check_aux_size(const NVTETensorPack& pack, const std::vector<AuxEntry>& entries,
                     NVTE_Fused_Attn_Backend backend);
 
-// The entries that are forward's own inputs point at them, without a copy.
+// Sets the entries that are inputs of forward to point to these inputs, without a copy.
 void point_aux_at_inputs(NVTETensorPack& pack, const std::vector<AuxEntry>& entries,
                          const ForwardCall& call);
 
@@ -45,7 +44,8 @@ void* aux_data(const NVTETensorPack& pack, const std::vector<AuxEntry>& entries,
 // The state of the random numbers inside the opaque tensor.
 void* opaque_rng_state(void* opaque, const Sizes& sizes);
 
-// What forward left. Only pointers count: callers label the shapes as they like.
+// Reads the entries that forward wrote. Only their pointers are used, because callers set arbitrary
+// shapes.
 BackwardAux read_aux(const NVTETensorPack& pack, const Work& work, NVTE_Fused_Attn_Backend backend);
 
 }  // namespace tea::nvte

@@ -1,5 +1,5 @@
-// The selector. It accepts whatever the planner's Problem accepts, because some engine runs every
-// valid Problem on the host and on the GPUs that engines know.
+// The selector. It accepts every valid Problem, because an engine exists for each on the host and
+// on the supported GPUs.
 #include "nvte/backend.h"
 
 #include <algorithm>
@@ -25,10 +25,9 @@ bool short_multiple_of_64(int64_t length) {
   return length > 0 && length <= 512 && length % 64 == 0;
 }
 
-// TransformerEngine's rules for its short-sequence kernels, except that a bias is not among them:
-// their backward gets none, and the one auxiliary tensor has no room for it. That tensor, two bytes
-// for each row and column, holds four bytes a row and a rng_state: from 64 columns on it always
-// fits.
+// TransformerEngine's rules for its short-sequence kernels, but without a bias: their backward
+// takes none, and the only auxiliary tensor has no space for it. That tensor, two bytes for each
+// row and column, stores four bytes per row and a rng_state, which fit from 64 columns on.
 bool fits_max512(const Work& w) {
   constexpr NVTE_QKV_Layout kLayouts[] = {NVTE_SB3HD, NVTE_SBHD_SB2HD, NVTE_BS3HD, NVTE_BSHD_BS2HD,
                                           NVTE_BSHD_BSHD_BSHD};
@@ -104,7 +103,7 @@ NVTE_Fused_Attn_Backend nvte_get_fused_attn_backend(
     w.options = {
         qkv_layout, bias_type, attn_mask_type, softmax_type, window_size_left, window_size_right,
         false,      1,         dropout,        is_training,  return_max_logit, deterministic};
-    // One sequence and one page stand for any number of them.
+    // One sequence and one page represent any number of them.
     const int64_t rows_q = signed_size(max_seqlen_q), rows_kv = signed_size(max_seqlen_kv);
     const Pages pages{1, std::max<int64_t>(rows_kv, 1), 1};
     w.sizes = {.batch = 1,

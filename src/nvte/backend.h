@@ -1,22 +1,22 @@
-// Which of TransformerEngine's backends a call counts as. It decides what the auxiliary tensors
-// hold; which kernel runs is the planner's choice.
+// TransformerEngine's backend of a call. It determines the auxiliary tensors; the planner selects
+// the kernel.
 #pragma once
 #include "nvte/call.h"
 
 namespace tea::nvte {
 
-// NVTE_No_Backend where the executor would refuse on any device.
+// NVTE_No_Backend if the executor would refuse the call on every device.
 NVTE_Fused_Attn_Backend backend_of(const Work& work);
 
-// The same for the executor: throws what the selector only reports.
+// backend_of() for the executor: throws instead of returning NVTE_No_Backend.
 NVTE_Fused_Attn_Backend accepted_backend(const Work& work);
 
-// That of the forward whose pack this is: it had the maxima returned, or was told so otherwise, if
-// the pack of NVTE_F16_max512_seqlen holds more than its one tensor.
+// The backend of the forward that wrote `pack`. NVTE_F16_max512_seqlen writes one tensor, so a pack
+// with a second one is of NVTE_F16_arbitrary_seqlen, whatever the environment selects now.
 NVTE_Fused_Attn_Backend accepted_backend(const Work& work, const NVTETensorPack& pack);
 
-// Whether some engine runs on the GPU that this thread would use, as TransformerEngine asks of its
-// current one. Where this process uses none, its memory is the host's.
+// Whether an engine supports the current GPU of this thread, as TransformerEngine's selector checks
+// it. True if this process uses no GPU, because its memory is on the host then.
 bool runs_on_device_in_use();
 
 }  // namespace tea::nvte

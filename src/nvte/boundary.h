@@ -1,4 +1,4 @@
-// The shell of an exported function: whatever goes wrong inside leaves as std::runtime_error in the
+// The wrapper of an exported function: it converts every exception to a std::runtime_error in the
 // form of nvte/error.h.
 #pragma once
 #include <exception>
@@ -17,7 +17,7 @@ decltype(auto) exported(const char* file, int line, const char* function, Body&&
   } catch (const Error& e) {
     fail(file, line, function, e.what());
   } catch (const std::runtime_error&) {
-    throw;  // one of ours: it already says where it comes from
+    throw;  // already has the form of nvte/error.h
   } catch (const std::bad_alloc&) {
     fail(file, line, function, "out of memory");
   } catch (const std::exception& e) {

@@ -1,5 +1,5 @@
-// One call of the C API, gathered at the entry: what it asks for as values (Work), and the tensors
-// that it brings. Nothing behind the entry takes a long list of parameters.
+// One call of the C API: its options and sizes as values (Work), and its tensors. The entry point
+// collects them, so that no other function takes a long list of parameters.
 #pragma once
 #include <cstdint>
 
@@ -17,7 +17,7 @@ struct Options {
   NVTE_Mask_Type mask = NVTE_NO_MASK;
   NVTE_Softmax_Type softmax = NVTE_VANILLA_SOFTMAX;
   int64_t window_left = -1, window_right = -1;  // -1: no bound
-  bool bottom_right = false;                    // of windows without a causal mask
+  bool bottom_right = false;                    // for windows without a causal mask
   float scale = 1, dropout = 0;
   bool training = false, max_logit = false, deterministic = false;
 };
@@ -28,21 +28,21 @@ struct Pages {
 
 struct Sizes {
   int64_t batch = 0, heads_q = 0, heads_kv = 0, max_q = 0, max_kv = 0, dim_qk = 0, dim_v = 0;
-  int64_t tokens_q = 0, tokens_kv = 0;  // of ragged sides
-  Pages k = {}, v = {};                 // of paged layouts
+  int64_t tokens_q = 0, tokens_kv = 0;  // for ragged sides
+  Pages k = {}, v = {};                 // for paged layouts
 };
 
 struct Types {
   NVTEDType q, o, dout, dqkv, bias;  // K and V have the type of Q
 };
 
-// All that decides how a call is computed: no tensor, no pointer.
+// Everything that determines the computation of a call, without tensors and pointers.
 struct Work {
   Options options;
   Sizes sizes;
   Types types;
   int bias_broadcast = 0;  // TEA_BROADCAST_* of the bias
-  bool gaps = false;       // ragged sequences start where cu_seqlens_*_padded says
+  bool gaps = false;       // ragged sequences start at cu_seqlens_*_padded
 };
 
 struct Call {
@@ -59,7 +59,7 @@ struct ForwardCall : Call {
   NVTETensorPack *aux;
 };
 
-// What backward needs of forward's auxiliary tensors.
+// The auxiliary tensors of forward that backward needs.
 struct BackwardAux {
   void *lse, *rng_state, *bias, *softmax_offset;
 };

@@ -1,5 +1,5 @@
-// The context-parallel helpers of the TransformerEngine C API, in terms of the operations of
-// src/ops. Most handles arrive by reference.
+// The context-parallel helpers of the TransformerEngine C API, based on the operations of src/ops.
+// Most handles are passed by reference.
 #include "ops/context_parallel.h"
 
 #include <string_view>
@@ -11,13 +11,13 @@
 namespace tea::nvte {
 namespace {
 
-// Runs an operation and throws if it found nonsense in cu_seqlens of the host.
+// Runs an operation and throws if it found invalid values in cu_seqlens on the host.
 template <class Args>
 void run(void (*operation)(const Args&, const Place&), Args args, const Place& place) {
   int32_t status = 0;
   args.status = status_at(place, &status);
   operation(args, place);
-  require_sane(status, "cu_seqlens");
+  require_valid(status, "cu_seqlens");
 }
 
 // [t, h, d] or [n, t, h, d].
@@ -49,7 +49,7 @@ void require_length(const char* name, int64_t length, int64_t needed, bool exact
               shown(needed) + (exactly ? "" : " or more"));
 }
 
-// A step's LSE of `needed` rows: exactly where it is not packed.
+// Checks a step's LSE: at least `needed` rows, and exactly that number if it is not packed.
 void check_step_lse(const Operand& step, bool packed, const LseLines& whole, int64_t needed) {
   require_rank(step, packed ? 2 : 3, packed ? 2 : 3);
   TEA_REQUIRE(step.size(-2) == whole.heads, std::string(step.name) + ".shape[-2]", step.size(-2),

@@ -1,11 +1,11 @@
-// What every entry point does once it has gathered its call.
+// The common path of the entry points.
 #pragma once
 #include "core/error.h"
 #include "nvte/call.h"
 
 namespace tea::nvte {
 
-// Reads the sizes from the tensors, chooses the backend, and goes on. `pack`: what forward left.
+// Reads the sizes from the tensors, selects the backend, and runs. `pack`: the result of forward.
 void enter(const ForwardCall& call);
 void enter(BackwardCall call, const NVTETensorPack& pack);
 

@@ -15,7 +15,7 @@ std::string concatenated(const Parts&... parts) {
   return text.str();
 }
 
-// Only the last part of the path: a build folder is nobody's business.
+// Prints only the last part of the path, because messages must not contain a build folder.
 [[noreturn]] inline void fail(std::string_view file, int line, const char* function,
                               const std::string& message) {
   throw std::runtime_error(concatenated(file.substr(file.rfind('/') + 1), ":", line,
@@ -24,7 +24,7 @@ std::string concatenated(const Parts&... parts) {
 
 }  // namespace tea::nvte
 
-// The parts of the message are printed one after the other; they are built only on failure.
+// The message is the concatenation of the arguments, which are evaluated only on failure.
 #define TEA_NVTE_ERROR(...) \
   ::tea::nvte::fail(__FILE__, __LINE__, __func__, ::tea::nvte::concatenated(__VA_ARGS__))
 

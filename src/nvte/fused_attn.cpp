@@ -1,5 +1,4 @@
-// The main entry points: each gathers its parameters into one struct, and translation goes on from
-// there.
+// The main entry points: each collects its parameters in one struct for the translation.
 #include "transformer_engine/fused_attn.h"
 
 #include "nvte/attention.h"

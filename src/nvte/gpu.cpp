@@ -1,4 +1,4 @@
-// The questions about the GPU and cuDNN.
+// The functions that report properties of the GPU and of cuDNN.
 #include "nvte/gpu.h"
 
 #include "core/driver.h"
@@ -8,7 +8,7 @@
 
 namespace {
 
-// The GPU of that index, or the current one for -1.
+// The GPU with this index, or the current GPU for -1.
 const tea::Device& gpu(const char* question, int device_id) {
   const tea::driver::Gpus& gpus = tea::driver::gpus();
   const int index = device_id == -1 ? tea::driver::current_device() : device_id;
@@ -34,7 +34,7 @@ namespace cuda {
 
 int current_device() { return gpu("index", -1).index; }
 int sm_arch(int device_id) { return gpu("compute capability", device_id).sm; }
-int sm_count(int device_id) { return gpu("number of multiprocessors", device_id).multiprocessors; }
+int sm_count(int device_id) { return gpu("number of SMs", device_id).num_sms; }
 
 }  // namespace cuda
 }  // namespace transformer_engine

@@ -1,4 +1,4 @@
-// What the TransformerEngine C API reports of the GPU.
+// The properties of the GPU that the TransformerEngine C API reports.
 #pragma once
 
 namespace tea::nvte {

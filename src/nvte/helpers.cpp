@@ -1,4 +1,4 @@
-// KV cache and format conversion of the TransformerEngine C API, in terms of the operations of
+// KV cache and format conversion of the TransformerEngine C API, based on the operations of
 // src/ops.
 #include <algorithm>
 
@@ -26,7 +26,7 @@ struct CacheOperands {
   }
 };
 
-// max_ctx_len is only the row pitch of a BSHD batch; the rows are counted from the tensors.
+// max_ctx_len is only the row pitch of a BSHD batch; the tensors determine the number of rows.
 void set_new_tokens(tea_kv_append& a, NVTE_QKV_Format format, int64_t rows, int64_t pitch) {
   const int64_t k_row = a.heads * a.dim_k, v_row = a.heads * a.dim_v;
   switch (format) {
@@ -82,7 +82,7 @@ void copy_to_kv_cache(const CacheOperands& o, NVTE_QKV_Format format, const Cach
   if (!a.heads || !a.dim_k || !a.dim_v) return;
   a.page_size = s.max_seq_len / s.max_pages_per_seq;
   a.pages_per_sequence = s.max_pages_per_seq;
-  // What the shapes say of the memory bounds what is touched.
+  // The accesses are bounded by the memory that the shapes describe.
   const int64_t k_row = a.heads * a.dim_k, v_row = a.heads * a.dim_v;
   a.pages = std::min(o.k_cache.elements() / k_row, o.v_cache.elements() / v_row) / a.page_size;
   set_new_tokens(a, format, std::min(o.new_k.elements() / k_row, o.new_v.elements() / v_row),
@@ -99,14 +99,14 @@ void copy_to_kv_cache(const CacheOperands& o, NVTE_QKV_Format format, const Cach
   int32_t status = 0;
   a.status = status_at(place, &status);
   append_kv(a, place);
-  require_sane(status, "cu_new_lens, cu_cached_lens or page_table");
+  require_valid(status, "cu_new_lens, cu_cached_lens or page_table");
 }
 
 struct ConversionOperands {
   Operand thd, cu_seqlens, bshd;
 };
 
-// The sizes of the padded side; heads and dim are given by the side that is read.
+// The sizes of the padded side; the input determines heads and dim.
 tea_thd_convert conversion(const ConversionOperands& o, int64_t batch, int64_t seqlen,
                            const Operand& source) {
   tea_thd_convert a{};
@@ -168,7 +168,7 @@ void nvte_convert_thd_to_bshd(NVTETensor tensor, NVTETensor cu_seqlens, NVTETens
     int32_t status = 0;
     a.status = tea::nvte::status_at(place, &status);
     tea::thd_to_bshd(a, place);
-    tea::nvte::require_sane(status, "cu_seqlens");
+    tea::nvte::require_valid(status, "cu_seqlens");
   });
 }
 
@@ -184,13 +184,13 @@ void nvte_convert_bshd_to_thd(NVTETensor tensor, NVTETensor cu_seqlens, NVTETens
     int32_t status = 0;
     a.status = tea::nvte::status_at(place, &status);
     tea::bshd_to_thd(a, place);
-    tea::nvte::require_sane(status, "cu_seqlens");
+    tea::nvte::require_valid(status, "cu_seqlens");
   });
 }
 
 void nvte_prepare_flash_attn_fwd(NVTETensor qkvi, NVTETensor qkv, cudaStream_t stream) {
   TEA_NVTE_EXPORTED({
-    // qkvi is shaped as the Q view of the interleaved buffer that begins at its pointer.
+    // qkvi has the shape of the Q view of the interleaved buffer that begins at its pointer.
     const Operand interleaved("qkvi", qkvi);
     const Operand separate("qkv", qkv);
     tea_flash_prepare a = tea::nvte::preparation(interleaved);

@@ -1,4 +1,4 @@
-// The layout table and what follows from it.
+// The layout table and the functions based on it.
 #include "nvte/layout.h"
 
 #include <array>
@@ -46,8 +46,8 @@ constexpr Packing kAlone{1, false};
 constexpr Packing kPackingQ[] = {{3, false}, {3, true}, kAlone, kAlone, kAlone, kAlone};
 constexpr Packing kPackingKv[] = {{3, false}, {3, true}, {2, false}, {2, true}, kAlone, kAlone};
 
-// The format of a layout, indexed by Q's and by K's and V's. K and V are never ragged beside a
-// dense Q.
+// The format of a layout, indexed by the format of Q and by that of K and V. K and V are never
+// ragged with a dense Q.
 constexpr NVTE_QKV_Format kFormats[3][2] = {
     {NVTE_SBHD, NVTE_SBHD_2BSHD}, {NVTE_BSHD_2SBHD, NVTE_BSHD}, {NVTE_THD_2SBHD, NVTE_THD_2BSHD}};
 

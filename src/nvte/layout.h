@@ -1,5 +1,5 @@
-// The 25 memory layouts of TransformerEngine as one table: which buffers there are and in what
-// order batch, sequence and heads lie in them. Everything else about a layout is strides.
+// The 25 memory layouts of TransformerEngine as one table: the buffers, and the order of batch,
+// sequence and heads in each. The strides follow from these.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 
 namespace tea::nvte {
 
-// How many tensors share a buffer, and whether they alternate per head (H3D, H2D) or per token
+// The number of tensors in a buffer, and whether they alternate per head (H3D, H2D) or per token
 // (3HD, 2HD).
 struct Packing {
   int tensors = 1;
@@ -31,15 +31,15 @@ struct Layout {
 // Throws "qkv_layout not supported!".
 const Layout& layout_of(NVTE_QKV_Layout layout);
 
-// Sizes of one tensor. Pages are a batch of `rows` slots each; ragged tensors need neither.
+// Sizes of one tensor. For pages, batch is their number and rows their slots; ragged: unused.
 struct Extent {
   int64_t batch, rows, heads, dim;
 };
 
-// Strides in elements of a tensor in `format` that shares its buffer as `packing` says.
+// Strides in elements of a tensor in `format` that shares its buffer according to `packing`.
 tea_strides strides(NVTE_QKV_Format format, Packing packing, const Extent& extent);
 
-// Elements from the start of a shared buffer to the first one of its tensor number `index`.
+// Elements from the start of a shared buffer to the first element of tensor `index`.
 int64_t packed_offset(Packing packing, int index, int64_t heads, int64_t dim);
 
 }  // namespace tea::nvte

@@ -1,4 +1,4 @@
-// Filling and copying memory, on the side where it lies.
+// Filling and copying memory on the host or on a device.
 #include "nvte/memory.h"
 
 #include <cstring>
@@ -11,7 +11,7 @@ namespace tea::nvte {
 
 int device_of(const void* pointer) { return driver::device_of(pointer); }
 
-void OneSide::add(std::string_view name, const void* data) {
+void MemorySide::add(std::string_view name, const void* data) {
   if (!data) return;
   if (known_.holds(data)) return;  // tensors often share an allocation
   const driver::Allocation found = driver::allocation_of(data);
@@ -33,7 +33,7 @@ void fill(void* pointer, unsigned char value, size_t bytes, cudaStream_t stream)
 }
 
 void copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
-  OneSide side;
+  MemorySide side;
   side.add("the target", to);
   side.add("the source", from);
   const int device = side.device();

@@ -1,5 +1,5 @@
-// Where memory lies, and filling it: the one place that asks, so that the rest of the
-// TransformerEngine C API works alike on host and device.
+// Location of memory, fills and copies. Only this file distinguishes host from device memory, so
+// that the rest of the TransformerEngine C API does not depend on it.
 #pragma once
 #include <cstddef>
 #include <string_view>
@@ -9,27 +9,26 @@
 
 namespace tea::nvte {
 
-// The index of the device whose memory `pointer` is in, managed memory included, or tea::kHost.
+// The index of the device that owns `pointer` (also managed memory), or tea::kHost.
 int device_of(const void* pointer);
 
-// Where all memory of a call lies: on one side, that of what is named first.
-class OneSide {
+// Checks that all memory of a call is on one device or on the host: that of the first pointer.
+class MemorySide {
  public:
-  // NULL lies nowhere. Throws if `data` lies elsewhere than what came before.
+  // NULL is ignored. Throws if `data` is not on the side of the previous pointers.
   void add(std::string_view name, const void* data);
   int device() const { return device_; }
 
  private:
   int device_ = kHost;
   std::string_view first_;
-  driver::Allocation known_;  // the last one
+  driver::Allocation known_;  // the last allocation
 };
 
-// `bytes` > 0 bytes become `value`, in the order of `stream`; on the host, at once.
+// Fills `bytes` > 0 bytes with `value`, ordered on `stream`; on the host, immediately.
 void fill(void* pointer, unsigned char value, size_t bytes, cudaStream_t stream);
 
-// `bytes` > 0 bytes of `from` go to `to`, on the same side, in the order of `stream`; on the host,
-// at once.
+// Copies `bytes` > 0 bytes on the same side, ordered on `stream`; on the host, immediately.
 void copy(void* to, const void* from, size_t bytes, cudaStream_t stream);
 
 }  // namespace tea::nvte

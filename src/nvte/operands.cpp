@@ -1,4 +1,4 @@
-// Checks of the tensor arguments of the helpers beside attention.
+// Checks of the tensor arguments of the supporting operations.
 #include "nvte/operands.h"
 
 #include "nvte/memory.h"
@@ -61,7 +61,7 @@ int64_t batch_of(const Operand& cu_seqlens) {
 }
 
 Place place_of(std::initializer_list<Operand> operands, cudaStream_t stream) {
-  OneSide side;
+  MemorySide side;
   for (const Operand& operand : operands) side.add(operand.name, operand.data());
   return {side.device(), stream};
 }
@@ -70,7 +70,7 @@ int32_t* status_at(const Place& place, int32_t* status) {
   return place.device == kHost ? status : nullptr;
 }
 
-void require_sane(int32_t status, const char* arrays) {
+void require_valid(int32_t status, const char* arrays) {
   if (status) refuse_argument(arrays, "out of range in part", "positions inside the tensors");
 }
 

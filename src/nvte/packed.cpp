@@ -1,4 +1,4 @@
-// The deprecated entry points for packed Q, K and V: views into the buffers, then as all others.
+// The deprecated entry points for packed Q, K and V, which pass views into the buffers on.
 #include "nvte/packed.h"
 
 #include "nvte/boundary.h"
@@ -10,7 +10,7 @@ namespace tea::nvte {
 Tensor packed_view(const char* name, const Tensor& buffer, NVTE_QKV_Layout layout, int index) {
   const Packing packing = layout_of(layout).packing_kv();
   const NVTEShape& shape = buffer.data.shape;
-  const size_t place = shape.ndim - (packing.per_head ? 2 : 3);  // of the number of tensors
+  const size_t place = shape.ndim - (packing.per_head ? 2 : 3);  // the dimension 3 or 2
   const bool fits = shape.ndim >= 4 && shape.data[place] == static_cast<size_t>(packing.tensors);
   TEA_REQUIRE(fits, std::string("shape of ") + name, text(shape),
               "[..., " + std::string(packing.per_head ? "heads, " : "") + shown(packing.tensors) +

@@ -5,8 +5,8 @@
 
 namespace tea::nvte {
 
-// Tensor number `index` of a packed buffer, [rows, heads, head dim]. The scales and amax are the
-// buffer's. Throws if the buffer's shape does not have the layout's number of tensors in its place.
+// Tensor `index` of a packed buffer, [rows, heads, head dim], with the scales and amax of the
+// buffer. Throws if the buffer's shape does not contain the layout's number of tensors.
 Tensor packed_view(const char* name, const Tensor& buffer, NVTE_QKV_Layout layout, int index);
 
 }  // namespace tea::nvte

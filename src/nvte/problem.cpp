@@ -43,7 +43,7 @@ int32_t needed_int32(const char* name, int64_t value) {
   return static_cast<int32_t>(value);
 }
 
-// A value outside an enum is no work at all, so this throws where a refusal would only be told.
+// A value outside an enum is invalid in the selector, too, so this throws an Error.
 template <class Enum>
 Enum needed_enum(const char* name, Enum value, Enum last) {
   const auto number = static_cast<uint32_t>(value);
@@ -85,7 +85,7 @@ void set_sizes(Problem& p, const Work& w, const Layout& layout) {
   if (!p.varies_kv()) p.seqlen_kv = s.max_kv;
 }
 
-// The bound plus one; a bound beyond every length is none.
+// The bound plus one; 0 (no bound) for a bound beyond every length.
 int64_t window_field(const char* name, int64_t bound) {
   TEA_REQUIRE(bound >= -1, name, bound, "-1 (no bound) or more");
   return bound < kUnbounded ? bound + 1 : 0;
@@ -105,7 +105,7 @@ void set_scores(Problem& p, const Work& w) {
   p.alibi = kBiases[o.bias].alibi;
   if (p.bias) {
     p.bias_broadcast = w.bias_broadcast;
-    // The label of a bias is not to be trusted beside 16-bit inputs; see docs/compatibility.md.
+    // With 16-bit inputs the dtype of a bias is not reliable; see docs/compatibility.md.
     if (p.is_fp8()) p.bias_dtype = needed_type("dtype of Bias", w.types.bias);
   }
   p.softmax = o.softmax;
@@ -143,7 +143,7 @@ void set_strides(Problem& p, const Work& w, const Layout& layout) {
   p.dout = p.o, p.dq = p.q, p.dk = p.k, p.dv = p.v;
 }
 
-// One buffer for two or three tensors makes their sizes equal.
+// Tensors in one buffer must have equal sizes.
 void check_packing(const Work& w, const Layout& layout) {
   const Sizes& s = w.sizes;
   TEA_REQUIRE(layout.packing_kv().tensors == 1 || s.dim_v == s.dim_qk, "head dim of V", s.dim_v,

@@ -1,5 +1,4 @@
-// The translation of a call into the core's terms: the Problem, the sizes of its run, and why there
-// is none.
+// The translation of a call into a Problem and the sizes of its run, or the reason of a refusal.
 #pragma once
 #include <string>
 
@@ -17,14 +16,14 @@ Mask mask_of(NVTE_Mask_Type type);
 // TEA_DTYPE_DEFAULT for types that attention does not take.
 tea_dtype dtype_of(NVTEDType type);
 
-// Throws Error where the work makes no sense; the Problem still has to be checked. The options are
-// values of their enums.
+// Throws Error for inconsistent work; the Problem must still be checked. The options must be values
+// of their enums.
 Problem problem_of(const Work& work);
 tea_run run_of(const Work& work);  // sizes only
 
-// Why the work is refused, in TransformerEngine's words where it has some; empty if it is not. The
-// selector and the executor both ask here, so that they cannot disagree. Throws Error for a value
-// outside an enum.
+// The reason of a refusal, with TransformerEngine's text if it has one; empty if the work is
+// accepted. Both the selector and the executor call it, so that they agree. Throws Error for a
+// value outside an enum.
 std::string refusal(const Work& work);
 
 }  // namespace tea::nvte

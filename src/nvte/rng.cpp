@@ -1,5 +1,5 @@
-// The state of the random numbers, and the number of segments: helpers whose NVTETensor parameters
-// are raw pointers.
+// The random state and the number of segments: functions whose NVTETensor parameters are raw
+// pointers.
 #include "ops/rng.h"
 
 #include <initializer_list>
@@ -12,8 +12,8 @@
 namespace tea::nvte {
 namespace {
 
-// What one forward draws, in TransformerEngine's count: 16 numbers a thread, or all of P's over 128
-// threads.
+// The increment of one forward in TransformerEngine: 16 numbers per thread, or the size of P
+// divided by 128 threads.
 uint64_t offset_step(NVTE_Fused_Attn_Backend backend, size_t rows_q, size_t rows_kv) {
   return backend == NVTE_F16_arbitrary_seqlen ? 16 : (rows_q * rows_kv + 127) / 128;
 }
@@ -29,9 +29,9 @@ struct Named {
   const void* memory;
 };
 
-// Where all memory of the call lies: on one side.
+// The device or host of the call's memory, which must be the same for all.
 Place place_of(std::initializer_list<Named> parts, cudaStream_t stream) {
-  OneSide side;
+  MemorySide side;
   for (const Named& part : parts) side.add(part.name, part.memory);
   return {side.device(), stream};
 }
@@ -48,7 +48,7 @@ void nvte_extract_seed_and_offset(int64_t* rng_state_ptr, int captured, int64_t*
                                   uint32_t offset_intragraph, cudaStream_t stream) {
   TEA_NVTE_EXPORTED({
     int64_t* const state = needed("rng_state_ptr", rng_state_ptr);
-    // Only one of each pointer and value is set: they share storage in the caller.
+    // Only the pointers or only the values are set: they share storage in the caller.
     if (!captured)
       return fill_rng(state, seed_val, offset_val, place_of({{"rng_state_ptr", state}}, stream));
     const auto* const seed = needed("seed_ptr", seed_ptr);

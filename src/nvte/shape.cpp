@@ -1,4 +1,4 @@
-// Shapes, types and sizes of tensors, and the functions of the C API that ask for them.
+// Shapes, types and sizes of tensors, and the functions of the C API that return them.
 #include <algorithm>
 #include <iterator>
 

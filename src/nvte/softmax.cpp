@@ -1,4 +1,4 @@
-// The softmax entry points of the TransformerEngine C API, in terms of src/ops/softmax.h.
+// The softmax entry points of the TransformerEngine C API, based on src/ops/softmax.h.
 #include "ops/softmax.h"
 
 #include "nvte/boundary.h"
@@ -8,7 +8,7 @@
 namespace tea::nvte {
 namespace {
 
-// The sizes come from `shaped` alone: the input of forward, the output of backward.
+// Only `shaped` determines the sizes: the input of forward, the output of backward.
 tea_scaled_softmax arguments(const Operand& shaped, tea_score_mask kind, float scale) {
   tea_scaled_softmax a{};
   a.dtype = required_dtype(shaped, 1u << TEA_FP16 | 1u << TEA_BF16);
@@ -48,7 +48,7 @@ void backward(const Gradients& g, tea_score_mask kind, float scale, cudaStream_t
   scaled_softmax_backward(a, place_of({g.incoming, g.results, g.output}, stream));
 }
 
-// Shared by the whole batch, or one for each entry: only shape[0] says.
+// shape[0] determines whether the batch shares the mask.
 void set_mask(tea_scaled_softmax& a, const Operand& mask) {
   a.mask_batch = mask.size(0) == 1 ? 1 : a.batch;
   require_elements(mask, a.mask_batch * a.rows * a.cols);
@@ -61,7 +61,7 @@ void set_mask(tea_scaled_softmax& a, const Operand& mask) {
 using tea::nvte::Operand;
 using tea::nvte::place_of;
 
-// The entry points without a mask tensor differ in the kind only.
+// The entry points without a mask tensor differ only in the kind.
 #define TEA_NVTE_SOFTMAX(name, kind)                                                          \
   void name##_forward(const NVTETensor input, NVTETensor softmax_results, float scale_factor, \
                       cudaStream_t stream) {                                                  \

@@ -12,14 +12,14 @@
 namespace tea::nvte {
 namespace {
 
-// As many as TransformerEngine's table of 20 MiB holds, at its 304 bytes a tensor.
+// The capacity of TransformerEngine's table: 20 MiB, with 304 bytes per tensor.
 constexpr size_t kMaxTensors = (size_t{20} << 20) / 304;
 
 uintptr_t index_of(NVTETensor handle) { return reinterpret_cast<uintptr_t>(handle); }
 NVTETensor handle_of(size_t index) { return reinterpret_cast<NVTETensor>(index); }
 
-// Slots never move and are never given back, so that a look-up needs no lock: it reads only the
-// high-water mark. Pages of the reserved memory that no slot has reached cost nothing.
+// Slots never move and are never freed, so that a look-up needs no lock: it reads only the
+// high-water mark. Unused pages of the reserved memory are not backed by physical memory.
 class Table {
  public:
   Table() {
@@ -56,7 +56,7 @@ class Table {
       const size_t index = index_of(handle);
       TEA_NVTE_CHECK(index <= slots_.size(), "Invalid tensor. No tensor was ever created as ",
                      index, "; the last one is ", slots_.size(), ".");
-      // A second entry in the free list would give one slot to two owners.
+      // A second entry in the free list would assign one slot to two owners.
       TEA_NVTE_CHECK(live_[index - 1], "Invalid tensor. Tensor ", index, " was already destroyed.");
       slots_[index - 1] = Tensor{};
       live_[index - 1] = false;
@@ -65,7 +65,7 @@ class Table {
   }
 
  private:
-  // The slot freed last, else a new one.
+  // The slot freed last, or a new slot.
   size_t take() {
     if (!free_.empty()) {
       const size_t index = free_.back();

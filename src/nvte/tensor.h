@@ -1,5 +1,5 @@
 // The object behind an NVTETensor, and the look-up from the handle. Code inside the library uses
-// these and never an nvte_ name, which another library in the process may have taken.
+// these functions and no nvte_ function, whose name another library in the process may also export.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -48,7 +48,7 @@ struct Tensor {
 
   bool has_data() const { return tea::nvte::present(data); }
   bool has_columnwise_data() const { return tea::nvte::present(columnwise_data); }
-  // The rowwise part, or the columnwise one where only that is present.
+  // The rowwise part, or the columnwise part if only that is present.
   const NVTEBasicTensor& stored() const {
     return !has_data() && has_columnwise_data() ? columnwise_data : data;
   }
@@ -64,16 +64,16 @@ namespace tea::nvte {
 
 using transformer_engine::Tensor;
 
-// NULL for a handle that the table never gave out. Does not lock.
+// NULL for a handle that was never created. Does not lock.
 Tensor* find(NVTETensor handle);
-// The same; throws "Invalid tensor." instead of returning NULL.
+// As find(), but throws "Invalid tensor." instead of returning NULL.
 Tensor& tensor(NVTETensor handle);
-// The same for a parameter of that name, which the message has; for within TEA_NVTE_EXPORTED, which
-// adds the function.
+// As above, with the parameter's name in the message. For use within TEA_NVTE_EXPORTED, which adds
+// the function's name.
 Tensor& tensor(const char* name, NVTETensor handle);
 #define TEA_TENSOR(parameter) ::tea::nvte::tensor(#parameter, parameter)
 
-// All or none. `destroy` skips NULL.
+// create() creates all handles or none. destroy() skips NULL.
 void create(NVTEScalingMode mode, std::span<NVTETensor> handles);
 void destroy(std::span<const NVTETensor> handles);
 

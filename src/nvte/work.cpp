@@ -1,5 +1,5 @@
-// Heads and head dims are the last dimensions of Q, K and V, whatever comes before them; the batch
-// is that of cu_seqlens_q. JAX relies on it: it passes [b * s, h, d] for every layout.
+// Heads and head dims are the last dimensions of Q, K and V, for any leading dimensions;
+// cu_seqlens_q determines the batch. JAX relies on this: it passes [b * s, h, d] for every layout.
 #include "nvte/work.h"
 
 #include <initializer_list>
@@ -11,7 +11,7 @@
 namespace tea::nvte {
 namespace {
 
-// The dimension that is `back` places before the last one.
+// The dimension `back` positions before the last one.
 int64_t from_end(const char* name, const Tensor& tensor, size_t back) {
   const NVTEShape& shape = tensor.data.shape;
   TEA_REQUIRE(shape.ndim >= 3, std::string("shape of ") + name, text(shape),
@@ -78,8 +78,8 @@ void check_lengths(const char* name, const Tensor& cu_seqlens, int64_t batch, bo
               std::string("shape of ") + name, text(shape), "[" + shown(batch + 1) + "]");
 }
 
-// Everything that will be read or written lies inside what the shapes promise. Those of O and of
-// SoftmaxOffset promise nothing: callers label O with Q's shape, and the offset as they like.
+// Checks that all accesses are inside the shapes. The shapes of O and SoftmaxOffset are not
+// checked: callers set O's to that of Q, and the offset's arbitrarily.
 void check_extents(const Call& call, const Sizes& s) {
   const Layout& layout = layout_of(call.options.layout);
   const bool padding = mask_of(call.options.mask).padding;
@@ -101,7 +101,7 @@ struct Named {
   const Tensor* tensor;
 };
 
-// dO and the gradients are labelled truly, and lie as O, Q, K and V do.
+// dO and the gradients have correct shapes, and the layouts of O, Q, K and V.
 void check_gradients(const BackwardCall& call, const Sizes& s) {
   const Layout& layout = layout_of(call.options.layout);
   const int64_t rows_q = layout.ragged_q() ? s.tokens_q : s.batch * s.max_q;
@@ -129,7 +129,7 @@ void check_label(const Named& of, NVTEDType needed, const char* needed_name) {
               shown(static_cast<int>(needed)) + ", " + needed_name);
 }
 
-// What is read as int32 says that it is that. (What is not there, the core asks for.)
+// Checks that a tensor that is read as int32 has this type. (The core refuses missing tensors.)
 void check_int32(const Named& of, bool read) {
   if (read && of.tensor->has_data()) check_label(of, kNVTEInt32, "kNVTEInt32");
 }
@@ -143,7 +143,7 @@ void check_lengths_types(const Call& call) {
   check_int32({"cu_seqlens_kv_padded", call.cu_seqlens_kv_padded}, layout.ragged_kv());
 }
 
-// One fp32 number scales a whole tensor: what other modes keep instead would be read as that.
+// Only one fp32 scale per tensor is supported; other scaling modes store other data there.
 void check_scaling(std::initializer_list<Named> tensors) {
   for (const auto& [name, tensor] : tensors) {
     TEA_REQUIRE(tensor->scaling_mode == NVTE_DELAYED_TENSOR_SCALING,
@@ -181,7 +181,7 @@ Work common_work(const Call& call, const Sizes& sizes) {
   w.sizes = sizes;
   const NVTEDType q = call.q->dtype();
   w.types = {q, q, q, q, q};
-  // Where the sequences of a ragged side start; packed Q, K and V share the starts of Q.
+  // The offsets of the sequences of a ragged side; packed Q, K and V share those of Q.
   w.gaps = call.cu_seqlens_q_padded->has_data() || call.cu_seqlens_kv_padded->has_data();
   if (call.workspace->data.data_ptr)
     w.gaps = call.cu_seqlens_q_padded->data.data_ptr || call.cu_seqlens_kv_padded->data.data_ptr;

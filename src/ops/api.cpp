@@ -1,4 +1,4 @@
-// The C API of te_attention_ops.h: thin shells over the operations.
+// The C API of te_attention_ops.h: thin wrappers of the operations.
 #include "core/boundary.h"
 #include "core/growth.h"
 #include "ops/context_parallel.h"
@@ -13,7 +13,7 @@
 #include "ops/softmax.h"
 #include "ops/thd.h"
 
-// name: of the C function; struct_name: of its argument; operation: what it forwards to.
+// name: the C function; struct_name: its argument's type; operation: the C++ function.
 #define TEA_OPERATION(name, struct_name, operation)                                                \
   tea_status name(const struct_name* args, int device, void* stream) {                             \
     return tea::guarded([&] {                                                                      \

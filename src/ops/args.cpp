@@ -1,4 +1,4 @@
-// Checks shared by the neighbours of attention.
+// Checks shared by the supporting operations.
 #include "ops/args.h"
 
 #include "core/problem.h"

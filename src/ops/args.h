@@ -1,5 +1,5 @@
-// What every neighbour of attention does with its arguments: import the struct, check sizes,
-// pointers, dtypes and strides, and know where the work runs.
+// Arguments of the supporting operations: import of the struct, checks of sizes, pointers, dtypes
+// and strides, and the device.
 #pragma once
 #include <initializer_list>
 
@@ -11,13 +11,13 @@
 
 namespace tea {
 
-// Where an operation runs. On the host the stream is not read.
+// The device and stream of an operation. On the host the stream is not read.
 struct Place {
   int device = kHost;
   void* stream = nullptr;
 };
 
-// Throws unless this build can run at the place. Where kGpuCode is false, it is the host then.
+// Throws unless this build can run on the device. Without device code it therefore returns true.
 bool is_host(const Place& place);
 #if defined(TE_ATTENTION_CUDA)
 inline constexpr bool kGpuCode = true;
@@ -29,10 +29,10 @@ struct NamedSize {
   const char* name;
   int64_t value;
 };
-// Each is at least 0. Returns the product, which must be far from overflow even in bytes.
+// Each must be at least 0. Returns the product, and refuses it if sizes in bytes could overflow.
 int64_t require_sizes(std::initializer_list<NamedSize> sizes);
 
-// Memory of elements, which lie at multiples of their size.
+// A pointer to elements, which must be aligned to their size.
 struct NamedPointer {
   template <class T>
   NamedPointer(const char* n, const T* p) : name(n), value(p), bytes(sizeof(T)) {}

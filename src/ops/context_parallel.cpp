@@ -1,4 +1,4 @@
-// Context parallelism: the checks of halves of sequences and of the corrections of partial results.
+// Context parallelism: checks for halves of sequences and corrections of partial results.
 #include "ops/context_parallel.h"
 
 #include "core/problem.h"

@@ -1,5 +1,5 @@
 // Context parallelism on ragged batches: halves of sequences, corrections of partial results, and
-// the order of tokens over the ranks. The rules below serve host and GPU.
+// the order of tokens over the ranks. Host and GPU share the rules below.
 #pragma once
 #include <cmath>
 
@@ -22,9 +22,9 @@ void cp_copy_valid(const tea_cp_valid& args, const Place& place);
 
 // ---- Halves ----------------------------------------------------------------------------------
 
-// A sequence is rows start .. start + 2 * half; in half tensors, half rows from start / 2 on.
+// A sequence has rows start .. start + 2 * half; in half tensors, `half` rows from start / 2.
 struct Halves {
-  int64_t index = -1, start = 0, half = 0;  // index -1: none, or nonsense
+  int64_t index = -1, start = 0, half = 0;  // index -1: no sequence, or invalid metadata
   TEA_HOST_DEVICE bool holds(int64_t row) const {
     return index >= 0 && row >= start && row - start < 2 * half;
   }
@@ -36,7 +36,7 @@ TEA_HOST_DEVICE Halves halves_of(const int32_t* cu_seqlens, int64_t i, int64_t t
   return {i, start, (end - start) / 2};
 }
 
-// Those of the sequence that holds `row` of a whole tensor.
+// The halves of the sequence that contains `row` of a whole tensor.
 TEA_HOST_DEVICE Halves halves_around(const int32_t* cu_seqlens, int64_t batch, int64_t tokens,
                                      int64_t row) {
   const int64_t i = find_sequence(cu_seqlens, batch, row);
@@ -63,10 +63,10 @@ struct ReadHalfMoves : Moves {
 
 // ---- LSE -------------------------------------------------------------------------------------
 
-// Where the LSE of a sequence lies: in a line of the whole tensor, and of the step's.
+// The position of a sequence's LSE in a line of the whole tensor and of the step's tensor.
 struct LseShape {
-  int32_t packed;  // a line for each head; else one for each head of each sequence
-  int32_t second;  // the step holds second halves only
+  int32_t packed;  // one line per head; else one per sequence and head
+  int32_t second;  // the step has only second halves
   int64_t heads, whole_len, step_len;
 
   TEA_HOST_DEVICE int64_t whole_first(const Halves& s) const {
@@ -82,19 +82,19 @@ struct LseShape {
   }
 };
 
-// Second halves' rows in every line of half_lse.
+// The rows of second halves in every line of half_lse.
 struct LseElements : Elementwise {
   static constexpr int kPasses = 2;
   tea_cp_lse a;
   LseShape shape;
-  bool correct;  // else read
+  bool correct;  // false: read
 
   TEA_HOST_DEVICE int64_t tokens() const { return a.packed ? a.lse_len : INT64_MAX; }
   TEA_HOST_DEVICE void check(int64_t i) const {
     if (!shape.fits(halves_of(a.cu_seqlens, i, tokens()))) report(a.status, TEA_STATUS_BAD_LENGTHS);
   }
 
-  // Elements [begin, end) of a line of half_lse belong to those `shift` later in the whole line.
+  // Elements [begin, end) of a line of half_lse correspond to elements + shift of the whole line.
   struct Cursor {
     int64_t begin = 0, end = 0, shift = 0;
     TEA_HOST_DEVICE bool holds(int64_t i) const { return i >= begin && i < end; }
@@ -185,17 +185,16 @@ struct GradUpdates : Updates {
 
 // ---- Order over the ranks --------------------------------------------------------------------
 
-// A sequence cut into 2 * world chunks, of which a rank has two, neighbours in its own order: its
-// tokens begin + c, c < 2 * chunk, are the global ones first + c and, from c = chunk on, second +
-// c.
+// A sequence is cut into 2 * world chunks. A rank has two of them, adjacent in its own order: its
+// token begin + c, c < 2 * chunk, is the global token first + c, or second + c for c >= chunk.
 struct Cut {
-  int64_t begin = 0, chunk = -1, first = 0, second = 0;  // chunk -1: nonsense
+  int64_t begin = 0, chunk = -1, first = 0, second = 0;  // chunk -1: invalid
 
   TEA_HOST_DEVICE bool valid() const { return chunk >= 0; }
   TEA_HOST_DEVICE bool holds(int64_t local) const {
     return local >= begin && local - begin < 2 * chunk;
   }
-  // The place in the global order of token `local` of the rank.
+  // The global index of token `local` of the rank.
   TEA_HOST_DEVICE int64_t token(int64_t local) const {
     const int64_t c = local - begin;
     return c + (c < chunk ? first : second);
@@ -211,7 +210,7 @@ TEA_HOST_DEVICE Cut cut_of(const Args& a, int64_t rank, int64_t i) {
   return {2 * from, chunk, start + rank * chunk, start + (cuts - 2 - rank) * chunk};
 }
 
-// The cut of the sequence that token `local` of a rank is in; it holds the token, if any does.
+// The cut of the sequence that contains token `local` of a rank, if any does.
 template <class Args>
 TEA_HOST_DEVICE Cut cut_around(const Args& a, int64_t rank, int64_t local) {
   const int64_t i = find_sequence(a.cu_seqlens, a.batch, local * a.world);

@@ -1,4 +1,4 @@
-// Context parallelism: the checks of what says which tokens a rank owns, and in which order.
+// Context parallelism: checks for the assignment of tokens to ranks and their order.
 #include <limits>
 
 #include "core/problem.h"

@@ -1,4 +1,4 @@
-// Cumulative sequence lengths: sums in 64 bits, kept inside int32.
+// Cumulative sequence lengths: sums in 64 bits, saturated to int32.
 #include "ops/cu_seqlens.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Cumulative lengths. Lengths: blocks sum tiles of them, one block sums the tiles, and what lies
-// before a tile is added to its sums. Masks of short rows: one pass, in which a block asks those
-// before it. Masks of long rows: counted into the place of the sums, and the last block sums them.
+// Cumulative lengths. From lengths: CTAs scan tiles, one CTA scans the tiles' sums, and the prefix
+// of each tile is added. From masks with short rows: one pass with decoupled look-back. From masks
+// with long rows: counts are stored in cu_seqlens, and the last CTA scans them.
 #include "ops/cu_seqlens.h"
 #include "ops/fill.h"
 #include "ops/launch.cuh"
@@ -9,15 +9,15 @@ namespace tea {
 namespace {
 
 constexpr int kScan = 1024, kWarp = 32;
-constexpr int kEach = 8;      // lengths that a thread sums
-constexpr int kUnderWay = 8;  // accesses
+constexpr int kEach = 8;      // lengths per thread
+constexpr int kUnderWay = 8;  // outstanding loads per thread
 constexpr int64_t kTile = kScan * kEach, kMost = INT32_MAX;
 
 __device__ int32_t saturated(int64_t sum) {
   return static_cast<int32_t>(sum < kMost ? sum : kMost);
 }
 
-// The sum over this thread and those before it in its block; *total: over all.
+// Inclusive scan over the threads of a CTA; *total: the sum over all threads.
 template <int kThreads>
 __device__ int64_t scanned(int64_t value, int64_t* total) {
   __shared__ int64_t of_warp[kThreads / kWarp];
@@ -38,7 +38,7 @@ __device__ int64_t scanned(int64_t value, int64_t* total) {
   return value;
 }
 
-// Which of the sums 1 .. end are worked on: every `step`-th and the last.
+// The subset of sums 1 .. end: every `step`-th, and the last.
 struct Places {
   int64_t end, step;
   TEA_HOST_DEVICE int64_t count() const { return (end + step - 1) / step; }
@@ -47,8 +47,8 @@ struct Places {
   }
 };
 
-// A block sums tile after tile; with as many blocks as tiles, each sums its own alone. `lengths`,
-// which begin with the first sequence's, may be the sums' own place.
+// A single CTA scans all tiles; with as many CTAs as tiles, each scans only its own tile. `lengths`
+// may be the memory of the sums.
 __global__ void __launch_bounds__(kScan)
     sum_tiles(const int32_t* lengths, int32_t* cu_seqlens, const Places places, int32_t* status) {
   if (thread_index() == 0) cu_seqlens[0] = 0;
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kScan)
   }
 }
 
-// The sums of a tile alone become those from the first tile on: each but the last, which is right
-// already, lacks the last one of the tile before.
+// Adds the prefix of each tile: the last sum of the previous tile. The last sum of a tile is
+// already complete.
 __global__ void __launch_bounds__(kBlock)
     add_tiles_before(int32_t* cu_seqlens, int64_t batch, int32_t* status) {
   for (int64_t i = kTile + 1 + thread_index(); i < batch; i += thread_count()) {
@@ -84,15 +84,15 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// How many of the bytes are not zero, 128 times, and `sum`: each sets its highest bit, as a carry
-// or before, and one instruction adds the four of a word.
+// 128 times the number of non-zero bytes, plus `sum`. Each non-zero byte sets its highest bit (by a
+// carry or itself), and one instruction adds the four bytes of a word.
 __device__ uint32_t marked_128(const uint4& bytes, uint32_t sum) {
   for (const uint32_t word : {bytes.x, bytes.y, bytes.z, bytes.w})
     sum = __dp4a((((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | word) & 0x80808080u, 0x01010101u, sum);
   return sum;
 }
 
-// The bytes of [begin, end) that are not zero and fall to this lane.
+// The number of non-zero bytes of [begin, end) that this lane counts.
 __device__ int64_t marked_between(const uint8_t* begin, const uint8_t* end, int lane, int lanes) {
   const auto align = [](const uint8_t* at) { return at - reinterpret_cast<uintptr_t>(at) % 16; };
   const uint8_t* p = align(begin) + 16 * lane;
@@ -131,7 +131,7 @@ __device__ int64_t sum_over(const Team& team, int64_t value) {
   return value;
 }
 
-// Sums 1 + first .. of as many sequences as a block has threads, of which `count` exist.
+// Stores sums 1 + first .., one per thread of the CTA, of which `count` exist.
 __device__ void store_sum(const tea_cu_seqlens& a, int64_t first, int count, int64_t sum) {
   const int i = threadIdx.x;
   if (i >= count) return;
@@ -141,12 +141,13 @@ __device__ void store_sum(const tea_cu_seqlens& a, int64_t first, int count, int
 
 // ---- Short rows --------------------------------------------------------------------------------
 
-// What a tile's last sum holds until it is one: kNothing, then the tile's own sum as a number below
-// that (Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016).
+// The states of a tile's last sum before it is complete: kNothing, then the tile's own sum encoded
+// as a number below kNothing (Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled
+// Look-back", 2016).
 constexpr int32_t kNothing = -1;
 __device__ int32_t as_own(int64_t sum) { return static_cast<int32_t>(kNothing - 1 - sum); }
 
-// Writes `value` to sum 0 and to the chosen ones, which the next kernel waits for.
+// Initialises sum 0 and the selected sums with `value` for the dependent grid.
 __global__ void __launch_bounds__(kBlock)
     clear_sums(int32_t* cu_seqlens, const Places places, int32_t value) {
   launch_dependent_grids();
@@ -156,8 +157,8 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 struct Tiles {
-  Team team;  // of a row, at most a warp
-  // Large enough that few blocks wait for those before them, small enough for many blocks.
+  Team team;  // the threads of a row, at most a warp
+  // Large enough that few CTAs wait for their predecessors, small enough for many CTAs.
   TEA_HOST_DEVICE int rounds() const { return team.shift >= 2 && team.shift <= 4 ? 4 : 1; }
   TEA_HOST_DEVICE int at_once() const { return kBlock >> team.shift; }
   TEA_HOST_DEVICE int rows() const { return at_once() * rounds(); }
@@ -168,8 +169,8 @@ struct Tiles {
   }
 };
 
-// What lies before a tile, by all threads of its block: as many tiles at a time, up to the first
-// that knows its sum.
+// The prefix of a tile (look-back), by all threads of its CTA: as many tiles at a time, back to the
+// first tile with a complete sum.
 __device__ int64_t sum_before(const tea_cu_seqlens& a, const Tiles& tiles, int64_t tile) {
   constexpr int kWarps = kBlock / kWarp;
   __shared__ int64_t of_warp[kWarps];
@@ -193,9 +194,9 @@ __device__ int64_t sum_before(const tea_cu_seqlens& a, const Tiles& tiles, int64
   }
 }
 
-// The last sum of every tile is kNothing when the kernel before has ended, for which a block waits
-// when it has counted. Blocks begin in the order of their numbers, so that one may wait for those
-// before it.
+// The predecessor grid sets the last sum of every tile to kNothing; a CTA waits for that grid after
+// it has counted. CTAs start in the order of their indices, so that a CTA may wait for its
+// predecessors.
 __global__ void __launch_bounds__(kBlock) sum_marks(const tea_cu_seqlens a, const Tiles tiles) {
   __shared__ int32_t tokens[kBlock];
   const int64_t tile = blockIdx.x, first = tile * tiles.rows(), left = a.batch - first;
@@ -227,8 +228,8 @@ struct Pieces {
   int64_t bytes, of_row;
 };
 
-// A warp counts a piece. cu_seqlens are 0 when the kernel before has ended; the first of them
-// counts blocks that are done.
+// A warp counts a piece. The predecessor grid sets cu_seqlens to 0; the first entry counts the CTAs
+// that have finished.
 __global__ void __launch_bounds__(kBlock) count_marks(const tea_cu_seqlens a, const Pieces pieces) {
   __shared__ bool is_last;
   int32_t* const counts = a.cu_seqlens + 1;
@@ -321,7 +322,7 @@ int64_t count_positive_on_gpu(const int32_t* values, int64_t count, int32_t* scr
       cudaMemcpyAsync(&result, scratch, sizeof result, cudaMemcpyDeviceToHost, stream);
   if (!error) error = cudaStreamSynchronize(stream);
   if (!error) return result;
-  cudaGetLastError();  // or the next launch in this thread, whose ever it is, reports it again
+  cudaGetLastError();  // clears the error, which the next launch of this thread would report again
   throw Error(TEA_FAILED, std::string("copy to the host: ") + cudaGetErrorString(error));
 }
 

@@ -1,4 +1,4 @@
-// The keep decisions of dropout as bytes: math/dropout.h, one element at a time.
+// The dropout mask as bytes, by math/dropout.h, one element at a time.
 #include "ops/dropout_mask.h"
 
 #include "core/tensors.h"

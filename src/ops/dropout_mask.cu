@@ -1,5 +1,5 @@
-// The keep decisions of dropout. A thread makes those of four cells at a time, that is of rows i
-// and i + 8 by sixteen columns, and writes each row at once.
+// The dropout mask. A thread computes four cells at a time, that is rows i and i + 8 by sixteen
+// columns, and writes the sixteen bytes of each row with one store.
 #include "math/dropout.h"
 #include "ops/dropout_mask.h"
 #include "ops/launch.cuh"
@@ -9,27 +9,28 @@ namespace {
 
 constexpr int kSide = 16, kPairs = kSide / 2;  // rows i and i + 8 of a square are a pair
 
-constexpr int kSquares = 4;  // that a thread works on one after the other, if there are so many
+constexpr int kSquares = 4;  // squares per thread, if there are enough
 
-// How many squares a length takes that begins anywhere.
+// The number of squares that `length` elements from `origin` overlap.
 TEA_HOST_DEVICE int64_t squares(int64_t origin, int64_t length) {
   return (origin % kSide + length + kSide - 1) / kSide;
 }
 
-// Sixteen decisions of one row, a byte each.
+// Sixteen mask bytes of one row.
 struct Line {
   uint32_t word[kSide / 4];
 };
 
-// Of two uniforms at a time, the halves of a word.
+// Compares two uniforms, the halves of a word, with the threshold.
 struct Keep {
-  uint32_t floor, add;  // of both halves
+  uint32_t floor, add;  // for both halves
 
-  // A uniform below the threshold is raised to one less than that. The sum wraps: it is 0 there,
-  // and more above. Where all are kept, the floor is the highest number, and the sum always 1.
+  // Uniforms below the threshold are clamped to threshold - 1. The sum then wraps to 0 for these,
+  // and is larger for the others. If all are kept, the floor is the highest number and the sum
+  // always 1.
   __device__ explicit Keep(uint32_t threshold)
       : floor(pair(threshold - 1)), add(pair(threshold ? 1 - threshold : 2)) {}
-  // 1 in each half that is kept, else 0.
+  // 1 in each half whose element is kept, else 0.
   __device__ uint32_t operator()(uint32_t uniforms) const {
     return __viaddmin_u16x2(__vmaxu2(uniforms, floor), add, 0x00010001);
   }
@@ -38,10 +39,10 @@ struct Keep {
   __device__ static uint32_t pair(uint32_t x) { return __byte_perm(x, x, 0x1010); }
 };
 
-// The sixteen decisions of a square's row `row` and those of row + 8; col: its first column.
+// The sixteen bytes of a square's row `row` and those of row + 8; col: its first column.
 __device__ __forceinline__ void decide(Line (&lines)[2], const RngState& rng, uint32_t stream,
                                        int64_t row, int64_t col, const Keep& keep) {
-  // A word of a cell has two neighbouring columns: of row i left, right, of row i + 8 likewise.
+  // A word of a cell has two adjacent columns: row i left and right, then row i + 8 likewise.
 #pragma unroll
   for (int c = 0; c < kSide / 2; c += 4) {
     const Philox4 left = dropout_cell(rng, stream, row, col + c);
@@ -53,7 +54,7 @@ __device__ __forceinline__ void decide(Line (&lines)[2], const RngState& rng, ui
   }
 }
 
-// Columns [begin, end) of the line go to row[begin ...].
+// Stores columns [begin, end) of the line to row[begin ...].
 __device__ __forceinline__ void store(uint8_t* row, const Line& line, int begin, int end) {
   if (end - begin == kSide && reinterpret_cast<uintptr_t>(row) % 16 == 0) {
     __stwb(reinterpret_cast<uint4*>(row), {line.word[0], line.word[1], line.word[2], line.word[3]});
@@ -67,7 +68,7 @@ __device__ __forceinline__ void store(uint8_t* row, const Line& line, int begin,
   }
 }
 
-// A team shares a pair of rows.
+// A team of threads computes a pair of rows.
 __global__ void __launch_bounds__(kBlock)
     keep_decisions(const __grid_constant__ tea_dropout_mask a, const Team team) {
   const RngState rng = {static_cast<uint64_t>(a.rng_state[0]),
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kBlock)
     const int64_t b = quotient(plane, a.heads);
     const uint32_t stream =
         dropout_stream(b + origin_of(a, 0), plane - b * a.heads + origin_of(a, 1));
-    // Global, as the cells count.
+    // Global, because cells are aligned to global rows.
     const int64_t row = (first_row / kSide + pair / kPairs) * kSide + pair % kPairs;
     const int64_t local = row - first_row;
     uint8_t* const to = a.keep + (plane * a.rows + local) * a.cols - left_out;
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(kBlock)
 }  // namespace
 
 void dropout_keep_on_gpu(const tea_dropout_mask& args, const Place& place) {
-  // An origin in device memory is not known here: the most squares that any could take.
+  // The host does not know an origin in device memory, so this is the maximum over all origins.
   const int64_t wide = squares(kSide - 1, args.cols);
   const int64_t pairs = args.batch * args.heads * squares(kSide - 1, args.rows) * kPairs;
   const Team team = Team::of(wide / kSquares, 1, kBlock);

@@ -1,4 +1,4 @@
-// Elements one at a time, updates of rows, and the random state.
+// Elementwise operations, updates of rows, and the random state.
 #include "ops/context_parallel.h"
 #include "ops/elements.h"
 #include "ops/launch.cuh"
@@ -8,12 +8,12 @@
 namespace tea {
 namespace {
 
-// ---- One at a time -----------------------------------------------------------------------------
+// ---- Elementwise -------------------------------------------------------------------------------
 
-constexpr int kPerThread = 8;  // elements under way
+constexpr int kPerThread = 8;  // outstanding elements per thread
 
-// A thread takes elements that lie kBlock apart in a tile of a line: what it knows from one serves
-// the next, and in most passes all of them.
+// A thread processes elements at distance kBlock in a tile of a line, so that its cursor is valid
+// for the next element and usually for all elements of a pass.
 template <class Rule>
 __global__ void __launch_bounds__(kBlock) each_element(const __grid_constant__ Rule rule) {
   run_checks(rule);
@@ -45,19 +45,19 @@ __global__ void __launch_bounds__(kBlock) each_element(const __grid_constant__ R
   }
 }
 
-// ---- Row by row --------------------------------------------------------------------------------
+// ---- Updates of rows ---------------------------------------------------------------------------
 
-constexpr int kUnderWay = 4;  // vectors that a thread has loaded at a time
-constexpr int kBlocks = 3;    // on a multiprocessor
-// Rows of a group of threads: the second finds the sequence of the first; of more, the last blocks
-// are late.
+constexpr int kUnderWay = 4;  // outstanding vectors per thread
+constexpr int kBlocks = 3;    // CTAs per SM
+// Rows per group of threads. The second row reuses the sequence of the first; with more rows, the
+// last CTAs finish late.
 constexpr int kOfGroup = 2;
 
-// How a group of threads shares a row.
+// The distribution of rows over groups of threads.
 struct Share {
-  int64_t vectors;  // of a row
+  int64_t vectors;  // per row
   Team team;
-  int64_t rows = 0;  // of a block
+  int64_t rows = 0;  // per CTA
 };
 
 template <int32_t dtype, bool wide, class Rule>
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kBlock, kBlocks)
       }
     };
     Stored step[kUnderWay], old[kUnderWay];
-    load(step, from, lane);  // on its way while the rest is looked up
+    load(step, from, lane);  // in flight during the look-up of the factors
     const Update update = rule.at(i, sequence);
     if (update.change == Change::kNone) continue;
     auto* const to = static_cast<typename Format::Bits*>(rule.target) + update.to * rule.width;
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kBlock, kBlocks)
       };
       if (v != lane) load(step, from, v);
       if (update.change != Change::kCopy) load(old, to, v);
-      const Real weight = update.template weight<Real>();  // read beside the rows
+      const Real weight = update.template weight<Real>();  // loaded concurrently with the rows
       const bool finite = weight > 0 && weight < INFINITY;
       const bool product = update.change == Change::kAddProduct;
       with_change(product && finite ? Change::kAddFinite : update.change, [&](auto change) {

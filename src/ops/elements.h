@@ -1,5 +1,6 @@
-// Operations on elements, one at a time or row by row: rules that serve the loop of the host, which
-// works in double, and the kernel of a GPU, which works in float (in double on fp64 tensors).
+// Elementwise operations and updates of rows. A rule is written once for the loop of the host,
+// which computes in double, and the kernel of a GPU, which computes in float (for fp64 tensors in
+// double).
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -11,18 +12,18 @@
 
 namespace tea {
 
-// ---- One at a time ---------------------------------------------------------------------------
+// ---- Elementwise -----------------------------------------------------------------------------
 
-// What a rule derives from. It adds
-//   int kPasses                          of a thread over a tile: few make many blocks, many serve
-//                                        long by one cursor
-//   struct Cursor                        what neighbours in a line have in common, at first {}
-//     bool holds(int64_t i)              is it that of element i? of those between two, if of both
-//   bool reach(line, i, Cursor&)         makes it that of element i < length, if there is work
-//   Slot slot(line, i, Cursor)           where that element is
-//   Value load(Slot)                     what lies there; several are under way at a time
-//   void store<Real>(Slot, Value)        does the work
-//   void check(int64_t i)                for i < checks: reports nonsense, once each
+// The base class of a rule, which adds
+//   int kPasses                          passes of a thread over a tile: fewer give more CTAs, more
+//                                        reuse a cursor longer
+//   struct Cursor                        data shared by adjacent elements of a line, initially {}
+//     bool holds(int64_t i)              whether it is valid for element i. If it is for two
+//                                        elements, it is for those between them
+//   bool reach(line, i, Cursor&)         makes it valid for element i < length; false: no work
+//   there Slot slot(line, i, Cursor)           the addresses of the element Value load(Slot) loads
+//   it; several loads are outstanding at a time void store<Real>(Slot, Value)        computes and
+//   stores void check(int64_t i)                for i < checks: reports invalid metadata, once each
 struct Elementwise {
   int64_t lines = 0, length = 0, checks = 0;
 };
@@ -48,13 +49,13 @@ void run_elements(const Rule& rule, const Place& place) {
   }
 }
 
-// ---- Row by row ------------------------------------------------------------------------------
+// ---- Updates of rows -------------------------------------------------------------------------
 
 enum class Change { kNone, kAdd, kCopy, kAddProduct, kAddFinite };
 
-// Row `to` changes by the row of the source that it was asked for; a product is with exp(*step_lse
-// - *lse). It is kAddFinite where that is known to be finite and more than 0: then every term of it
-// can be added.
+// Updates row `to` with a row of the source, multiplied by exp(*step_lse - *lse) for products. The
+// change is kAddFinite if that factor is known to be finite and positive, so that every product can
+// be added.
 struct Update {
   Change change = Change::kNone;
   int64_t to = 0;
@@ -67,7 +68,7 @@ struct Update {
   }
 };
 
-// One element. `round`: to the tensor's type and back.
+// Updates one element. `round`: rounds to the tensor's type.
 template <Change change, class Real, class Round>
 TEA_HOST_DEVICE Real updated(Real old, Real step, Real weight, const Round& round) {
   if (change == Change::kCopy) return step;
@@ -76,7 +77,7 @@ TEA_HOST_DEVICE Real updated(Real old, Real step, Real weight, const Round& roun
   return step == 0 || weight == 0 ? old : old + round(step * weight);
 }
 
-// Calls body with the change as a constant.
+// Calls body with the change as a compile-time constant.
 template <class Body>
 TEA_HOST_DEVICE void with_change(Change change, const Body& body) {
   if (change == Change::kCopy)
@@ -89,12 +90,12 @@ TEA_HOST_DEVICE void with_change(Change change, const Body& body) {
     body(std::integral_constant<Change, Change::kAddProduct>());
 }
 
-// What a rule derives from. It adds
-//   struct Cursor                  what neighbouring rows have in common, at first {}
-//   Update at(int64_t i, Cursor&) const   for i < rows; no two change the same row
+// The base class of a rule, which adds
+//   struct Cursor                  data shared by adjacent rows, initially {}
+//   Update at(int64_t i, Cursor&) const   for i < rows; no two updates change the same row
 //   void check(int64_t i) const    as above
 struct Updates {
-  int64_t rows = 0, width = 0, checks = 0;  // width: elements of a row
+  int64_t rows = 0, width = 0, checks = 0;  // width: elements per row
   int32_t dtype = 0;
   void* target = nullptr;
   const void* source = nullptr;

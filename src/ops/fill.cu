@@ -1,16 +1,16 @@
-// Fills: 16 bytes a store, wherever the memory begins.
+// Fills with 16-byte stores, for any alignment of the memory.
 #include "ops/fill.h"
 #include "ops/launch.cuh"
 
 namespace tea {
 namespace {
 
-// The 16 bytes that every aligned place gets.
+// The 16 bytes for every aligned address.
 struct Tile {
   alignas(16) unsigned char byte[16];
 };
 
-// `first`: the aligned address at or before the memory's beginning; `skip` bytes lie between.
+// `first`: the aligned address at or before the start of the memory, `skip` bytes before it.
 __global__ void __launch_bounds__(kBlock)
     fill_pattern(uint4* first, const Tile tile, int64_t skip, int64_t end) {
   const uint4 value = *reinterpret_cast<const uint4*>(tile.byte);

@@ -13,7 +13,7 @@ struct Elements {
 };
 void fill_elements(const Elements& to, double value, const Place& place);
 
-// One element as bytes, over and over.
+// The bytes of one element, repeated.
 struct Pattern {
   unsigned char byte[8];
   int size;

@@ -1,4 +1,4 @@
-// Interleaved QKV: the checks.
+// Interleaved QKV: checks.
 #include "ops/flash_prepare.h"
 
 #include "core/problem.h"

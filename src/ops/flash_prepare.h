@@ -7,7 +7,7 @@ namespace tea {
 void flash_prepare_forward(const tea_flash_prepare& args, const Place& place);
 void flash_prepare_backward(const tea_flash_prepare& args, const Place& place);
 
-// One head after the other, in the order of the output.
+// One move per head, in the order of the output.
 struct FlashPrepareMoves : Moves {
   tea_flash_prepare a;
   bool forward;

@@ -1,4 +1,4 @@
-// Casts to and from fp8. Products with a scale are taken in fp32, as device code takes them.
+// Casts to and from fp8. Products with a scale are computed in fp32, as in device code.
 #include "ops/fp8_cast.h"
 
 #include "core/problem.h"
@@ -42,7 +42,7 @@ void cast(const tea_fp8_cast& a, float factor) {
     store_real(a.output, a.output_dtype, i, double{load_float(a.input, a.input_dtype, i) * factor});
 }
 
-// On a GPU: the maximum, then the cast with the scale that follows from it.
+// Current scaling on a GPU: the maximum, then the cast with the resulting scale.
 void quantize_current_there(const tea_fp8_cast& a, const Place& place) {
   TEA_REQUIRE(a.amax, "amax", a.amax, "memory: a GPU keeps the maximum there between two kernels");
   if (!a.amax_given) {

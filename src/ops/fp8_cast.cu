@@ -7,7 +7,7 @@
 namespace tea {
 namespace {
 
-constexpr int kElements = 16;  // of a thread at a time: one access of fp8
+constexpr int kElements = 16;  // per thread and step: one 16-byte access of fp8
 
 __device__ void raise_by_block(float* amax, float value) {
   __shared__ float of_warp[kBlock / 32];
@@ -42,12 +42,12 @@ __device__ float cast(const tea_fp8_cast& a, float factor, bool backwards, const
   return amax;
 }
 
-// `current`: the scale follows from *a.amax; else it is known, and amax is recorded.
+// `current`: *a.amax determines the scale; otherwise the scale is given, and amax is recorded.
 template <int32_t from, int32_t to>
 __global__ void __launch_bounds__(kBlock)
     quantize(const tea_fp8_cast a, int32_t current, const int2 access) {
   const float scale = current ? scale_for(*a.amax, a) : a.scale ? *a.scale : 1;
-  // The maximum was read forwards: its end is still in the cache.
+  // In reverse order, because the end of the input is in the cache after the amax kernel.
   const float amax = cast<from, to>(a, scale, current, access);
   if (!current && a.amax && a.count) raise_by_block(a.amax, amax);
   if (thread_index() != 0) return;
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kBlock) update_scales(const tea_fp8_scales a) 
 int access_of(const void* data) { return access_bytes(reinterpret_cast<uintptr_t>(data)); }
 int2 access_of(const tea_fp8_cast& a) { return {access_of(a.input), access_of(a.output)}; }
 
-// Few blocks where all of them raise one word.
+// Fewer CTAs if all of them update one word atomically.
 dim3 grid_for(int64_t count, bool raising) {
   constexpr unsigned kRaising = 1 << 14;
   const unsigned blocks = blocks_for((count + kElements - 1) / kElements);

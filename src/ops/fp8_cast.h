@@ -17,7 +17,7 @@ struct ConstElements {
   int32_t dtype;
   int64_t count;
 };
-// *amax = maximum of *amax and |element|, NaN not counted.
+// *amax = maximum of *amax and |element|, ignoring NaN.
 void update_amax(const ConstElements& of, float* amax, const Place& place);
 
 // The step of delayed scaling.
@@ -30,7 +30,7 @@ TEA_HOST_DEVICE float next_scale(float amax, float previous, const tea_fp8_scale
   return fminf(largest / amax * exp2f(-a.margin), FLT_MAX);
 }
 
-// The scale of current scaling: it takes amax to the largest value of the format.
+// The scale of current scaling: it maps amax to the largest value of the format.
 TEA_HOST_DEVICE float scale_for(float amax, const tea_fp8_cast& a) {
   amax = fmaxf(amax, a.amax_floor);
   if (!(amax > 0) || amax == INFINITY) return 1;

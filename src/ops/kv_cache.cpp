@@ -1,4 +1,4 @@
-// Appending to a KV cache: the checks, the two sides, and the moving of rows.
+// Appending to a KV cache: checks, K and V, and moves of rows.
 #include "ops/kv_cache.h"
 
 #include <cstring>
@@ -8,7 +8,7 @@
 namespace tea {
 namespace {
 
-// Returns whether there is anything to do.
+// Returns whether there is work.
 bool check(const tea_kv_append& a) {
   require_dtype("dtype", a.dtype, kAnyDtype);
   TEA_REQUIRE(a.new_form == TEA_DENSE || a.new_form == TEA_RAGGED, "new_form", a.new_form,
@@ -103,7 +103,7 @@ AppendMoves moves(const tea_kv_append& a, const Side& side) {
 void append_kv(const tea_kv_append& args, const Place& place) {
   const bool work = check(args);
   const Side sides[2] = {side_k(args), side_v(args)};
-  const bool host = is_host(place);  // or throws, also where there is no work
+  const bool host = is_host(place);  // may throw, even if there is no work
   std::vector<Reindex> changes;
   std::vector<AppendMoves> appends;
   for (const Side& side : sides) {

@@ -9,10 +9,10 @@ namespace tea {
 
 void append_kv(const tea_kv_append& args, const Place& place);
 
-// What sequence n of an append brings and finds.
+// The source and destination of sequence n of an append.
 struct Appended {
   Sequence added;       // rows of the new tensors
-  int64_t first, room;  // where they go, and how many fit; 0 room where the metadata is nonsense
+  int64_t first, room;  // destination and capacity; room is 0 for invalid metadata
   bool valid;
 };
 
@@ -20,7 +20,7 @@ TEA_HOST_DEVICE int64_t table_width(const tea_kv_append& a) {
   return a.pages_per_sequence ? a.pages_per_sequence : 1;
 }
 
-// Tokens of sequence n that are in the cache already; negative where the metadata is nonsense.
+// The number of tokens of sequence n already in the cache; negative for invalid metadata.
 TEA_HOST_DEVICE int64_t tokens_before(const tea_kv_append& a, int64_t n) {
   return (int64_t{a.cu_cached[n + 1]} - a.cu_cached[n]) - (int64_t{a.cu_new[n + 1]} - a.cu_new[n]);
 }
@@ -39,7 +39,7 @@ TEA_HOST_DEVICE Appended appended(const tea_kv_append& a, int64_t n) {
 struct AppendMoves : Moves {
   tea_kv_append a;
   Rows fresh, cache;
-  int64_t runs;  // of a row
+  int64_t runs;  // contiguous runs per row
 
   TEA_HOST_DEVICE void check(int64_t n) const {
     if (!appended(a, n).valid) report(a.status, TEA_STATUS_BAD_LENGTHS);
@@ -69,18 +69,18 @@ struct AppendMoves : Moves {
   }
 };
 
-// The rows of K's or V's cache that change places before new tokens come. Moves `at` of one slot
-// must be made in the order of n, for a row may be read before it is overwritten.
+// The rows of K's or V's cache that move before new tokens are appended. The moves of one slot must
+// be made in the order of n, because a row must be read before it is overwritten.
 struct Reindex {
   tea_kv_append a;
   Rows cache;
-  Moves runs;  // of a row
+  Moves runs;  // the runs of a row
 
-  // Only the entries up to the last descent are live: what follows are rows of finished sequences.
+  // Only entries up to the last descent are live; rows of finished sequences follow.
   TEA_HOST_DEVICE bool descends_after(int64_t n) const {
     return n + 1 < a.batch && a.page_table[n + 1] < a.page_table[n];
   }
-  // How many tokens move to row n, and from which row; it reports nonsense.
+  // The number of tokens that move to row n, and their row; reports invalid metadata.
   struct Source {
     int64_t row, tokens;
   };
@@ -96,7 +96,7 @@ struct Reindex {
   }
 };
 
-// Of K and of V at once, or of one of them.
+// Reindexes K and V in one launch, or one of them.
 void reindex_on_gpu(const std::vector<Reindex>& sides, const Place& place);
 void append_on_gpu(const std::vector<AppendMoves>& sides, const Place& place);
 

@@ -1,5 +1,5 @@
-// Merging by LSE: all parts of one row and head are read before its result is written, so that the
-// result may take the place of a part.
+// Merging by LSE. All parts of a row and head are read before its result is written, so that the
+// result may overwrite a part.
 #include "ops/merge.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace tea {
 namespace {
 
-// Returns whether there is anything to do.
+// Returns whether there is work.
 bool check(const tea_merge& a) {
   require_dtype("part_dtype", a.part_dtype, kRealDtypes);
   if (a.o_dtype) require_dtype("o_dtype", a.o_dtype, kRealDtypes);

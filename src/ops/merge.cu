@@ -1,5 +1,5 @@
-// Merging by LSE. Threads of one warp share a row of a head: each works out the weights and then
-// sums its own elements over all parts before it writes them, so that the result may be a part.
+// Merging by LSE. Threads of one warp share a row of a head. Each computes the factors and sums its
+// own elements over all parts before it writes them, so that the result may overwrite a part.
 #include "ops/launch.cuh"
 #include "ops/merge.h"
 #include "ops/vectors.cuh"
@@ -7,13 +7,13 @@
 namespace tea {
 namespace {
 
-constexpr int kMostParts = 120;  // whose pointers fit into the kernel's parameters
-constexpr int kUnderWay = 2;     // vectors that a thread sums at a time
+constexpr int kMostParts = 120;  // the pointers fit into the kernel's parameters
+constexpr int kUnderWay = 2;     // outstanding vectors per thread
 
 struct Merge {
   tea_merge a;
   MergeStrides at;
-  Team team;  // of a row, at most a warp
+  Team team;  // the threads of a row, at most a warp
   const void* o[kMostParts];
   const void* lse[kMostParts];
 };
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kBlock, 4) merge(const __grid_constant__ Merge
   const tea_merge& a = m.a;
   const int lane = m.team.lane(), lanes = m.team.lanes(), in_warp = threadIdx.x % 32;
   const int64_t rows = a.batch * a.rows * a.heads;
-  // Whole warps stay together, for the LSE is written when all threads have read it.
+  // Warps stay converged, because the LSE is written after all threads have read it.
   for (int64_t first = (thread_index() - in_warp) >> m.team.shift; first < rows;
        first += m.team.count()) {
     const int64_t i = first + (in_warp >> m.team.shift), line = quotient(i, a.heads);
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kBlock, 4) merge(const __grid_constant__ Merge
       };
       const auto add = [&](const Stored(&stored)[kUnderWay], Lse part_lse) {
         const Real weight = merge_weight<Real>(part_lse, lse);
-        if (weight == 0) return;  // its O is not to be looked at
+        if (weight == 0) return;  // O of an empty part must not be read
 #pragma unroll
         for (int k = 0; k < kUnderWay; ++k) {
           const Part x = stored[k].numbers();
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kBlock, 4) merge(const __grid_constant__ Merge
       };
       Stored next[kUnderWay];
       load(next, 0);
-      if (a.parts == 2) {  // all that the row needs is under way at once
+      if (a.parts == 2) {  // all loads of the row are outstanding at once
         Stored other[kUnderWay];
         load(other, 1);
         const Lse both[] = {lse_of(0), lse_of(1)};

@@ -9,7 +9,7 @@ namespace tea {
 
 void merge_parts(const tea_merge& args, const Place& place);
 
-// The strides of a merge, filled in.
+// The strides of a merge, with the defaults resolved.
 struct MergeStrides {
   tea_strides part_o, o, part_lse, lse;
 };
@@ -21,7 +21,7 @@ struct MergeRow {
   }
 };
 
-// The LSE over all parts, each of which `lse_of(i)` gives.
+// The LSE over all parts, whose LSEs are lse_of(i).
 template <class Real, class Parts>
 TEA_HOST_DEVICE Real merged_lse(int32_t parts, const Parts& lse_of) {
   Real high = -INFINITY, sum = 0;
@@ -31,7 +31,7 @@ TEA_HOST_DEVICE Real merged_lse(int32_t parts, const Parts& lse_of) {
   return high + log(sum);
 }
 
-// What a part counts for; 0 if its O is not to be looked at.
+// The factor of a part; 0 if its O must not be read.
 template <class Real>
 TEA_HOST_DEVICE Real merge_weight(Real part_lse, Real lse) {
   return part_lse == -INFINITY ? 0 : static_cast<Real>(exp(part_lse - lse));

@@ -1,5 +1,5 @@
-// Moves of bytes. Some neighbouring threads, a group, make one move together: each has four
-// accesses of 16 bytes under way, or of fewer where the addresses ask for it.
+// Moves of bytes. A group of adjacent threads makes one move. Each thread has four outstanding
+// accesses of 16 bytes, or of fewer bytes if the addresses require it.
 #include "ops/context_parallel.h"
 #include "ops/flash_prepare.h"
 #include "ops/kv_cache.h"
@@ -12,8 +12,8 @@ namespace {
 constexpr int kUnderWay = 4;
 
 struct Group {
-  int64_t units;  // accesses of a move
-  int access;     // bytes
+  int64_t units;  // accesses per move
+  int access;     // bytes per access
   Team team;
 };
 
@@ -41,7 +41,7 @@ __device__ __forceinline__ void copy(const Move& move, const Group& g, int lane)
   }
 }
 
-// Calls body(Unit()) for the unit of so many bytes.
+// Calls body(Unit()) for the unit of `access` bytes.
 template <class Body>
 __device__ __forceinline__ void with_unit(int access, const Body& body) {
   switch (access) {
@@ -75,10 +75,10 @@ __device__ __forceinline__ void make_moves(const Rule& rule, const Group& g) {
 template <class Rule>
 __global__ void __launch_bounds__(kBlock) move_bytes(const Rule rule, const Group g) {
   make_moves(rule, g);
-  wait_on_dependent_grids();  // whose end this one's is to tell
+  wait_on_dependent_grids();  // this grid must not complete before its predecessor
 }
 
-// Of K and of V at once.
+// The appends to K and V, in one launch.
 struct Appends {
   AppendMoves moves[2];
   Group group[2];
@@ -90,12 +90,13 @@ __global__ void __launch_bounds__(kBlock) append_both(const __grid_constant__ Ap
     make_moves(both.moves[1], both.group[1]);
 }
 
-// ---- Rows of a cache that change places --------------------------------------------------------
+// ---- Rows of a cache that move
+// -------------------------------------------------------------------
 
-constexpr int kListed = kBlock;  // rows whose sources a block looks up at a time
+constexpr int kListed = kBlock;  // rows whose sources a CTA looks up at a time
 
-// One access of the rows [first, end) at one slot: a thread makes the moves of its access in their
-// order. from: where the rows come from.
+// One access of the rows [first, end) at one slot: a thread makes the moves of its access in order.
+// from: the sources of the rows.
 template <class Unit>
 __device__ __forceinline__ void reindex(const Reindex& r, const Reindex::Source* sources,
                                         int64_t first, int64_t end) {
@@ -108,7 +109,7 @@ __device__ __forceinline__ void reindex(const Reindex& r, const Reindex::Source*
     };
     for (int64_t n = first; n < end; n += kUnderWay) {
       Reindex::Source from[kUnderWay];
-      bool apart = true;  // no row is read that one of these moves has just written
+      bool apart = true;  // no move reads a row that another of these moves writes
 #pragma unroll
       for (int k = 0; k < kUnderWay; ++k) {
         from[k] = n + k < end ? sources[n + k - first] : Reindex::Source{0, 0};
@@ -130,7 +131,7 @@ struct Reindexes {
   int access[2];
 };
 
-// Of K and of V at once.
+// K and V in one launch.
 __global__ void __launch_bounds__(kBlock, 4) reindex_cache(const __grid_constant__ Reindexes both) {
   __shared__ Reindex::Source sources[kListed];
   __shared__ unsigned long long last;  // live entries, if the list descends
@@ -153,13 +154,13 @@ __global__ void __launch_bounds__(kBlock, 4) reindex_cache(const __grid_constant
 
 // ---- Gaps of a ragged batch ---------------------------------------------------------------------
 
-constexpr int kOfTile = 32;  // rows of a block
+constexpr int kOfTile = 32;  // rows per CTA
 
-// A block lists the sequences that reach its rows, marks those rows, then zeroes the others. All
-// sequences are looked at, for offsets need not ascend.
+// A CTA collects the sequences that overlap its rows, marks those rows, then zeroes the others. It
+// reads all sequences, because offsets need not ascend.
 __global__ void __launch_bounds__(kBlock) zero_gaps(const ThdMoves m, const Group g) {
   launch_dependent_grids();
-  __shared__ int2 span[kBlock];  // of rows of the tile
+  __shared__ int2 span[kBlock];  // ranges of rows of the tile
   __shared__ int spans;
   __shared__ bool reached[kOfTile];
   for (int64_t first = int64_t{blockIdx.x} * kOfTile; first < m.a.tokens;
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(kBlock) zero_gaps(const ThdMoves m, const Grou
 }  // namespace
 
 template <class Rule>
-void run_on_gpu(const Rule& rule, const Place& place, bool beside_last) {
+void run_on_gpu(const Rule& rule, const Place& place, bool overlaps_predecessor) {
   const bool moves = rule.moves && rule.bytes;
   if (!moves && !rule.checks) return;
   const Group group = group_of(rule);
@@ -203,7 +204,7 @@ void run_on_gpu(const Rule& rule, const Place& place, bool beside_last) {
   if (!moves) work.moves = 0;
   const Launch how = {"move_bytes",
                       blocks_for(std::max(work.moves * group.team.lanes(), work.checks))};
-  if (beside_last)
+  if (overlaps_predecessor)
     launch_dependent(how, move_bytes<Rule>, place, work, group);
   else
     launch(how, move_bytes<Rule>, place, work, group);

@@ -1,5 +1,5 @@
-// Operations that only move bytes. Each is a rule that says where move number i comes from and goes
-// to; the rule is written once and serves the loop of the host and the kernel of a GPU.
+// Operations that only move bytes. Each is a rule for the source and destination of move i, which
+// is written once for the loop of the host and the kernel of a GPU.
 #pragma once
 #include <cstring>
 
@@ -12,23 +12,23 @@ struct Move {
   const char* from = nullptr;  // NULL: zeros
 };
 
-// What a rule derives from. It adds
-//   Move at(int64_t i) const;      for i < moves; in any order, also side by side
-//   void check(int64_t i) const;   for i < checks: reports nonsense in the metadata, once each
+// The base class of a rule, which adds
+//   Move at(int64_t i) const;      for i < moves; in any order, also concurrently
+//   void check(int64_t i) const;   for i < checks: reports invalid metadata, once each
 struct Moves {
-  int64_t moves = 0, bytes = 0;  // how many, and of how many bytes each
+  int64_t moves = 0, bytes = 0;  // number of moves, and bytes of each
   int64_t checks = 0;
-  // All addresses, distances and sizes, OR-ed: zeros at its end are common to all of them.
+  // All addresses, distances and sizes, OR-ed: its trailing zeros are the common alignment.
   uint64_t alignment = 0;
 
   void align(const void* address) { alignment |= reinterpret_cast<uintptr_t>(address); }
   void align(int64_t distance) { alignment |= static_cast<uint64_t>(distance); }
 };
 
-// Instantiated in moves.cu for each rule. beside_last: the kernel before it on the stream is one of
-// ours that lets the next begin and touches nothing that the moves do.
+// Instantiated in moves.cu for each rule. overlaps_predecessor: the predecessor grid on the stream
+// calls launch_dependent_grids() and accesses none of the memory of these moves.
 template <class Rule>
-void run_on_gpu(const Rule& rule, const Place& place, bool beside_last);
+void run_on_gpu(const Rule& rule, const Place& place, bool overlaps_predecessor);
 
 template <class Rule>
 void run_on_host(const Rule& rule) {
@@ -45,11 +45,11 @@ void run_on_host(const Rule& rule) {
 }
 
 template <class Rule>
-void run(const Rule& rule, const Place& place, bool beside_last = false) {
+void run(const Rule& rule, const Place& place, bool overlaps_predecessor = false) {
   if (is_host(place))
     run_on_host(rule);
   else if constexpr (kGpuCode)
-    run_on_gpu(rule, place, beside_last);
+    run_on_gpu(rule, place, overlaps_predecessor);
 }
 
 }  // namespace tea

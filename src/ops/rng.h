@@ -1,5 +1,5 @@
-// The random state {seed, offset} that dropout reads: filled, filled from a captured graph's
-// generator, advanced.
+// The random state {seed, offset} of dropout: filled, filled from a captured graph's generator, or
+// advanced.
 #pragma once
 #include "ops/args.h"
 
@@ -7,7 +7,7 @@ namespace tea {
 
 void fill_rng(int64_t* rng_state, uint64_t seed, uint64_t offset, const Place& place);
 
-// A generator whose state lives beside the tensors, read when the work runs.
+// A generator whose state is in device memory, read when the work runs.
 struct CapturedRng {
   const int64_t* seed;
   const int64_t* offset;  // NULL: 0
@@ -17,7 +17,7 @@ void fill_rng_captured(int64_t* rng_state, const CapturedRng& source, const Plac
 
 void advance_rng(int64_t* rng_state, uint64_t increment, const Place& place);
 
-// All three: each word is a number plus what lies at an address, if there is one.
+// The three operations: each word is a number plus the value at an address, if given.
 struct RngUpdate {
   int64_t* state;
   const int64_t *seed_at, *offset_at;

@@ -1,4 +1,4 @@
-// Rows of a tensor: moved as bytes for any element type, or as doubles for arithmetic.
+// Rows of a tensor: moved as bytes for any element type, or loaded as doubles for arithmetic.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 
 namespace tea {
 
-// [batch, seq, heads, bytes of a head], reached through strides that are counted in bytes here.
+// [batch, seq, heads, bytes of a head], with strides in bytes.
 struct Rows {
   char* data;
   tea_strides stride;
@@ -22,11 +22,11 @@ struct Rows {
 Rows rows_of(const void* data, const tea_strides& elements, int64_t heads, int64_t dim,
              int element_bytes);
 
-// How rows of two tensors of equal heads and head_bytes move: in one run of bytes where the heads
-// lie side by side, else head by head. Sets bytes and alignment, and moves to the runs of a row.
+// Sets the runs of a row of two tensors with equal heads and head_bytes: one run if the heads are
+// contiguous, else one per head. Sets `bytes` and `alignment`, and `moves` to the runs of a row.
 void set_runs(Moves& moves, const Rows& a, const Rows& b);
 
-// `count` elements from index `first` on; the dtype is looked at once.
+// Loads `count` elements from index `first`, with one dispatch on the dtype.
 void load_row(const void* data, int32_t dtype, int64_t first, int64_t count, double* out);
 void store_row(void* data, int32_t dtype, int64_t first, int64_t count, const double* in);
 // The value after a store and a load.

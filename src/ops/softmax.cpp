@@ -1,5 +1,5 @@
-// Scaled softmax on the host: rows are worked on in double and rounded once. The two causal kinds
-// are one thing, a number of leading columns that a row may see.
+// Scaled softmax on the host: rows are computed in double and rounded once. Both causal kinds are
+// expressed by the number of leading columns that a row attends to.
 #include "ops/softmax.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace tea {
 namespace {
 
-// Returns whether there is anything to do.
+// Returns whether there is work.
 bool check(const tea_scaled_softmax& a, bool forward) {
   require_dtype("dtype", a.dtype, kRealDtypes);
   TEA_REQUIRE(a.kind >= TEA_SCORE_MASK_NONE && a.kind <= TEA_SCORE_MASK_CAUSAL_BOTTOM_RIGHT, "kind",
@@ -32,10 +32,10 @@ bool check(const tea_scaled_softmax& a, bool forward) {
   return true;
 }
 
-// Softmax of the first n scores in place; zeros behind them.
+// Softmax of the first n scores in place; the others become zero.
 void softmax_row(std::vector<double>& x, int64_t n, bool masked) {
   const auto end = x.begin() + n;
-  // A NaN must win here, or a masked row could hide it.
+  // The maximum must propagate NaN, otherwise the rule for masked rows could drop it.
   double largest = -std::numeric_limits<double>::infinity();
   for (auto i = x.begin(); i != end; ++i)
     if (!(*i <= largest)) largest = std::isnan(largest) ? largest : *i;

@@ -1,7 +1,7 @@
-// Scaled softmax. A team of threads shares a row and holds it in registers, so that it is read and
-// written once; rows longer than that are read again, from the caches. These kernels are bound by
-// instructions before they are bound by memory: most rows are all that their teams can hold, and
-// have kernels that ask nothing.
+// Scaled softmax. A team of threads shares a row and keeps it in registers, so that it is read and
+// written once; longer rows are read again, from the caches. These kernels are bound by
+// instructions rather than memory, so the common case, a row of exactly the team's capacity, has
+// kernels without bounds checks.
 #include "ops/launch.cuh"
 #include "ops/softmax.cuh"
 #include "ops/vectors.cuh"
@@ -10,14 +10,14 @@ namespace tea {
 namespace {
 
 constexpr int kMostThreads = 512, kLeastThreads = 128;
-constexpr int kHeld = 4;  // vectors of a row that a thread holds
-// Blocks of a multiprocessor one after the other, each with several rows: of short rows many, so
-// that blocks are done at different times; of long rows few, for each begins with a wait.
+constexpr int kHeld = 4;  // vectors of a row in a thread's registers
+// Waves of CTAs on an SM, each CTA with several rows: many for short rows, so that CTAs finish at
+// different times; few for long rows, because each CTA begins with a memory latency.
 constexpr int kRoundsOfShort = 16, kRoundsOfLong = 4;
 
-// The kernels: of rows on multiples of 16 bytes or not, with a mask or not, held or read again;
-// whether each row is all that its team can hold, or there is code for each number of vectors that
-// it sees.
+// The kernel variants: rows aligned to 16 bytes or not, with a mask or not, in registers or read
+// again; `whole`: every row has exactly the team's capacity; `counted`: separate code for each
+// number of visible vectors.
 template <int32_t type, bool is_wide, bool is_masked, bool is_held, bool is_whole, bool is_counted>
 struct Config {
   static constexpr int32_t dtype = type;
@@ -29,8 +29,8 @@ struct Config {
 template <int n>
 using Count = std::integral_constant<int, n>;
 
-// Over the threads of a row. All threads of the block come here together, to one side and to the
-// other in turns: nobody writes a side again before all have read it.
+// Reduces over the threads of a row. All threads of the CTA call it, with alternating buffers, so
+// that no thread overwrites a buffer before all have read it.
 template <class Real, class Combine>
 __device__ Real reduced(Real value, const Team& team, int side, const Combine& combine) {
   __shared__ Real of_warps[2][kMostThreads / kWarp];
@@ -49,19 +49,20 @@ __device__ Real reduced(Real value, const Team& team, int side, const Combine& c
   return value;
 }
 
-// A bit for each byte of `bytes`, its highest: clear where the byte is 1.
+// The highest bit of each byte of `bytes`: clear if the byte is 1.
 __device__ __forceinline__ uint32_t other_than_one(uint32_t bytes) {
   const uint32_t difference = bytes ^ 0x01010101u;
   return ((difference & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | difference;
 }
 
-// The row that this thread works on, from the first column of its part on. Columns of held rows are
-// counted in 32 bits. backward: vectors of which it sees nothing are left out also where they are
-// not counted; forward the branches cost more, and registers that there are not.
+// The row of this thread, from the first column of its part. Columns of rows in registers are
+// counted in 32 bits. backward: fully masked vectors are skipped even if they are not `counted`; in
+// forward the branches cost more than they save, and would spill registers.
 template <class C, bool backward>
 struct Row {
   static constexpr bool kLeavesOut = !C::whole && (C::counted || backward);
-  // A warp asks once of how many vectors all its threads see all columns, or any thread any.
+  // A warp determines once the number of vectors that are fully visible for all its threads, and
+  // that are visible for any thread.
   static constexpr bool kSorted = backward && C::wide && C::held && !C::whole;
   using Stored = RowVector<C::dtype, C::wide>;
   using Vector = typename Stored::Numbers;
@@ -70,14 +71,14 @@ struct Row {
   using Column = std::conditional_t<C::held, int32_t, int64_t>;
   static constexpr int kSize = Vector::kSize;
 
-  int64_t first;        // element
-  Column seen, cols;    // columns that the row sees, and has; none where there is no row
+  int64_t first;        // index of the first element
+  Column seen, cols;    // visible columns and all columns; 0 without a row
   const uint8_t* mask;  // or NULL
-  Column distance;      // columns from one vector of a thread to its next
-  // Vectors of which all threads of the warp see all columns, and those of which any sees any.
+  Column distance;      // columns between consecutive vectors of a thread
+  // Vectors that are fully visible for all threads of the warp, and visible for any thread.
   int all, any;
 
-  // in_matrix: the row's number in its matrix.
+  // in_matrix: the row's index in its matrix.
   __device__ Row(const tea_scaled_softmax& a, int64_t line, int64_t in_matrix, const Team& team) {
     const int column = team.lane() * kSize;
     first = line * a.cols + column;
@@ -89,7 +90,7 @@ struct Row {
     }
     if constexpr (kSorted) {
       constexpr int kShift = std::countr_zero(unsigned{kSize});
-      const int shift = team.shift + kShift;  // of distance
+      const int shift = team.shift + kShift;  // log2 of distance
       all = __reduce_min_sync(~0u, ((seen - kSize) >> shift) + 1);
       any = __reduce_max_sync(~0u, (seen + distance - 1) >> shift);
     }
@@ -101,7 +102,7 @@ struct Row {
     if (mask) mask += column;
   }
 
-  // Calls body with the first column of every part of the row that its threads hold at a time.
+  // Calls body with the first column of every part of the row that fits the registers.
   template <class Body>
   __device__ __forceinline__ static void each_part(Column all, Column distance, const Body& body) {
     if constexpr (C::held)
@@ -109,8 +110,8 @@ struct Row {
     else
       for (Column begin = 0; begin < all; begin += distance * kHeld) body(begin);
   }
-  // Calls work with how many vectors of a thread see any column of the row: a constant, or each
-  // vector would have to ask. Rows that share a warp count as the longest of them.
+  // Calls work with the number of visible vectors of a thread as a compile-time constant, so that
+  // vectors need no check. Rows that share a warp use the maximum.
   template <class Work>
   __device__ __forceinline__ void with_count(const Team& team, const Work& work) const {
     if constexpr (C::counted) {
@@ -131,8 +132,8 @@ struct Row {
       work(Count<kHeld>());
     }
   }
-  // Calls body with the number of every vector and how many of its columns the row sees, which may
-  // be fewer than it has, and of counted and sorted rows none or less.
+  // Calls body with the index of every vector and the number of its visible columns, which may be
+  // less than its size, and for counted and sorted rows zero or negative.
   template <int n, class Body>
   __device__ __forceinline__ void each_vector(Count<n>, Column begin, const Body& body) const {
     if (C::whole && seen <= 0) return;
@@ -146,7 +147,7 @@ struct Row {
     }
   }
 
-  // The mask where it belongs to a vector, `left` of which the row sees.
+  // The mask of a vector with `left` visible columns.
   __device__ void set_masked(Vector& x, Column at, Column left) const {
     alignas(8) uint8_t bytes[8] = {};
     auto& own = reinterpret_cast<uint8_t(&)[kSize]>(bytes);
@@ -158,7 +159,7 @@ struct Row {
       if (!(other[i / 4] & 0x80u << i % 4 * 8)) x.x[i] = Real{kMaskedScore};
   }
 
-  // The vectors from `begin` on; zeros that are not seen.
+  // Loads the vectors from `begin`, with zeros for masked columns.
   template <int n>
   __device__ void load(Count<n>, Stored (&x)[kHeld], const void* from, Column begin) const {
     if (C::whole && seen <= 0) return;
@@ -167,8 +168,8 @@ struct Row {
       x[k].load(static_cast<const Bits*>(from) + first + begin + k * distance,
                 C::whole ? Column{kSize} : seen - begin - k * distance);
   }
-  // Zeros to the vectors that are left out. They wait for no other: best while those are on their
-  // way.
+  // Stores zeros to the skipped vectors. They are independent of the loads, so the best time is
+  // while the loads are outstanding.
   __device__ void store_zeros(void* to, Column begin) const {
     if constexpr (kLeavesOut) {
 #pragma unroll
@@ -177,7 +178,7 @@ struct Row {
           Stored{}.store(static_cast<Bits*>(to) + first + at, cols - at);
     }
   }
-  // Vector k, of which the row sees `left`, as scores.
+  // Vector k, with `left` visible columns, as scores.
   __device__ Vector scores(const Stored& stored, Column begin, int k, Column left,
                            Real scale) const {
     Vector x = stored.numbers();
@@ -190,7 +191,7 @@ struct Row {
       for (int i = 0; i < kSize; ++i) x.x[i] = i < left ? x.x[i] : Real{-INFINITY};
     return x;
   }
-  // The vectors that are not left out: what numbers(k) gives, but zeros that the row does not see.
+  // Stores the vectors that are not skipped: numbers(k), with zeros for masked columns.
   template <int n, class Numbers>
   __device__ void store(Count<n> count, void* to, Column begin, const Numbers& numbers) const {
     Bits* const out = static_cast<Bits*>(to) + first + begin;
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(kMostThreads, 2)
   using Real = typename R::Real;
   using Column = typename R::Column;
   const int64_t rows = a.batch * a.heads * a.rows;
-  // Whole blocks stay together: `line` is that of the block's first team.
+  // CTAs stay converged: `line` is that of the CTA's first team.
   const int64_t own = threadIdx.x >> team.shift;
   for (int64_t line = team.index() - own; line < rows; line += team.count()) {
     const int64_t at = line + own;
@@ -244,22 +245,22 @@ __global__ void __launch_bounds__(kMostThreads, 2)
              [&](Real& score, int i) { most[i % kSums] = Largest()(most[i % kSums], score); });
       });
       const Real largest = combined(most, team, 0, Largest());
-      const auto weigh = [&](Real& score, int i) {
+      const auto exponentiate = [&](Real& score, int i) {
         sums[i % kSums] += score = exponential(score - largest);
       };
       each_part([&](Column begin) {
         if constexpr (!C::held)
-          load(begin, weigh);
+          load(begin, exponentiate);
         else
           row.each_vector(count, begin, [&](int k, Column) {
 #pragma unroll
-            for (int i = 0; i < R::kSize; ++i) weigh(x[k].x[i], i);
+            for (int i = 0; i < R::kSize; ++i) exponentiate(x[k].x[i], i);
           });
       });
       const Real sum = combined(sums, team, 1, Plus());
       const Real factor = row.mask && largest == Real{kMaskedScore} ? 0 : 1 / sum;
       each_part([&](Column begin) {
-        if constexpr (!C::held) load(begin, weigh);
+        if constexpr (!C::held) load(begin, exponentiate);
         row.store(count, a.output, begin, [&](int k) {
 #pragma unroll
           for (int i = 0; i < R::kSize; ++i) x[k].x[i] *= factor;
@@ -270,7 +271,7 @@ __global__ void __launch_bounds__(kMostThreads, 2)
   }
 }
 
-// What is held stays in the bits of memory, which are half as many registers as numbers.
+// Vectors stay in their memory format, which takes half the registers of fp32 numbers.
 template <class C>
 __global__ void __launch_bounds__(kMostThreads, 2)
     softmax_backward(const tea_scaled_softmax a, const Team team) {
@@ -279,7 +280,7 @@ __global__ void __launch_bounds__(kMostThreads, 2)
   using Real = typename R::Real;
   using Column = typename R::Column;
   const int64_t rows = a.batch * a.heads * a.rows;
-  // Whole blocks stay together: `line` is that of the block's first team.
+  // CTAs stay converged: `line` is that of the CTA's first team.
   const int64_t own = threadIdx.x >> team.shift;
   int side = 0;
   const auto in_matrix_of = [&](int64_t line) { return line - quotient(line, a.rows) * a.rows; };
@@ -321,12 +322,12 @@ __global__ void __launch_bounds__(kMostThreads, 2)
         for (int i = 0; i < R::kSize; ++i) dp.x[i] = Real{a.scale} * p.x[i] * (dp.x[i] - sum);
         return dp;
       });
-      row.store_zeros(a.output, begin);  // here often into what was read: not before it is
+      row.store_zeros(a.output, begin);  // after the loads, because output may be an input
     });
   }
 }
 
-// How a problem is run: by as many threads for a row as hold it, one block's at most.
+// The launch of a problem: enough threads per row for its registers, at most one CTA.
 struct Way {
   Team team;
   bool wide, masked, held, whole, counted;
@@ -344,15 +345,14 @@ Way way_of(const tea_scaled_softmax& a) {
   const bool causal =
       a.kind == TEA_SCORE_MASK_CAUSAL || a.kind == TEA_SCORE_MASK_CAUSAL_BOTTOM_RIGHT;
   const bool held = a.cols <= most, whole = wide && a.cols == most && !causal;
-  // Not where rows share a warp: they differ. Not in place: zeros that are written early there slow
-  // down what is still read.
+  // Not if rows share a warp, because their counts differ. Not in place, because early stores of
+  // zeros to the input slow down its loads.
   const bool counted =
       wide && held && !whole && team.lanes() >= kWarp && a.input != a.output && !a.dout;
   return {team, wide, a.mask != nullptr, held, whole, counted};
 }
 
-// Calls body with the Config. Without a mask a kernel that can read one does as well: narrow rows
-// and long ones have no other.
+// Calls body with the Config. Unaligned and long rows without a mask use the kernel with a mask.
 template <int32_t dtype, class Body>
 void with_config(const Way& way, const Body& body) {
   if (!way.held)
@@ -366,10 +366,10 @@ void with_config(const Way& way, const Body& body) {
   });
 }
 
-// Many blocks more than run at once, but few enough that each has several rows.
+// Many more CTAs than run concurrently, but few enough that each has several rows.
 Launch launch_of(const char* name, const tea_scaled_softmax& a, const Team& team,
                  const Place& place) {
-  // A team that waits for its threads is a block, so that no other waits with it.
+  // A team with more than one warp is a CTA, so that its barriers involve no other team.
   const int block = team.lanes() > kWarp ? team.lanes() : kLeastThreads;
   const int64_t threads = a.batch * a.heads * a.rows * team.lanes();
   const int rounds = team.lanes() > kWarp ? kRoundsOfLong : kRoundsOfShort;

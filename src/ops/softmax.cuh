@@ -1,13 +1,13 @@
-// What the kernels of softmax over rows of scores have in common.
+// Common parts of the kernels for softmax over rows of scores.
 #pragma once
 #include "ops/softmax.h"
 
 namespace tea {
 
 inline constexpr int kWarp = 32;
-inline constexpr int kSums = 4;  // additions to so many need not wait for each other
+inline constexpr int kSums = 4;  // independent accumulators
 
-// NaN wins, or a masked row could hide it.
+// Propagates NaN, otherwise the rule for masked rows could drop it.
 struct Largest {
   __device__ float operator()(float a, float b) const {
     asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
@@ -22,8 +22,8 @@ struct Plus {
   }
 };
 
-// exp of a difference that is at most 0: its error is that of the product, relative to which what
-// vanishes below 2^-126 is nothing.
+// exp of a difference that is at most 0. The error is that of the product; results that underflow
+// below 2^-126 are negligible relative to it.
 __device__ __forceinline__ float exponential(float x) {
   constexpr float kLog2E = 1.44269504f;
   float y;
@@ -32,8 +32,8 @@ __device__ __forceinline__ float exponential(float x) {
 }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 
-// Rows that see only their beginning and are many bytes long, from sm_90 on; whether it ran. What
-// there is lies on multiples of 16 bytes, a row in at most 32 KiB.
+// Softmax of long causal rows, from sm_90 on; returns whether it ran. It needs 16-byte alignment
+// and rows of at most 32 KiB.
 bool long_softmax_forward_on_gpu(const tea_scaled_softmax& args, double scale, const Place& place);
 bool long_softmax_backward_on_gpu(const tea_scaled_softmax& args, const Place& place);
 

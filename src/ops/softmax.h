@@ -1,4 +1,4 @@
-// Softmax over rows of scores that are kept in memory, with its gradient.
+// Softmax over rows of scores in memory, and its gradient.
 #pragma once
 #include "ops/args.h"
 
@@ -7,10 +7,10 @@ namespace tea {
 void scaled_softmax_forward(const tea_scaled_softmax& args, const Place& place);
 void scaled_softmax_backward(const tea_scaled_softmax& args, const Place& place);
 
-// By definition of the interface: what a masked score becomes.
+// The value of a masked score, as the interface defines it.
 inline constexpr double kMaskedScore = -10000;
 
-// The columns [0, n) that the row may see.
+// The number n of visible columns [0, n) of a row.
 TEA_HOST_DEVICE int64_t visible_count(const tea_scaled_softmax& a, int64_t row) {
   int64_t n = a.cols;
   if (a.kind == TEA_SCORE_MASK_CAUSAL) n = row + 1;
@@ -18,8 +18,7 @@ TEA_HOST_DEVICE int64_t visible_count(const tea_scaled_softmax& a, int64_t row) 
   return n < 0 ? 0 : n < a.cols ? n : a.cols;
 }
 
-// The bytes of the mask that belong to row `row` of matrix `matrix` (over batch and heads), or
-// NULL.
+// The mask bytes of row `row` of matrix `matrix` (over batch and heads), or NULL.
 TEA_HOST_DEVICE const uint8_t* mask_row(const tea_scaled_softmax& a, int64_t matrix, int64_t row) {
   if (!a.mask) return nullptr;
   const int64_t b = a.mask_batch == 1 ? 0 : quotient(matrix, a.heads);

@@ -1,5 +1,5 @@
-// Softmax of long causal rows, most of whose bytes are zeros: the copy engine brings the rows that
-// come next while one is worked on in shared memory, and writes it and the zeros. From sm_90 on.
+// Softmax of long causal rows, most of whose bytes are zeros. TMA loads the next rows while one row
+// is processed in shared memory, and stores the row and the zeros. From sm_90 on.
 #include "gpu/bulk.cuh"
 #include "ops/launch.cuh"
 #include "ops/softmax.cuh"
@@ -9,19 +9,20 @@ namespace tea {
 namespace {
 
 constexpr int kThreads = 256, kStages = 3, kMostBlocks = 4;
-constexpr int kLine = 128;        // bytes; what is read and what is filled part at one of these
-constexpr int kZeros = 4 << 10;   // bytes that are written at a time
-constexpr int kLeast = 16 << 10;  // bytes of a row that is worth it,
-constexpr int kMost = 32 << 10;   // and of the longest that there is room for
+constexpr int kLine =
+    128;  // bytes; the boundary between loaded and zero-filled parts is a multiple
+constexpr int kZeros = 4 << 10;   // bytes per store of zeros
+constexpr int kLeast = 16 << 10;  // minimum bytes of a row,
+constexpr int kMost = 32 << 10;   // and maximum, limited by shared memory
 
 struct Long {
   tea_scaled_softmax a;
   double scale;
   int64_t rows;
-  int stage;  // bytes of one tensor's part of a row that any row sees
+  int stage;  // bytes of the visible part of a row of one tensor
 };
 
-// Over the threads of the block, which all come. Nobody writes `side` again before another barrier.
+// Reduces over all threads of the CTA. `side` must not be written again before another barrier.
 template <class Real, class Combine>
 __device__ Real over_block(const Real (&sums)[kSums], Real* side, const Combine& combine) {
   Real value = combine(combine(sums[0], sums[1]), combine(sums[2], sums[3]));
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) softmax_long(const __grid_constant__
   const auto stage_of = [&](int stage) { return memory + kZeros + stage * kTensors * p.stage; };
   const int row_bytes = static_cast<int>(a.cols) * kBytes;
 
-  // The rows of this block, the last ones of the matrices first: they are the longest.
+  // The rows of this CTA, in descending order, because the last rows of a matrix are the longest.
   const auto line_of = [&](int64_t step) { return p.rows - 1 - blockIdx.x - step * gridDim.x; };
   const auto seen_by = [&](int64_t line) {
     return static_cast<int>(visible_count(a, line - quotient(line, a.rows) * a.rows));
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) softmax_long(const __grid_constant__
   const auto covered = [&](int seen) {
     return min((seen * kBytes + kLine - 1) / kLine * kLine, row_bytes);
   };
-  // By one thread: the row of a step is to come, and its zeros are to go.
+  // Called by one thread: requests the row of a step and stores its zeros.
   const auto request = [&](int64_t step) {
     const int64_t line = line_of(step);
     if (line < 0) return;
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(kThreads) softmax_long(const __grid_constant__
     if (threadIdx.x == 0) {
       if (bytes) bulk_store(static_cast<char*>(a.output) + line * row_bytes, dy, bytes);
       bulk_commit();
-      bulk_wait_read<1>();  // the row before has left its stage
+      bulk_wait_read<1>();  // the previous row's stage has been read
       request(step + kStages - 1);
     }
     if (++stage == kStages) stage = 0, parity ^= 1;

@@ -1,4 +1,4 @@
-// thd <-> bshd: the checks, and gaps.
+// thd <-> bshd: checks, and gaps.
 #include "ops/thd.h"
 
 #include <cstring>
@@ -35,7 +35,7 @@ ThdMoves checked(const tea_thd_convert& a, bool to_bshd) {
   return m;
 }
 
-// Offsets need not be ascending, so which rows are gaps is only known at the end.
+// Offsets need not ascend, so the gaps are known only after all sequences have been read.
 void zero_all(const ThdMoves& m) {
   for (int64_t t = 0; t < m.a.tokens; ++t)
     for (int64_t run = 0; run < m.runs; ++run)

@@ -8,12 +8,12 @@ namespace tea {
 void thd_to_bshd(const tea_thd_convert& args, const Place& place);
 void bshd_to_thd(const tea_thd_convert& args, const Place& place);
 
-// One walk over the padded side serves both directions.
+// Both directions iterate over the padded side.
 struct ThdMoves : Moves {
   tea_thd_convert a;
   Rows thd, bshd;
   bool to_bshd;
-  int64_t runs;  // of a row
+  int64_t runs;  // contiguous runs per row
 
   TEA_HOST_DEVICE Sequence sequence(int64_t i) const {
     return ragged_sequence(a.cu_seqlens, a.offsets, i, a.seqlen, a.tokens);
@@ -32,7 +32,7 @@ struct ThdMoves : Moves {
   }
 };
 
-// Zeroes the rows of thd that no token reaches.
+// Zeroes the rows of thd without a token.
 void zero_gaps_on_gpu(const ThdMoves& moves, const Place& place);
 
 }  // namespace tea

@@ -1,6 +1,6 @@
-// Vectors of elements in registers: loaded and stored in the widest accesses that their addresses
-// allow, and converted with the GPU's own instructions. The values are those of math/formats.h,
-// except that the sign of a NaN may be lost.
+// Vectors of elements in registers: loaded and stored with the widest accesses that their alignment
+// permits, and converted with the GPU's conversion instructions. The values are those of
+// math/formats.h, except that the sign of a NaN may be lost.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -14,7 +14,7 @@
 
 namespace tea {
 
-// Real: what arithmetic is done in. Small formats decode and encode two at the price of one.
+// Real: the type of arithmetic. Small formats convert two elements with one instruction.
 template <int32_t dtype>
 struct Element;
 
@@ -91,8 +91,8 @@ __device__ __forceinline__ void with_unit(int access, const Body& body) {
   body(uint8_t{});
 }
 
-// kSize elements in registers from memory that has `left`, the others 0; and the way back.
-// `access`: bytes of one access at most.
+// Loads and stores kSize elements, of which memory has `left`; the others are 0. `access`: maximum
+// bytes of one access.
 template <class Bits, int kSize>
 __device__ __forceinline__ void load_bits(Bits (&to)[kSize], const Bits* from, int64_t left,
                                           int access) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ void store_bits(Bits* to, const Bits (&from)[kSize], 
       if (i < left) to[i] = from[i];
 }
 
-// Both ways between memory's bits, aligned to pairs, and numbers.
+// Conversion in both directions between memory's format, in pairs, and numbers.
 template <class Format, int kSize>
 __device__ __forceinline__ void decode(const typename Format::Bits (&bits)[kSize],
                                        typename Format::Real (&to)[kSize]) {
@@ -172,8 +172,8 @@ struct VectorOf {
     encode<Format>(x, bits);
     store_bits(to, bits, left, access);
   }
-  // All elements, to a multiple of their bytes or of 16. The intrinsic keeps accesses whole: the
-  // compiler splits some assignments of 16 bytes into words.
+  // Stores all elements, to an address aligned to their size or to 16 bytes. The intrinsic is
+  // needed, because the compiler splits some 16-byte assignments into words.
   __device__ void store_whole(Bits* to) const {
     constexpr int kBytes = sizeof(Bits) * kSize;
     using Unit = std::conditional_t<kBytes % 16 == 0, uint4,
@@ -187,18 +187,18 @@ struct VectorOf {
   }
 };
 
-// A vector of a row as it is in memory, so that several can be under way before the first is
-// converted. wide: the row and its parts lie on multiples of 16 bytes, so that a vector is there as
-// a whole or not at all; else elements are read and written one by one. (One kernel for each keeps
-// both short: code that serves every alignment does not fit the instruction cache.)
+// A vector of a row in its memory format, so that several loads can be outstanding before the first
+// conversion. wide: the row and its parts are aligned to 16 bytes, so that a vector is either
+// complete or absent; otherwise elements are accessed one by one. (Separate kernels keep both
+// short: code for every alignment does not fit the instruction cache.)
 template <int32_t dtype, bool wide>
 struct alignas(16) RowVector {
   using Numbers = VectorOf<dtype>;
   using Bits = typename Numbers::Bits;
   static constexpr int kSize = Numbers::kSize;
-  uint32_t word[4];  // elements of 16 bits would take a register each
+  uint32_t word[4];  // words, because 16-bit elements would take a register each
 
-  // `left` elements of the row begin here.
+  // `left`: the remaining elements of the row from here.
   __device__ void load(const Bits* from, int64_t left) {
     if constexpr (wide) {
       *this = left > 0 ? *reinterpret_cast<const RowVector*>(from) : RowVector{};
@@ -206,8 +206,7 @@ struct alignas(16) RowVector {
       load_bits(reinterpret_cast<Bits(&)[kSize]>(word), from, left, sizeof(Bits));
     }
   }
-  // The intrinsic keeps accesses whole: the compiler splits some assignments of 16 bytes into
-  // words.
+  // The intrinsic is needed, because the compiler splits some 16-byte assignments into words.
   __device__ void store(Bits* to, int64_t left) const {
     if constexpr (!wide)
       store_bits(to, reinterpret_cast<const Bits(&)[kSize]>(word), left, sizeof(Bits));
@@ -215,7 +214,7 @@ struct alignas(16) RowVector {
       __stwb(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(word));
   }
 
-  // All but the first `left` elements become 0.
+  // Sets all but the first `left` elements to 0.
   __device__ void end_at(int left) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -225,7 +224,8 @@ struct alignas(16) RowVector {
       word[i] &= ones;
     }
   }
-  // The compiler is to keep the bits, not the numbers that it got from them, which are more.
+  // Forces the compiler to keep the packed bits, not the converted numbers, which need more
+  // registers.
   __device__ void keep() {
 #pragma unroll
     for (uint32_t& w : word) asm volatile("" : "+r"(w));
@@ -240,7 +240,7 @@ struct alignas(16) RowVector {
   }
 };
 
-// Calls body with the dtype as a constant: fp16, bf16, fp32 or fp64.
+// Calls body with the dtype as a compile-time constant: fp16, bf16, fp32 or fp64.
 template <class Body>
 void with_real(int32_t dtype, const Body& body) {
   switch (dtype) {

@@ -14,7 +14,7 @@ TEST(Driver, SaysWhyThereIsNoGpuOrDescribesEach) {
   for (size_t i = 0; i < found.list.size(); ++i) {
     EXPECT_EQ(found.list[i].index, static_cast<int>(i));
     EXPECT_GE(found.list[i].sm, 30);
-    EXPECT_GT(found.list[i].multiprocessors, 0);
+    EXPECT_GT(found.list[i].num_sms, 0);
     EXPECT_GE(found.list[i].shared_bytes, 48 << 10);
   }
 }

@@ -23,7 +23,7 @@ TEST(Driver, DescribesTheGpuAsTheRuntimeDoes) {
   const Device gpu = device_at(0);
   EXPECT_EQ(gpu.index, 0);
   EXPECT_EQ(gpu.sm, 10 * p.major + p.minor);
-  EXPECT_EQ(gpu.multiprocessors, p.multiProcessorCount);
+  EXPECT_EQ(gpu.num_sms, p.multiProcessorCount);
   EXPECT_EQ(gpu.shared_bytes, static_cast<int>(p.sharedMemPerBlockOptin));
 }
 

@@ -18,7 +18,7 @@ TEST(Gpu, TheRuleOfNonTnFp8Gemm) {
 
 TEST(Gpu, AnswersFromTheDriver) {
   const std::vector<tea::Device>& gpus = tea::driver::gpus().list;
-  EXPECT_NVTE_ERROR(cuda::sm_count(1000), "number of multiprocessors of device 1000: no GPU");
+  EXPECT_NVTE_ERROR(cuda::sm_count(1000), "number of SMs of device 1000: no GPU");
   if (gpus.empty()) {
     EXPECT_EQ(nvte_is_non_tn_fp8_gemm_supported(), 0);
     EXPECT_NVTE_ERROR(cuda::current_device(), "index of device -1: no GPU; there are 0");
@@ -26,7 +26,7 @@ TEST(Gpu, AnswersFromTheDriver) {
   } else {
     const tea::Device& current = gpus[static_cast<size_t>(cuda::current_device())];
     EXPECT_EQ(cuda::sm_arch(), current.sm);
-    EXPECT_EQ(cuda::sm_count(0), gpus[0].multiprocessors);
+    EXPECT_EQ(cuda::sm_count(0), gpus[0].num_sms);
     EXPECT_EQ(nvte_is_non_tn_fp8_gemm_supported(), tea::nvte::has_non_tn_fp8_gemm(current.sm));
   }
 }

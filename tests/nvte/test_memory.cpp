@@ -33,8 +33,8 @@ TEST(Memory, EveryPointerIsOfTheHost) {
   EXPECT_EQ(tea::nvte::device_of(&here), tea::kHost);
 }
 
-TEST(OneSide, NothingLiesOnTheHost) {
-  tea::nvte::OneSide side;
+TEST(MemorySide, NothingLiesOnTheHost) {
+  tea::nvte::MemorySide side;
   EXPECT_EQ(side.device(), tea::kHost);
   side.add("first", nullptr);
   int here = 0;

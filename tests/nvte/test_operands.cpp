@@ -63,8 +63,8 @@ TEST(Operands, HandlesAndPlaces) {
 }
 
 TEST(Operands, NonsenseInArraysThrows) {
-  require_sane(0, "cu_seqlens");
-  EXPECT_EQ(error_of([] { require_sane(TEA_STATUS_BAD_LENGTHS, "cu_seqlens"); }),
+  require_valid(0, "cu_seqlens");
+  EXPECT_EQ(error_of([] { require_valid(TEA_STATUS_BAD_LENGTHS, "cu_seqlens"); }),
             "cu_seqlens is out of range in part; needs positions inside the tensors");
 }
 

@@ -1,8 +1,10 @@
-/* fused_attn_f16_arbitrary_seqlen.h: what nvte_fused_attn_fwd and _bwd call once the tensors are
-   unpacked, as in TransformerEngine f04b094c. Empty in C; every function throws std::runtime_error.
+/* fused_attn_f16_arbitrary_seqlen.h: the functions that nvte_fused_attn_fwd and _bwd call with the
+   unpacked tensors, as in TransformerEngine f04b094c. Empty in C; every function throws
+   std::runtime_error.
 
-   Sizes count elements. Pointers to tensors that a call does not need may be NULL. The two calls
-   (sizes of the workspace and auxiliary tensors first, then the work) are those of fused_attn.h. */
+   Sizes count elements. Pointers to tensors that a call does not need may be NULL. As in
+   fused_attn.h, a first call returns the sizes of workspace and auxiliary tensors, and a second
+   call computes. */
 #ifndef TRANSFORMER_ENGINE_FUSED_ATTN_F16_ARBITRARY_SEQLEN_H_
 #define TRANSFORMER_ENGINE_FUSED_ATTN_F16_ARBITRARY_SEQLEN_H_
 #include "../fused_attn.h"
@@ -17,13 +19,13 @@ namespace transformer_engine {
 // The object behind an NVTETensor.
 struct Tensor;
 
-// The object of a handle, valid as long as the handle. A handle that names no tensor gives NULL, or
-// throws "Invalid tensor.".
+// The object of a handle, valid as long as the handle. For a handle without a tensor it returns
+// NULL or throws "Invalid tensor.".
 Tensor* convertNVTETensor(const NVTETensor tensor);
 Tensor* convertNVTETensorCheck(const NVTETensor tensor);
 
 // num_tokens_*: rows of THD buffers. num_pages_*, page_size_*, max_pages_per_seq_* (columns of the
-// page tables): of paged layouts, else 0.
+// page tables): for paged layouts, else 0.
 void fused_attn_arbitrary_seqlen_fwd(
     size_t batch, size_t num_attn_heads, size_t num_gqa_groups, size_t max_seqlen_q,
     size_t max_seqlen_kv, size_t head_dim_qk, size_t head_dim_v, size_t num_tokens_q,
@@ -38,8 +40,8 @@ void fused_attn_arbitrary_seqlen_fwd(
     const Tensor* cu_seqlens_kv_padded, const Tensor* page_table_k, const Tensor* page_table_v,
     const Tensor* rng_state, Tensor* workspace, cudaStream_t stream, cudnnHandle_t handle);
 
-// Unlike nvte_fused_attn_bwd this takes the forward's auxiliary tensors one by one: output_S is the
-// LSE, [b, h, sq, 1] or of THD layouts [t, h, 1].
+// Unlike nvte_fused_attn_bwd, it takes the auxiliary tensors of forward as separate arguments:
+// output_S is the LSE, [b, h, sq, 1], or [t, h, 1] for THD layouts.
 void fused_attn_arbitrary_seqlen_bwd(
     size_t batch, size_t num_attn_heads, size_t num_gqa_groups, size_t max_seqlen_q,
     size_t max_seqlen_kv, size_t head_dim_qk, size_t head_dim_v, size_t num_tokens_q,
