@@ -199,8 +199,8 @@ typedef enum tea_tensor {
 } tea_tensor;
 
 /* Bits of the status word: invalid values in device-resident metadata. They were clamped to the
-   capacity; no memory outside the tensors was accessed. SATURATED: the FP8 scale of S is larger than
-   largest * (1 - dropout), so that the largest probabilities saturate and O is wrong. */
+   capacity; no memory outside the tensors was accessed. SATURATED: the FP8 scale of S is larger
+   than largest * (1 - dropout), so that the largest probabilities saturate and O is wrong. */
 enum {
   TEA_STATUS_BAD_LENGTHS = 1,
   TEA_STATUS_BAD_PAGE = 2,
