@@ -19,8 +19,8 @@ View::View(const Problem& problem, const Run& r) : p(problem), run(r), size(r.si
   for (int64_t& from : origin) from = clamp_origin(from, &valid);
   if (!valid) report(TEA_STATUS_BAD_ORIGIN);
   if (p.is_fp8()) {
-    const float keep_factor = p.drops() ? 1 / (1 - p.dropout) : 1;
-    if (saturates(static_cast<float>(scalar(TEA_S_SCALE)), keep_factor,
+    const auto dropout = static_cast<float>(p.drops() ? p.dropout : 0);
+    if (saturates(static_cast<float>(scalar(TEA_S_SCALE)), 1 / (1 - dropout),
                   p.dtype == TEA_E4M3 ? kE4M3.largest : kE5M2.largest))
       report(TEA_STATUS_SATURATED);
   }
