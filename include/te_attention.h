@@ -237,6 +237,9 @@ typedef struct tea_run {
      the library's own threads. It is called with `parallel_context`. */
   tea_parallel_for parallel_for;
   void* parallel_context;
+  /* Host plans only: at most so many of the library's threads, the caller's included. 0: as many as
+     OMP_NUM_THREADS says, else the cores of the process. TE_ATTENTION_THREADS overrides both. */
+  int64_t threads;
 } tea_run;
 
 /* Exact counts for one execution; a multiply and an add are two operations. */

@@ -41,6 +41,28 @@ def _text(write: Callable[[object, int, object], int]) -> str:
     return buffer.value.decode()
 
 
+def fields() -> list[str]:
+    """The fields of a problem, each with the values that it takes, if they have names."""
+    size, every = 4096, 1  # no struct is larger; every byte 1, so that every field is set
+    problem = ctypes.create_string_buffer(bytes([every]) * size, size)
+    parsed = ctypes.create_string_buffer(size)
+    require(library().tea_problem_parse(b"", parsed))
+    used = ctypes.c_uint32.from_buffer(parsed).value  # struct_size comes first
+    ctypes.c_uint32.from_buffer(problem).value = used
+    text = _text(
+        lambda to, room, needed: library().tea_problem_print(
+            problem, to, ctypes.c_size_t(room), needed
+        )
+    )
+    out = []
+    for word in text.split():
+        name = word.partition("=")[0]
+        library().tea_problem_parse(f"{name}=?".encode(), parsed)
+        needed = library().tea_error().decode().rpartition("needs ")[2]
+        out.append(f"{name}: {needed.removesuffix(' that fits the field')}")
+    return out
+
+
 def explain(problem: str, device: int = HOST) -> str:
     """The answer of each engine to a problem, which is a line of field=value pairs.
 

@@ -16,7 +16,9 @@ constexpr SettingRow kSettings[] = {
     {Setting::kLog, "TE_ATTENTION_LOG", "NVTE_DEBUG", "1",
      "1: each new plan prints its engine and problem to standard error"},
     {Setting::kThreads, "TE_ATTENTION_THREADS", nullptr, nullptr,
-     "number of threads of the CPU engine; default: the cores of the process"},
+     "number of threads of the CPU engine, whatever its callers request"},
+    {Setting::kOpenMp, "OMP_NUM_THREADS", nullptr, nullptr,
+     "number of threads of the CPU engine by default; without it the cores of the process"},
     {Setting::kFusedAttnBackend, "NVTE_FUSED_ATTN_BACKEND", nullptr, nullptr,
      "0: the nvte functions report the backend F16_max512_seqlen if it supports the problem"},
 };

@@ -8,7 +8,7 @@
 
 namespace tea {
 
-enum class Setting { kEngine, kDeterministic, kLog, kThreads, kFusedAttnBackend };
+enum class Setting { kEngine, kDeterministic, kLog, kThreads, kOpenMp, kFusedAttnBackend };
 
 struct SettingRow {
   Setting setting;

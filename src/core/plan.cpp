@@ -239,6 +239,8 @@ Run imported(const Plan& plan, const tea_run* run, Direction d) {
   const Run out = import_run(plan.problem, plan.checks, run, d, plan.workspace);
   TEA_REQUIRE(plan.device.is_host() || !out.parallel_for, "run.parallel_for", "a function",
               "NULL: the plan is for a GPU");
+  TEA_REQUIRE(plan.device.is_host() || !out.threads, "run.threads", out.threads,
+              "0: the plan is for a GPU");
   return out;
 }
 }  // namespace

@@ -196,7 +196,10 @@ uint32_t named_bits(std::string_view word, std::string_view value,
     uint32_t bit = 0;
     for (size_t i = 0; i < names.size(); ++i)
       if (names[i] == name) bit = 1u << i;
-    bits |= bit ? bit : number<uint32_t>(word, name);
+    const auto [stop, error] = std::from_chars(name.data(), name.data() + name.size(), bit);
+    if (!bit && (error != std::errc() || stop != name.data() + name.size()))
+      malformed(word, joined(names) + ", joined by +");
+    bits |= bit;
     begin = end + 1;
   }
   return bits;

@@ -162,7 +162,7 @@ constexpr bool in_order() {
   return std::size(kTensors) == TEA_TENSOR_COUNT;
 }
 static_assert(in_order(), "kTensors must list every index of tea_tensor, in order");
-static_assert(sizeof(tea_run) == 160, "the layout of tea_run is frozen; it may only grow");
+static_assert(sizeof(tea_run) == 168, "the layout of tea_run is frozen; it may only grow");
 
 // The required alignment of a tensor's address. The alignment field of the problem applies to the
 // tensors that have its dtypes.
@@ -342,10 +342,12 @@ Run import_run(const Problem& p, const Checks& checks, const tea_run* caller, Di
               "an address that is a multiple of 4");
   TEA_REQUIRE(from.parallel_for || !from.parallel_context, "run.parallel_context",
               from.parallel_context, "NULL without run.parallel_for");
+  TEA_REQUIRE(from.threads >= 0, "run.threads", from.threads, "0 or more");
   run.workspace = from.workspace, run.stream = from.stream;
   std::memcpy(run.origin, from.origin, sizeof run.origin);
   run.origin_device = from.origin_device, run.status = from.status;
   run.parallel_for = from.parallel_for, run.parallel_context = from.parallel_context;
+  run.threads = from.threads;
   return run;
 }
 

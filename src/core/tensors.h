@@ -73,6 +73,7 @@ struct Run {
   int32_t* status;
   tea_parallel_for parallel_for;  // NULL: the engine's own threads
   void* parallel_context;
+  int64_t threads;  // at most so many of the engine's own; 0: the default
 
   template <class T>
   T* as(tea_tensor t) const {

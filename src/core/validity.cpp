@@ -55,7 +55,10 @@ void check_dim(const char* name, int32_t dim, bool required) {
   const int32_t up = (dim + 7) / 8 * 8;
   const bool ok = dim > 0 && dim % 8 == 0 && dim <= 512;
   TEA_REQUIRE(ok, name, dim,
-              dim > 0 && up <= 512 ? "a multiple of 8, at most 512 (pad to " + shown(up) + ")"
+              dim > 0 && up <= 512 ? "a multiple of 8, at most 512 (pad to " + shown(up) +
+                                         (required ? " with zeros, and give scale: its default "
+                                                     "follows dim_qk)"
+                                                   : " with zeros)")
                                    : std::string("a multiple of 8 from 8 to 512"));
 }
 

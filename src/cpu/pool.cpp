@@ -25,6 +25,7 @@ thread_local bool inside = false;
 struct Job {
   int64_t count;
   const std::function<void(int64_t)>& body;
+  std::atomic<int64_t> seats{0};  // threads of the pool that may still join the caller
   std::atomic<int64_t> next{0};
   std::mutex mutex;
   std::exception_ptr error;
@@ -60,6 +61,14 @@ int wanted_threads() {
   TEA_REQUIRE(error == std::errc() && end == text.data() + text.size() && n >= 1 && n <= 1024,
               "TE_ATTENTION_THREADS", text, "a number from 1 to 1024");
   return n;
+}
+
+// The first number of a list such as "4,2"; 0 where there is none, which OpenMP ignores too.
+int64_t openmp_threads() {
+  const std::string& text = setting(Setting::kOpenMp);
+  int64_t n = 0;
+  std::from_chars(text.data(), text.data() + text.size(), n);
+  return std::max<int64_t>(n, 0);
 }
 
 // Waits for what other threads are about to do: within a call jobs follow each other closely, and
@@ -118,7 +127,7 @@ class Pool {
       Job* job = job_;
       ++busy_;
       lock.unlock();
-      job->work();
+      if (job->seats-- > 0) job->work();
       lock.lock();
       if (--busy_ == 0) done_.notify_all();
     }
@@ -187,13 +196,21 @@ int thread_count() {
   return n;
 }
 
+int thread_count(int64_t most) {
+  static const bool is_fixed = !setting(Setting::kThreads).empty();
+  static const int64_t usual = openmp_threads();
+  const int64_t bound = most ? most : usual;
+  if (is_fixed || !bound) return thread_count();
+  return static_cast<int>(std::min<int64_t>(bound, thread_count()));
+}
+
 void parallel_for(int64_t count, const std::function<void(int64_t)>& body, const Threads& threads) {
-  Job job{count, body, {}, {}, {}};
+  Job job{count, body, thread_count(threads.most) - 1, {}, {}, {}};
   if (inside || count <= 1)
     job.work();
   else if (threads.run)
     run_on(threads, job);
-  else if (thread_count() == 1 || !run_on_pool(job))
+  else if (job.seats == 0 || !run_on_pool(job))
     job.work();
   if (job.error) std::rethrow_exception(job.error);
 }

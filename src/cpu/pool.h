@@ -11,6 +11,7 @@ namespace tea::cpu {
 struct Threads {
   tea_parallel_for run = nullptr;  // NULL: the library's own
   void* context = nullptr;
+  int64_t most = 0;  // of the library's own, the caller included; 0: as OMP_NUM_THREADS says
 };
 
 // Runs body(0) ... body(count - 1), each once, on the calling thread and the pool's; returns when
@@ -21,8 +22,10 @@ struct Threads {
 void parallel_for(int64_t count, const std::function<void(int64_t)>& body,
                   const Threads& threads = {});
 
-// How many threads take part, the caller included: TE_ATTENTION_THREADS, else the cores of the
+// How many threads may take part, the caller included: TE_ATTENTION_THREADS, else the cores of the
 // process.
 int thread_count();
+// How many do at most in a call with that bound: all if TE_ATTENTION_THREADS is set.
+int thread_count(int64_t most);
 
 }  // namespace tea::cpu

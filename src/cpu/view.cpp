@@ -163,7 +163,7 @@ void View::raise(tea_tensor t, double value) const {
 }
 
 void View::parallel_for(int64_t count, const std::function<void(int64_t)>& body) const {
-  cpu::parallel_for(count, body, {run.parallel_for, run.parallel_context});
+  cpu::parallel_for(count, body, {run.parallel_for, run.parallel_context, run.threads});
 }
 
 void View::fill(tea_tensor t, double value) const {

@@ -22,6 +22,7 @@ DimensionOrder order_of(const std::string& format, const std::string& whole) {
          "bhsd, bshd, sbhd or thd, or one for q and one for k and v as in thd_bshd");
 }
 
+constexpr int64_t kMostDim = 512;
 constexpr int64_t kMaxWindow = int64_t{1} << 62;  // the problem stores one more
 
 struct Mask {
@@ -64,6 +65,12 @@ void require_rank(const char* name, const Tensor& t, int rank, const std::string
            std::to_string(rank) + " dimensions for format " + format);
 }
 
+void require_dim(const char* name, const Tensor& t, const DimensionOrder& order) {
+  if (const int64_t dim = t.size[order.dim]; dim < 1 || dim > kMostDim)
+    refuse(name, "of shape " + shape_text(t) + " with head dim " + std::to_string(dim),
+           "a head dim from 1 to " + std::to_string(kMostDim));
+}
+
 void require_bound(const char* name, int64_t bound) {
   if (bound < -1) refuse(name, std::to_string(bound), "0 or more, or -1 for what the tensors say");
 }
@@ -104,6 +111,7 @@ void Description::describe_queries() {
   require_rank("q", q_, order_q_.rank, in_.format);
   problem.heads_q = static_cast<int32_t>(q_.size[order_q_.head]);
   problem.dim_qk = static_cast<int32_t>(q_.size[order_q_.dim]);
+  require_dim("q", q_, order_q_);
   rows_q_ = q_.size[order_q_.seq];
   batch_ = size_or_1(q_, order_q_.batch);
   if (order_q_.batch < 0) {
@@ -131,12 +139,16 @@ void Description::describe_keys() {
   problem.heads_kv = static_cast<int32_t>(k_.size[order_kv_.head]);
   problem.dim_v = static_cast<int32_t>(v_.size[order_kv_.dim]);
   rows_kv_ = k_.size[order_kv_.seq];
-  if (!problem.dim_v) refuse("v", "of shape " + shape_text(v_), "a head dim from 8 to 512");
+  require_dim("v", v_, order_kv_);
   const bool matches_k =
       v_.size[order_kv_.head] == problem.heads_kv && v_.size[order_kv_.seq] == rows_kv_ &&
       (in_.page_table || size_or_1(v_, order_kv_.batch) == size_or_1(k_, order_kv_.batch));
   if (!matches_k)
     refuse("v", "of shape " + shape_text(v_), "the heads and rows of k " + shape_text(k_));
+  if (!problem.heads_kv || problem.heads_q % problem.heads_kv)
+    refuse("k",
+           "of shape " + shape_text(k_) + " with " + std::to_string(problem.heads_kv) + " heads",
+           "a number of heads that divides the " + std::to_string(problem.heads_q) + " of q");
   if (k_.size[order_kv_.dim] != problem.dim_qk)
     refuse("k", "of shape " + shape_text(k_), "the head dim of q " + shape_text(q_));
   if (in_.page_table) {

@@ -9,12 +9,13 @@ namespace {
 struct TypeName {
   int32_t type;
   const char* name;
+  int bytes;
 };
 constexpr TypeName kTypeNames[] = {
-    {TEA_FP16, "float16"}, {TEA_BF16, "bfloat16"},      {TEA_FP32, "float32"},
-    {TEA_FP64, "float64"}, {TEA_E4M3, "float8_e4m3fn"}, {TEA_E5M2, "float8_e5m2"},
-    {kInt32, "int32"},     {kInt64, "int64"},           {kUint8, "uint8"},
-    {kBool, "bool"},
+    {TEA_FP16, "float16", 2}, {TEA_BF16, "bfloat16", 2},      {TEA_FP32, "float32", 4},
+    {TEA_FP64, "float64", 8}, {TEA_E4M3, "float8_e4m3fn", 1}, {TEA_E5M2, "float8_e5m2", 1},
+    {kInt32, "int32", 4},     {kInt64, "int64", 8},           {kUint8, "uint8", 1},
+    {kBool, "bool", 1},
 };
 
 }  // namespace
@@ -23,6 +24,12 @@ std::string type_text(int32_t type) {
   for (const TypeName& row : kTypeNames)
     if (row.type == type) return row.name;
   return "of another kind";
+}
+
+int type_bytes(int32_t type) {
+  for (const TypeName& row : kTypeNames)
+    if (row.type == type) return row.bytes;
+  return 1;
 }
 
 int32_t dtype_named(const char* argument, const std::string& name) {

@@ -288,6 +288,61 @@ void backward_minimal_out(StableIValue* stack, uint64_t inputs, uint64_t) {
   differentiate(incoming, arguments, call, out);
 }
 
+// ---- aten::_scaled_dot_product_fused_attention_overrideable ------------------------------------
+//
+// PyTorch keeps this operator for the attention of other backends, and differentiates it in C++.
+// Eager calls of the minimal signature go through it, because an autograd node in Python costs tens
+// of microseconds. Its bias and dropout are left to attention().
+
+namespace {
+
+Arguments minimal_arguments(const Tensor& q, const Tensor& k, const Tensor& v, bool causal,
+                            std::optional<double> scale) {
+  Arguments out = default_arguments(q, k, v);
+  out.format = "bhsd", out.mask = causal ? "causal" : "none";
+  out.training = true, out.scale = scale;
+  return out;
+}
+
+}  // namespace
+
+void fused_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Tensor q = in.tensor(), k = in.tensor(), v = in.tensor();
+  const bool has_bias = in.maybe_tensor().has_value();
+  const double dropout = in.number();
+  const bool causal = in.flag(), debug = in.flag();
+  const Arguments arguments = minimal_arguments(q, k, v, causal, in.maybe_number());
+  if (has_bias) refuse("attn_bias", "a tensor", "None (te_attention.torch.attention takes a bias)");
+  if (dropout != 0)
+    refuse("dropout_p", std::to_string(dropout), "0 (te_attention.torch.attention has dropout)");
+  if (debug) refuse("return_debug_mask", "True", "False: no mask is in memory");
+  Call call(arguments);
+  const Tensor o = call.new_o(), lse = call.new_row_statistic();
+  call.add_memory(TEA_LSE, lse.data_ptr());
+  call.forward();
+  // The results that this signature does not have, cumulative lengths, random state and a debug
+  // mask, are LSE again: any tensor serves, and this one needs no allocation.
+  const int64_t none = 0;
+  give(stack, o, lse, lse, lse, none, none, lse, lse, lse);
+}
+
+void fused_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Tensor dout = in.tensor(), q = in.tensor(), k = in.tensor(), v = in.tensor();
+  const Tensor bias = in.tensor();
+  in.drop_list();  // which gradients are wanted
+  const Tensor o = in.tensor(), lse = in.tensor(), cum_q = in.tensor(), cum_k = in.tensor();
+  in.integer(), in.integer(), in.number();  // the bounds of the lengths, dropout
+  const bool causal = in.flag();
+  const Tensor seed = in.tensor(), offset = in.tensor();
+  const Arguments arguments = minimal_arguments(q, k, v, causal, in.maybe_number());
+  const Gradients out = Gradients::like(arguments);
+  Call call(arguments);
+  differentiate({dout, std::nullopt, o, lse, false, false}, arguments, call, out);
+  give(stack, out.dq, out.dk, out.dv, out.dq);
+}
+
 void explain(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
   const Arguments arguments = read_arguments(in);

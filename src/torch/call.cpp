@@ -25,14 +25,49 @@ struct Reader {
 
 }  // namespace
 
-Arguments read_arguments(Stack& stack) {
-  Reader reader{stack};
+namespace {
+
+// What torch.set_num_threads() or OMP_NUM_THREADS has set; torchrun sets 1.
+int64_t own_threads() {
+  uint32_t threads;
+  TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&threads));
+  return threads;
+}
+
+}  // namespace
+
+namespace {
+
+// Options that the caller leaves out; the tensors that are required come in order.
+struct Absent {
+  const Tensor* required;
+
+  Tensor Tensor_() { return *required++; }
+  static std::optional<Tensor> OptionalTensor_() { return {}; }
+  static std::string Text_() { return {}; }
+  static bool Flag_() { return false; }
+  static int64_t Integer_() { return -1; }
+  static double Number_() { return 0; }
+  static std::optional<double> OptionalNumber_() { return {}; }
+};
+
+template <class Source>
+Arguments arguments_of(Source source) {
   return {
   // the initialisers of a braced list are evaluated in order
-#define TEA_OPTION(kind, name, default_text) reader.kind##_(),
+#define TEA_OPTION(kind, name, default_text) source.kind##_(),
 #include "frontend/options.def"
 #undef TEA_OPTION
   };
+}
+
+}  // namespace
+
+Arguments read_arguments(Stack& stack) { return arguments_of(Reader{stack}); }
+
+Arguments default_arguments(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const Tensor required[] = {q, k, v};
+  return arguments_of(Absent{required});
 }
 
 Call::Call(const Arguments& arguments)
@@ -73,6 +108,7 @@ void Call::run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forw
     run.workspace_bytes = bytes;
   }
   run.stream = where_.stream;
+  if (where_.device < 0) run.threads = own_threads();
   Report report(in_.q, where_);
   run.status = report.word();
   require(verb(plan.plan, &run));

@@ -10,6 +10,8 @@ namespace tea::torch_ops {
 // The options in the order of the schema, which owns the tensors.
 using Arguments = frontend::OptionsOf<Tensor>;
 Arguments read_arguments(Stack& stack);
+// Every option absent; format and mask must be set.
+Arguments default_arguments(const Tensor& q, const Tensor& k, const Tensor& v);
 
 class Call {
  public:

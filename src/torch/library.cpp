@@ -73,6 +73,14 @@ void implement(torch::stable::detail::StableLibrary& library) {
 STABLE_TORCH_LIBRARY_IMPL(te_attention, CPU, library) { implement(library); }
 STABLE_TORCH_LIBRARY_IMPL(te_attention, CUDA, library) { implement(library); }
 
+// PyTorch's own operator, which has no other kernel on these devices (attention.cpp).
+void implement_fused(torch::stable::detail::StableLibrary& library) {
+  library.impl("_scaled_dot_product_fused_attention_overrideable", fused_forward);
+  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", fused_backward);
+}
+STABLE_TORCH_LIBRARY_IMPL(aten, CPU, library) { implement_fused(library); }
+STABLE_TORCH_LIBRARY_IMPL(aten, CUDA, library) { implement_fused(library); }
+
 }  // namespace tea::torch_ops
 
 // The options of attention as a schema, from which the Python package derives its own tables.

@@ -26,6 +26,11 @@ class Stack {
     return torch::stable::detail::to<std::vector<Tensor>>(*values_++);
   }
   int64_t integer() { return at_end() ? -1 : torch::stable::detail::to<int64_t>(*values_++); }
+  // Releases a list without reading it.
+  void drop_list() {
+    TORCH_ERROR_CODE_CHECK(
+        torch_delete_list(torch::stable::detail::to<StableListHandle>(*values_++)));
+  }
   bool flag() { return !at_end() && torch::stable::detail::to<bool>(*values_++); }
   double number() { return at_end() ? 0 : torch::stable::detail::to<double>(*values_++); }
   std::optional<double> maybe_number() {

@@ -27,10 +27,14 @@ int device_of(const char* name, const Tensor& tensor) {
   return index;
 }
 
+namespace {
+std::string device_text(int i) { return i < 0 ? "cpu" : "cuda:" + std::to_string(i); }
+}  // namespace
+
 void require_device(const char* name, const Tensor& tensor, int device) {
-  const auto text = [](int i) { return i < 0 ? "cpu" : "cuda:" + std::to_string(i); };
   const int seen = device_of(name, tensor);
-  if (seen != device) refuse(name, "on " + text(seen), text(device) + " as the other tensors");
+  if (seen != device)
+    refuse(name, "on " + device_text(seen), device_text(device) + " as the other tensors");
 }
 
 Where where_is(const char* name, const Tensor& tensor) {
@@ -106,6 +110,23 @@ int32_t torch_int64() { return aoti_torch_dtype_int64(); }
 int32_t torch_bool() { return aoti_torch_dtype_bool(); }
 int32_t torch_byte() { return aoti_torch_dtype_uint8(); }
 
+namespace {
+
+int64_t bytes_of(int rank, const int64_t* size, int32_t dtype) {
+  int64_t bytes = frontend::type_bytes(type_of(dtype));
+  for (int i = 0; i < rank; ++i) bytes *= size[i];
+  return bytes;
+}
+
+// The shim of PyTorch's allocator says only that it failed. The Python package recognises this text
+// and raises torch.OutOfMemoryError.
+[[noreturn]] void refuse_memory(const Tensor& like, int64_t bytes) {
+  throw std::runtime_error("out of memory: " + std::to_string(bytes) + " bytes on " +
+                           device_text(device_of("q", like)));
+}
+
+}  // namespace
+
 Tensor empty(const Tensor& like, int32_t dtype, int rank, const int64_t* size,
              const int64_t* stride) {
   int64_t contiguous[8];
@@ -121,7 +142,8 @@ Tensor empty(const Tensor& like, int32_t dtype, int rank, const int64_t* size,
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &type));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
   AtenTensorHandle out;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, size, stride, dtype, type, index, &out));
+  if (aoti_torch_empty_strided(rank, size, stride, dtype, type, index, &out))
+    refuse_memory(like, bytes_of(rank, size, dtype));
   return Tensor(out);
 }
 

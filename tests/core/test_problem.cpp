@@ -89,7 +89,7 @@ TEST(Problem, MalformedTextIsRefusedWithTheWord) {
       {"heads_q=4294967296", "needs an integer that fits the field"},
       {"batch=9223372036854775808", "needs an integer that fits the field"},
       {"dtype=bf17", "\"dtype=bf17\": needs one of default, fp16, bf16, fp32, fp64, e4m3, e5m2"},
-      {"outputs=lse+mx", "\"outputs=lse+mx\": needs an integer"},
+      {"outputs=lse+mx", "\"outputs=lse+mx\": needs one of lse, max, sum_exp, joined by +"},
       {"q=1,2", "\"q=1,2\": needs 3 values separated by commas"},
       {"q=1,2,3,4", "needs 3 values separated by commas"},
       {"scale=0.1f", "needs a number"},

@@ -145,6 +145,34 @@ TEST(Pool, EveryItemMustRunOnce) {
             "run.parallel_for ran 3 of 3 items, and 2 that were not its to run; needs each once");
 }
 
+TEST(Pool, ABoundOfOneIsTheCallersThread) {
+  const auto id = std::this_thread::get_id();
+  std::atomic<int> sum{0};
+  parallel_for(100,
+               [&](int64_t) {
+                 EXPECT_EQ(std::this_thread::get_id(), id);
+                 ++sum;
+               },
+               {.most = 1});
+  EXPECT_EQ(sum, 100);
+  EXPECT_EQ(thread_count(1), 1);
+  EXPECT_EQ(thread_count(1 << 20), thread_count());
+}
+
+TEST(Pool, ABoundHoldsWhereThePoolHasMoreThreads) {
+  std::atomic<int> inside{0}, most{0};
+  parallel_for(64,
+               [&](int64_t) {
+                 const int now = ++inside;
+                 for (int seen = most; now > seen && !most.compare_exchange_weak(seen, now);) {
+                 }
+                 std::this_thread::yield();
+                 --inside;
+               },
+               {.most = 2});
+  EXPECT_LE(most, 2);
+}
+
 TEST(Pool, HasAtLeastTheCallersThread) { EXPECT_GE(thread_count(), 1); }
 
 }  // namespace

@@ -1,5 +1,7 @@
 """Autograd: the functions that call the forward and backward operators."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -8,23 +10,41 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from te_attention.torch._arguments import BIAS, NUM_INPUTS, SINK, TENSORS, TRAINING, trimmed
+from te_attention.torch._errors import raise_if_out_of_memory
 from te_attention.torch._library import LIBRARY, OPS
 from te_attention.torch._packing import packed_gradients
 
-# The function that each overload calls: calling it directly saves one Python call.
-_forward, _backward = OPS.forward.default._op, OPS.backward.default._op
-_forward_minimal, _backward_minimal = (
-    OPS.forward_minimal.default._op,
-    OPS.backward_minimal.default._op,
-)
-_backward_out, _backward_minimal_out = (
-    OPS.backward_out.default._op,
-    OPS.backward_minimal_out.default._op,
-)
+
+def _guarded(operator: Callable) -> Callable:
+    """The operator; where it has no memory, torch.OutOfMemoryError is raised."""
+
+    def call(*arguments: object) -> object:
+        try:
+            return operator(*arguments)
+        except RuntimeError as error:
+            raise_if_out_of_memory(error)
+            raise
+
+    return call
+
+
+# The function that each overload calls: calling it directly saves one Python call. attention()
+# itself sees to the errors of forward.
+_forward, _forward_minimal = OPS.forward.default._op, OPS.forward_minimal.default._op
+_backward = _guarded(OPS.backward.default._op)
+_backward_minimal = _guarded(OPS.backward_minimal.default._op)
+_backward_out = _guarded(OPS.backward_out.default._op)
+_backward_minimal_out = _guarded(OPS.backward_minimal_out.default._op)
 _inference = OPS.inference.default._op
+# PyTorch differentiates this one in C++: an autograd node in Python costs tens of microseconds.
+_fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default._op
+_active_modes = torch._C._len_torch_dispatch_stack
 _is_compiling = torch.compiler.is_compiling
 _are_functorch_transforms_active = torch._C._are_functorch_transforms_active
 _is_grad_enabled = torch.is_grad_enabled
+# Up to this number of elements of q, k and v the host's time counts. Above it kernels take longer,
+# and an allocation on a GPU may fail in backward, which only Python raises as OutOfMemoryError.
+SMALL = 1 << 22
 NO_SECOND_DERIVATIVE = "attention has no second derivative"
 NO_FORWARD_MODE = (
     "an input has a tangent; needs none: attention has no forward-mode derivative "
@@ -224,6 +244,17 @@ def run_minimal(
     if mask is None:
         mask = "none"
     if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        if (
+            (form == "bhsd" and (mask == "none" or mask == "causal"))
+            # Parts of one tensor take the path that writes their gradients into one.
+            and k.storage_offset() == v.storage_offset()
+            # Subclasses and modes, such as FLOP counters, know the operators of te_attention.
+            and (type(q) is Tensor and not _active_modes())
+            and not (q.is_cuda and q.numel() + k.numel() + v.numel() > SMALL)
+        ):
+            if scale is None and mask == "none":
+                return _fused(q, k, v)[0]
+            return _fused(q, k, v, None, 0.0, mask == "causal", scale=scale)[0]
         options = (form, mask, True) if scale is None else (form, mask, True, scale)
         return _MinimalAttention.apply(q, k, v, options)
     if scale is not None:

@@ -76,10 +76,13 @@ def _check_sizes(a: Arguments, form_q: str, form_kv: str) -> None:
             v[dim] == k[dim],
             lambda: f"v is of shape {_text(v)}; needs the heads and rows of k {_text(k)}",
         )
-    torch._check(k[head_kv] > 0, lambda: "heads_kv is 0; needs at least 1")
+    torch._check(k[head_kv] > 0, lambda: f"k is of shape {_text(k)} with 0 heads; needs some")
     torch._check(
         q[head_q] % k[head_kv] == 0,
-        lambda: f"heads_q is {q[head_q]}; needs a multiple of heads_kv {k[head_kv]}",
+        lambda: (
+            f"k is of shape {_text(k)} with {k[head_kv]} heads; needs a number of heads that "
+            f"divides the {q[head_q]} of q"
+        ),
     )
     for name, dim in (("dim_qk", q[-1]), ("dim_v", v[-1])):
         torch._check(

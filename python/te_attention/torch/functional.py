@@ -1,13 +1,17 @@
 """attention() and related functions of tensors, in the style of torch.nn.functional."""
 
+import inspect
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, Literal, NamedTuple, Never, TypeAlias
 
 import torch
 from torch import Tensor
 
 from te_attention.torch._arguments import NONE, Arguments, trimmed
 from te_attention.torch._autograd import is_traced, run, run_minimal
+from te_attention.torch._errors import raise_clearer, refuse_unknown
+from te_attention.torch._jagged import attend_jagged
 from te_attention.torch._library import OPS
 from te_attention.torch._types import (
     WINDOW,
@@ -15,7 +19,6 @@ from te_attention.torch._types import (
     check_fp8,
     check_number,
     check_slopes,
-    check_types,
     refuse_causal_bias,
     text_of,
 )
@@ -27,14 +30,18 @@ Sink: TypeAlias = Tensor | Literal["off_by_one"]
 MAX_WINDOW = 2**62  # larger than any sequence length
 NO_WINDOW = (-1, -1)
 BIAS_DIMENSIONS = 4
+MULTIPLE = 8  # of the head dims that the operators take
 # The types that autocast converts. float64 stays as it is, as in SDPA; other types are refused.
 AUTOCAST = frozenset((torch.float16, torch.bfloat16, torch.float32))
+FP8_GRADIENT = (
+    "fp8 is given and an input requires a gradient; needs torch.no_grad(), or the operators "
+    "fp8_forward and fp8_backward"
+)
 HALVES = (torch.float16, torch.bfloat16)
 PAGES = (
     "page_table is given and an input requires a gradient; needs torch.no_grad(), or ragged or "
     "padded keys: pages have none"
 )
-DISPATCHER = "Expected a value of type"  # PyTorch's error text for a wrong type
 # Names of this module, because looking them up in torch takes as long as the calls themselves.
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _are_all_deterministic = torch.are_deterministic_algorithms_enabled
@@ -69,7 +76,7 @@ def _run(arguments: tuple, return_lse: bool, return_max_logit: bool) -> Tensor |
     return run(arguments, False)
 
 
-def attention(
+def attention(  # noqa: C901 (a call for each branch would cost every caller time)
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -101,14 +108,19 @@ def attention(
     engine: str = "",
     fp8: Fp8 | None = None,
     _finish: Callable[[tuple, bool, bool], Any] = _run,
+    **unknown: Never,
 ) -> Tensor | tuple[Tensor, ...]:
     """softmax(scale * q k^T + ...) v, with gradients for q, k, v, bias and a learnable sink.
 
     Shapes by default as in ``scaled_dot_product_attention``: q ``[b, heads_q, s_q, d]``, k
     ``[b, heads_kv, s_kv, d]``, v ``[b, heads_kv, s_kv, d_v]``, with heads_q a multiple of heads_kv
     (grouped queries need no expansion). float16, bfloat16, float32, or on the CPU float64; head
-    dims are multiples of 8 up to 512. Any strides, if the last is 1. No tensor is copied, and the
-    host never waits for the device. docs/semantics.md defines each option.
+    dims up to 512. Any strides, if the last is 1. Tensors are copied only where a head dim is no
+    multiple of 8: then q, k and v are padded with zeros, which changes neither the result nor the
+    default of scale. The host never waits for the device. docs/semantics.md defines each option.
+
+    q, k and v may be nested tensors of layout torch.jagged, ``[b, heads, s, d]`` in the order of
+    the format: each sequence then has its own length, and O is such a tensor too.
 
     Args:
         q, k, v: queries, keys and values, of the same dtype and on the same device.
@@ -139,8 +151,8 @@ def attention(
         format: order of dimensions: "bhsd", "bshd", "sbhd", "thd" (ragged: the tokens of all
             sequences, concatenated), or one for q and one for k and v, as in "thd_bshd".
         cu_seqlens_q, cu_seqlens_kv: int32 ``[b + 1]`` on q's device: cumulative actual lengths.
-            "thd" requires them. The other formats treat rows past the length as padding, whose
-            output is 0.
+            int64 here, in offsets and in page tables is cast, on the device. "thd" requires them.
+            The other formats treat rows past the length as padding, whose output is 0.
         max_seqlen_q, max_seqlen_kv: for "thd" and pages: upper bounds of the lengths, not
             necessarily tight. Default: the number of tokens, or of slots in the page table.
         offsets_q, offsets_kv: int32 ``[b + 1]``, "thd": the first token of each sequence, if there
@@ -172,11 +184,12 @@ def attention(
             call waits for the device.
         TypeError: an argument has a wrong type.
     """
+    if unknown:
+        refuse_unknown(unknown, attention)
     try:
         if _is_any_autocast_enabled() and torch.is_autocast_enabled(q.device.type):
             q, k, v = autocast(q, k, v)
-            if bias is not None and bias.dtype in HALVES and bias.dtype != q.dtype:
-                bias = bias.to(q.dtype)
+            bias = _autocast_bias(bias, q)
         if scale is not None and type(scale) is not float:
             check_number("scale", scale)
         if (  # the minimal signature has a fast path: reading the other options takes longer
@@ -190,7 +203,17 @@ def attention(
             and not (deterministic is None and _are_all_deterministic())
             and _finish is _run
         ):
-            return run_minimal(q, k, v, format, mask, scale)
+            try:
+                return run_minimal(q, k, v, format, mask, scale)
+            except RuntimeError:  # to ask first would cost every call a microsecond
+                if not (q.is_nested or _has_odd_dims(q, v)):
+                    raise
+        if q.is_nested:
+            return attend_jagged(attention, locals())
+        dim, dim_v = q.size(-1), v.size(-1)
+        if dim % MULTIPLE != 0 or dim_v % MULTIPLE != 0:
+            scale = dim**-0.5 if scale is None else scale
+            q, k, v = _padded(q), _padded(k), _padded(v)
         if type(softcap) is not float or type(dropout) is not float:
             check_number("softcap", softcap)
             check_number("dropout", dropout)
@@ -219,17 +242,17 @@ def attention(
             _random_state(q, rng_state, generator) if dropout else None,
             bias,
             learnable,
-            cu_seqlens_q,
-            cu_seqlens_kv,
+            _as_int32(cu_seqlens_q),
+            _as_int32(cu_seqlens_kv),
             -1 if max_seqlen_q is None else max_seqlen_q,
             -1 if max_seqlen_kv is None else max_seqlen_kv,
-            page_table,
+            _as_int32(page_table),
             NONE if softcap == 0 else softcap,
             as_statistic(alibi, q) if isinstance(alibi, Tensor) else None,
             alibi is not False and _named("alibi", alibi, False, True, ", None or slopes"),
-            offsets_q,
-            offsets_kv,
-            page_table_v,
+            _as_int32(offsets_q),
+            _as_int32(offsets_kv),
+            _as_int32(page_table_v),
             origin,
             bias_type != "post_scale" and _named("bias_type", bias_type, "post_scale", "pre_scale"),
             sink is not None and _named("sink", sink, None, "off_by_one", ", or a tensor"),
@@ -237,20 +260,72 @@ def attention(
             _are_all_deterministic() if deterministic is None else deterministic,
             engine,
         )
-        if page_table is not None and differentiable:
-            raise ValueError(PAGES)
-        if fp8 is None:
-            return _finish(arguments, return_lse, return_max_logit)
-        if differentiable or _finish is not _run:
-            raise ValueError("fp8 is given; needs attention() itself, and tensors without gradient")
-        check_fp8(q, fp8)
-        return _run_fp8(fp8, arguments, return_lse, return_max_logit)
+        if page_table is not None:
+            _check_pages(differentiable, dropout)
+        if fp8 is not None:
+            _check_fp8(q, fp8, differentiable, _finish is not _run)
+            _finish = partial(_run_fp8, fp8)
+        output = _finish(arguments, return_lse, return_max_logit)
+        return output if q.size(-1) == dim and v.size(-1) == dim_v else _cut(output, dim_v, format)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        if not torch.compiler.is_compiling() and (  # the compiler does not support locals()
-            not isinstance(error, RuntimeError) or DISPATCHER in str(error)
-        ):
-            check_types(locals())
+        if not torch.compiler.is_compiling():  # which does not support locals()
+            raise_clearer(error, locals())
         raise
+
+
+# What help() and inspect show: the arguments that callers may pass.
+_signature = inspect.signature(attention)
+attention.__signature__ = _signature.replace(
+    parameters=[p for p in _signature.parameters.values() if p.name not in ("_finish", "unknown")]
+)
+
+
+def _has_odd_dims(q: Tensor, v: Tensor) -> bool:
+    return q.size(-1) % MULTIPLE != 0 or v.size(-1) % MULTIPLE != 0
+
+
+def _padded(tensor: Tensor) -> Tensor:
+    """With zeros up to the next multiple of 8 in the last dimension."""
+    missing = -tensor.size(-1) % MULTIPLE
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+
+
+def _cut(output: Any, dim: int, form: str) -> Any:
+    """O without the columns that padding added, in the memory order of an O that has none."""
+    if isinstance(output, Arguments):  # of describe(): they are padded, as the operators need
+        return output
+    if isinstance(output, tuple):
+        return (_cut(output[0], dim, form), *output[1:])
+    if form.startswith("bhsd"):
+        return output.transpose(1, 2)[..., :dim].contiguous().transpose(1, 2)
+    return output[..., :dim].contiguous()
+
+
+def _autocast_bias(bias: Tensor | None, q: Tensor) -> Tensor | None:
+    """A bias in the other 16-bit type in q's type; float32 stays."""
+    other = bias is not None and bias.dtype in HALVES and bias.dtype != q.dtype
+    return bias.to(q.dtype) if other else bias
+
+
+def _check_pages(differentiable: bool, dropout: float) -> None:
+    if differentiable:
+        raise ValueError(PAGES)
+    if dropout > 0:
+        raise ValueError(f"dropout is {dropout} with page_table; needs 0: pages are for inference")
+
+
+def _check_fp8(q: Tensor, fp8: Fp8, differentiable: bool, is_described: bool) -> None:
+    if differentiable:
+        raise ValueError(FP8_GRADIENT)
+    if is_described:
+        raise ValueError("fp8 is given; needs attention() itself")
+    check_fp8(q, fp8)
+
+
+def _as_int32(tensor: Tensor | None) -> Tensor | None:
+    """Lengths or pages in the operators' type; other types than int64 are refused there."""
+    is_wide = tensor is not None and tensor.dtype is torch.int64
+    return tensor.to(torch.int32) if is_wide else tensor
 
 
 def _four_dimensional(bias: Tensor) -> Tensor:
@@ -320,7 +395,12 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **options) -> str:
         )
     if options.pop("generator", None) is not None or options.get("rng_state") is None:
         options["rng_state"] = torch.empty(2, dtype=torch.int64, device=q.device)
-    return OPS.explain.default(*trimmed(describe(q, k, v, **options)))
+    try:
+        return OPS.explain.default(*trimmed(describe(q, k, v, **options)))
+    except RuntimeError as error:
+        every = {p.name: p.default for p in attention.__signature__.parameters.values()}
+        raise_clearer(error, every | {"q": q, "k": k, "v": v} | options)
+        raise
 
 
 def describe(q: Tensor, k: Tensor, v: Tensor, **options) -> Arguments:

@@ -10,9 +10,11 @@ implementations of attention, every mask becomes the one that the model's own co
 """
 
 import functools
+import inspect
 import sys
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -29,20 +31,64 @@ from te_attention.torch.functional import attention
 NAME = "te_attention"
 
 
-def _is_sliding(mask_function: Callable) -> bool:
-    """Whether this is Transformers' causal sliding window, whose size the layer also passes.
+def _parts(mask_function: Callable) -> tuple:
+    """The two functions that Transformers' and_masks() joined, or none.
 
     A compiler cannot inspect the closure of a traced function: the mask is a tensor there.
     """
     if torch.compiler.is_compiling():
-        return False
+        return ()
     cells = getattr(mask_function, "__closure__", None) or ()
     parts = next((c.cell_contents for c in cells if isinstance(c.cell_contents, tuple)), ())
-    return (
-        len(parts) == 2
-        and "sliding_window_overlay" in getattr(parts[0], "__qualname__", "")
-        and parts[1] is causal_mask_function
+    return parts if len(parts) == 2 else ()
+
+
+def _made_by(function: Callable, maker: str) -> bool:
+    return getattr(function, "__qualname__", "").startswith(f"{maker}.")
+
+
+def _is_sliding(mask_function: Callable) -> bool:
+    """Whether this is Transformers' causal sliding window, whose size the layer also passes."""
+    parts = _parts(mask_function)
+    return bool(parts) and (
+        _made_by(parts[0], "sliding_window_overlay") and parts[1] is causal_mask_function
     )
+
+
+def _packed_ids(mask_function: Callable) -> Tensor | None:
+    """[b, s] numbers of the sequences, if this is the causal mask of sequences in one row."""
+    parts = _parts(mask_function)
+    if not parts or not _made_by(parts[0], "packed_sequence_mask_function"):
+        return None
+    inside = dict(zip(parts[1].__code__.co_freevars, parts[1].__closure__ or (), strict=True))
+    inner = inside["mask_function"].cell_contents if "mask_function" in inside else None
+    if inner is not causal_mask_function and not (inner and _is_sliding(inner)):
+        return None
+    return parts[0].__closure__[0].cell_contents
+
+
+def _modules_of(config: type) -> list[ModuleType]:
+    """The modules that define the models of a configuration, as far as they are loaded."""
+    own, modeling = config.__module__, config.__module__.rpartition(".")[0] + ".modeling_"
+    return [m for n, m in [*sys.modules.items()] if n == own or n.startswith(modeling)]
+
+
+@functools.cache
+def _reads_masks(config: type) -> bool:
+    """Whether models of the configuration use the mask in code of their own.
+
+    They ask create_causal_mask() for a mask that has every element.
+    """
+    return any("allow_is_causal_skip" in inspect.getsource(m) for m in _modules_of(config))
+
+
+def _tables(module: ModuleType) -> list[dict]:
+    """Tables from an implementation's name to the class of a layer, which some models have."""
+    return [
+        x
+        for name, x in vars(module).items()
+        if name.endswith("ATTENTION_CLASSES") and isinstance(x, dict) and "eager" in x
+    ]
 
 
 @functools.cache
@@ -53,19 +99,20 @@ def _supports_attention(config: type) -> bool:
     differently: BLOOM would attend to future tokens. A model is defined in the package of its
     configuration, and is loaded before it requests a mask.
     """
-    own, modeling = config.__module__, config.__module__.rpartition(".")[0] + ".modeling_"
+    modules = _modules_of(config)
     models = [
         x
-        for name, module in [*sys.modules.items()]
-        if name == own or name.startswith(modeling)
+        for module in modules
         for x in vars(module).values()
         if isinstance(x, type) and issubclass(x, PreTrainedModel) and x is not PreTrainedModel
     ]
-    if any(x._supports_sdpa or x._supports_attention_backend for x in models):
+    declared = any(x._supports_sdpa or x._supports_attention_backend for x in models)
+    if declared and not any(map(_tables, modules)):
         return True
     warnings.warn(
         f"attn_implementation is {NAME!r}, and the models of {config.__name__} declare no support "
-        "for other implementations than their own (_supports_sdpa, _supports_attention_backend); "
+        "for other implementations than their own (_supports_sdpa, _supports_attention_backend), "
+        "or choose them from a table of classes; "
         "layers that do not ask AttentionInterface compute attention without te_attention",
         stacklevel=3,
     )
@@ -105,6 +152,9 @@ def attention_mask(
     # The last query must be aligned with the last key; with a static cache it is not.
     aligned = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     own = config is not None and not _supports_attention_constant(type(config))
+    ids = None if own or batch_size != 1 else _packed_ids(mask_function)
+    if ids is not None and config is not None and not _reads_masks(type(config)):
+        return ids
     if words and named and (aligned or bidirectional) and not own:
         if attention_mask is None:
             return None
@@ -137,6 +187,7 @@ USED_ELSEWHERE = {
     *("position_ids", "cache_position", "use_cache", "seq_idx", "num_items_in_batch"),
     *("output_hidden_states", "output_router_logits", "position_embeddings", "return_dict"),
 }
+BOOL = torch.bool
 PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 
 
@@ -162,12 +213,16 @@ def _lengths(others: dict, mask: Tensor | None, batch: int, rows: int) -> dict |
     return dict(zip(names, given.values(), strict=True))
 
 
-MULTIPLE = 8  # of head dims
+def _lengths_of(ids: Tensor) -> dict:
+    """The arguments of attention() for sequences that only position ids tell apart.
 
-
-def _pad_head_dim(tensor: Tensor) -> Tensor:
-    missing = -tensor.shape[-1] % MULTIPLE
-    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+    Their number is read from the device once for each mask, as Transformers' FlashAttention does.
+    """
+    if not hasattr(ids, "te_attention_lengths"):
+        ends = torch.bincount(ids[0]).cumsum(0).to(torch.int32)
+        cu = torch.nn.functional.pad(ends, (1, 0))
+        ids.te_attention_lengths = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu}
+    return ids.te_attention_lengths
 
 
 def attention_forward(
@@ -189,11 +244,15 @@ def attention_forward(
 
     Key and value keep their own heads (no expansion). `s_aux`: the learnable sinks of GPT-OSS;
     `position_bias`: the bias that T5 adds to the scores. Packed lengths (cu_seq_lens_q,
-    max_length_q, ...) make a batch of one row a ragged batch, unless the mask contains them. Head
-    dims that are not a multiple of 8 are padded with zeros, by a copy.
+    max_length_q, ...) make a batch of one row a ragged batch, unless the mask contains them.
     Raises TypeError if a model passes an unknown argument that would change the result.
     """
+    ids = attention_mask
+    if ids is not None and ids.dim() == 2 and not ids.is_floating_point() and ids.dtype != BOOL:
+        attention_mask = None
     lengths = _lengths(others, attention_mask, *query.shape[:3:2])
+    if lengths is None and attention_mask is not ids:
+        lengths = _lengths_of(ids)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     structured = attention_mask is None or attention_mask.dim() == 2
     bias = attention_mask
@@ -205,8 +264,7 @@ def attention_forward(
         scaling = query.shape[-1] ** -0.5
     if lengths is not None and position_bias is not None:
         raise TypeError("position_bias is given; needs None with cu_seq_lens_q")
-    dim = value.shape[-1]
-    tensors = [_pad_head_dim(t) for t in (query, key, value)]
+    tensors = [query, key, value]
     if lengths is not None:  # the concatenated tokens of all sequences
         tensors = [t[0].transpose(0, 1) for t in tensors]
     o = attention(
@@ -220,9 +278,26 @@ def attention_forward(
         scale=scaling,
         **({} if lengths is None else {"format": "thd"} | lengths),
     )
-    o = o.transpose(1, 2) if lengths is None else o[None]
-    return (o if dim % MULTIPLE == 0 else o[..., :dim].contiguous()), None
+    return o.transpose(1, 2) if lengths is None else o[None], None
 
 
+_original_init = PreTrainedModel.__init__
+
+
+@functools.wraps(_original_init)
+def _init(self, config, *inputs, **kwargs) -> None:
+    """PreTrainedModel's, which runs before a model makes its layers.
+
+    Models that choose a class for their layers by the implementation's name get their eager class
+    for ours, and a warning; so do those that ignore the name.
+    """
+    for table in _tables(sys.modules[type(self).__module__]):
+        table.setdefault(NAME, table["eager"])
+    _original_init(self, config, *inputs, **kwargs)
+    if getattr(self.config, "_attn_implementation", None) == NAME:
+        _supports_attention(type(self.config))
+
+
+PreTrainedModel.__init__ = _init
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, attention_mask)

@@ -4,14 +4,19 @@ import torch
 from torch import Tensor
 
 from te_attention.torch._arguments import FORMATS, NUM_INPUTS, trimmed
-from te_attention.torch._autograd import is_traced, load_for_backward, save_context
+from te_attention.torch._autograd import (
+    _backward,
+    _backward_out,
+    is_traced,
+    load_for_backward,
+    save_context,
+)
 from te_attention.torch._library import OPS
 from te_attention.torch._packing import is_batch
 from te_attention.torch._types import check_number, check_slopes
-from te_attention.torch.functional import attention, autocast, chosen, describe
+from te_attention.torch.functional import MULTIPLE, attention, autocast, chosen, describe
 
-_forward, _backward = OPS.forward.default, OPS.backward.default
-_backward_out = OPS.backward_out.default
+_forward = OPS.forward.default
 
 
 def _views(packed: Tensor, heads: tuple[int, int, int] | None) -> tuple[Tensor, ...]:
@@ -115,7 +120,8 @@ def attention_packed(
     if torch.is_autocast_enabled(qkv.device.type):
         (qkv,) = autocast(qkv)
     heads = _heads(qkv, heads_kv, interleaved)
-    if is_traced():
+    views = _views(qkv, heads)
+    if is_traced() or views[0].shape[-1] % MULTIPLE:  # which attention() pads, by a copy
         return attention(*_views(qkv, heads), return_lse=return_lse, **options)
     differentiable = torch.is_grad_enabled() and qkv.requires_grad
     with torch.no_grad():

@@ -60,6 +60,12 @@ class PreparedAttention:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
         """Returns O."""
+        try:
+            return self._run(q, k, v, tensors)
+        except RuntimeError:  # attention() pads head dims, casts lengths, and says what is wrong
+            return self._unprepared(q, k, v, tensors)
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
         if (
             torch._C._is_any_autocast_enabled()
             or torch._C._are_functorch_transforms_active()

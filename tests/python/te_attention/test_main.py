@@ -25,6 +25,27 @@ def test_explain_prints_every_engine() -> None:
     assert "cpu: accepts" in done.stdout
 
 
+def test_info_says_what_is_usable_here() -> None:
+    lines = run("info").stdout.splitlines()
+    found = {line[:11].strip(): line[12:] for line in lines}
+    assert {"device code", "on the CPU", "cpu", "threads"} <= set(found)
+    assert "reference" in found["on the CPU"]
+
+
+def test_explain_takes_fields_unquoted_and_lists_them() -> None:
+    fields = ["dtype=fp64", "batch=1", "heads_q=1", "heads_kv=1", "dim_qk=8", "seqlen_q=1"]
+    fields.append("seqlen_kv=1")
+    assert run("explain", *fields).stdout == run("explain", " ".join(fields)).stdout
+    text = run("explain", "--help").stdout
+    for line in (
+        "  dtype: one of default, fp16, bf16, fp32, fp64, e4m3, e5m2",
+        "  outputs: one of lse, max, sum_exp, joined by +",
+        "  q: 3 values separated by commas",
+        "  scale: a number",
+    ):
+        assert line in text.splitlines()
+
+
 def test_a_wrong_problem_is_told_and_fails() -> None:
     done = run("explain", "dtype=fp64 heads_q=3 heads_kv=2 dim_qk=8")
     assert done.returncode == 1

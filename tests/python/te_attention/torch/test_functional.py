@@ -238,9 +238,13 @@ def test_two_sources_of_random_state_are_refused() -> None:
 
 def test_a_second_derivative_is_refused() -> None:
     q, k, v = inputs(1, 2, 8, 16)
-    o = tea.attention(q, k, v)
+    o = tea.attention(q, k, v, window=(3, None))
     with pytest.raises(RuntimeError, match="create_graph is True; needs False"):
         torch.autograd.grad(o.sum(), q, create_graph=True)
+    # PyTorch differentiates the plain call, and refuses when the second derivative is asked for.
+    (gradient,) = torch.autograd.grad(tea.attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"derivative for .*_backward is not implemented"):
+        gradient.sum().backward()
 
 
 def test_explain_leaves_the_random_numbers_alone() -> None:
@@ -275,7 +279,7 @@ def _quantized(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def test_fp8_has_no_gradient_here() -> None:
     q, k, v = inputs(1, 2, 8, 16)
-    with pytest.raises(ValueError, match="fp8 is given; needs attention"):
+    with pytest.raises(ValueError, match="fp8 is given and an input requires a gradient"):
         tea.attention(q, k, v, fp8=tea.Fp8())
     with pytest.raises(ValueError, match="fp8 is given; needs attention"):
         tea.explain(q.detach(), k.detach(), v.detach(), fp8=tea.Fp8())
@@ -382,3 +386,87 @@ def test_a_row_that_a_finite_bias_hides_is_the_mean_of_the_values(
     o[..., 3:, :].sum().backward()
     for tensor in (q, k, v):
         assert tensor.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("form", ["bhsd", "bshd"])
+@pytest.mark.parametrize("dims", [(20, 20), (16, 12), (9, 24), (1, 1)])
+@pytest.mark.parametrize("options", [{}, {"mask": "causal"}, {"window": (3, None), "scale": 0.3}])
+def test_head_dims_that_are_no_multiples_of_8(form: str, dims: tuple, options: dict) -> None:
+    torch.manual_seed(0)
+    dim, dim_v = dims
+    tensors = [torch.randn(2, 4, 9, d, requires_grad=True) for d in (dim, dim, dim_v)]
+    masks = torch.ones(9, 9, dtype=torch.bool)
+    if options.get("mask"):
+        masks = masks.tril()
+    if options.get("window"):
+        masks = masks.triu(-3)
+    want = scaled_dot_product_attention(*tensors, attn_mask=masks, scale=options.get("scale"))
+    turned = tensors if form == "bhsd" else [t.transpose(1, 2) for t in tensors]
+    got = tea.attention(*turned, format=form, **options)
+    assert (got.transpose(1, 2) if form == "bhsd" else got).is_contiguous()
+    got = got if form == "bhsd" else got.transpose(1, 2)
+    torch.testing.assert_close(got, want)
+    for a, b in zip(gradients(got, tensors), gradients(want, tensors), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_compiled_head_dims_that_are_no_multiples_of_8() -> None:
+    tensors = inputs(2, 4, 9, 20)
+    compiled = torch.compile(
+        lambda *t: tea.attention(*t, mask="causal"), fullgraph=True, backend="aot_eager"
+    )
+    want = tea.attention(*tensors, mask="causal")
+    torch.testing.assert_close(compiled(*tensors), want)
+    for a, b in zip(gradients(compiled(*tensors), tensors), gradients(want, tensors), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_lengths_and_pages_of_int64() -> None:
+    q = torch.randn(12, 4, 16)
+    cu = torch.tensor([0, 5, 12])
+    lengths = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu, "format": "thd"}
+    short = {n: v.int() if n != "format" else v for n, v in lengths.items()}
+    assert torch.equal(tea.attention(q, q, q, **lengths), tea.attention(q, q, q, **short))
+    gaps = {"offsets_q": torch.tensor([0, 5, 12]), "offsets_kv": torch.tensor([0, 5, 12])}
+    assert torch.equal(tea.attention(q, q, q, **lengths, **gaps), tea.attention(q, q, q, **short))
+    pool, table = torch.randn(4, 4, 4, 16), torch.tensor([[0, 1], [2, 3]])
+    wide = tea.attention(q, pool, pool, **lengths, page_table=table)
+    assert torch.equal(wide, tea.attention(q, pool, pool, **short, page_table=table.int()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_slopes_of_other_types_are_cast(dtype: torch.dtype) -> None:
+    q = torch.randn(2, 4, 9, 16)
+    slopes = torch.rand(4).to(dtype)
+    got = tea.attention(q, q, q, alibi=slopes)
+    assert torch.equal(got, tea.attention(q, q, q, alibi=slopes.float()))
+
+
+def test_autocast_casts_a_bias_of_the_other_half() -> None:
+    q = torch.randn(2, 4, 8, 16)
+    bias = torch.randn(8, 8).half().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        o = tea.attention(q, q, q, bias=bias)
+    assert o.dtype == torch.bfloat16
+    want = tea.attention(*[q.bfloat16()] * 3, bias=bias.bfloat16())
+    assert torch.equal(o, want)
+    (gradient,) = torch.autograd.grad(o.float().square().sum(), bias)
+    assert gradient.dtype == torch.float16 and gradient.any()
+
+
+def test_small_calls_are_differentiated_by_pytorch_and_large_ones_on_a_gpu_here() -> None:
+    q, k, v = inputs(2, 4, 9, 16)
+    assert "FusedAttentionOverrideable" in tea.attention(q, k, v).grad_fn.name()
+    qkv = torch.randn(2, 9, 3, 4, 16, requires_grad=True).permute(2, 0, 3, 1, 4).unbind(0)
+    assert "Minimal" in tea.attention(*qkv).grad_fn.name()  # one gradient for parts of one tensor
+
+
+def test_the_operator_for_other_backends_has_neither_bias_nor_dropout() -> None:
+    q, k, v = (t.detach() for t in inputs(2, 4, 9, 16))
+    fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+    with pytest.raises(RuntimeError, match="attn_bias is a tensor; needs None"):
+        fused(q, k, v, torch.zeros(2, 4, 9, 9))
+    with pytest.raises(RuntimeError, match=r"dropout_p is 0\.\d+; needs 0"):
+        fused(q, k, v, None, 0.5)
+    with pytest.raises(RuntimeError, match="return_debug_mask is True; needs False"):
+        fused(q, k, v, None, 0.0, False, True)

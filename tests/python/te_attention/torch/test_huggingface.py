@@ -126,9 +126,73 @@ def test_an_encoder_that_does_not_say_that_it_is_one(padded: bool) -> None:
 
 def test_a_model_that_declares_no_other_implementation_is_named() -> None:
     huggingface._supports_attention.cache_clear()
-    _, ours = pair("bloom")
     with pytest.warns(UserWarning, match="models of BloomConfig declare no support"):
-        ours(input_ids=tokens())
+        pair("bloom")
+
+
+TABLES = {
+    "falcon": lambda: transformers.FalconConfig(**SMALL, num_kv_heads=4, alibi=False),
+    "gptj": lambda: transformers.GPTJConfig(
+        vocab_size=97, n_embd=64, n_layer=2, n_head=4, rotary_dim=16, n_positions=64
+    ),
+    "gptneo": lambda: transformers.GPTNeoConfig(
+        **{"vocab_size": 97, "hidden_size": 64, "num_layers": 2, "num_heads": 4},
+        attention_types=[[["global", "local"], 1]],
+    ),
+}
+CONFIGS |= TABLES
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_models_that_choose_classes_from_a_table_are_built_and_named(name: str) -> None:
+    huggingface._supports_attention.cache_clear()
+    with pytest.warns(UserWarning, match="from a table of classes"):
+        eager, ours = pair(name)
+    keep = torch.ones(2, 13, dtype=torch.long)
+    keep[0, :4] = 0
+    eager, ours = eager.eval(), ours.eval()
+    with torch.no_grad():
+        want, got = (m(input_ids=tokens(), attention_mask=keep).logits for m in (eager, ours))
+    assert torch.equal(got[keep.bool()], want[keep.bool()])
+
+
+def test_a_model_that_ignores_the_name_is_named_when_it_is_built() -> None:
+    huggingface._supports_attention.cache_clear()
+    config = transformers.DebertaV2Config(**{**SMALL, "num_key_value_heads": 4})
+    config._attn_implementation = huggingface.NAME
+    with pytest.warns(UserWarning, match="models of DebertaV2Config declare no support"):
+        transformers.AutoModel.from_config(config)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("flash", [False, True])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_packed_training_makes_no_dense_mask(
+    name: str, flash: bool, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, ours = pair(name)
+    if checkpointing:
+        ours.gradient_checkpointing_enable()
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=flash)
+    rows = [{"input_ids": row.tolist()} for row in (tokens()[0], tokens()[1, :9])]
+    batch = collate(rows, return_tensors="pt")
+    seen = []
+    attend = huggingface.attention
+    monkeypatch.setattr(
+        huggingface,
+        "attention",
+        lambda *t, **o: (seen.append((o["bias"], o.get("format"))), attend(*t, **o))[1],
+    )
+    loss = ours.train()(**batch, use_cache=False).loss
+    loss.backward()
+    assert set(seen) == {(None, "thd")}
+    losses = [
+        ours(input_ids=torch.tensor([row["input_ids"]]), labels=torch.tensor([row["input_ids"]]))
+        for row in rows
+    ]
+    counts = [len(row["input_ids"]) - 1 for row in rows]
+    mean = sum(x.loss * n for x, n in zip(losses, counts, strict=True)) / sum(counts)
+    torch.testing.assert_close(loss, mean)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

@@ -86,3 +86,27 @@ def test_sinks_of_a_module_in_another_type(dtype: torch.dtype) -> None:
     o.float().square().sum().backward()
     assert o.dtype == module.sink.grad.dtype == dtype
     assert module.sink.grad.any()
+
+
+def test_it_takes_every_option_of_the_function() -> None:
+    q = torch.randn(1, 4, 6, 16)
+    slopes = torch.rand(4)
+    options = {"alibi": slopes, "bias_type": "pre_scale", "return_lse": True, "engine": "cpu"}
+    bias = torch.randn(6, 6)
+    module = tea.Attention(**options, sink="off_by_one", return_max_logit=True)
+    assert dict(module.named_buffers())["alibi"].equal(slopes)
+    got = module(q, q, q, bias=bias)
+    want = tea.attention(q, q, q, **options, sink="off_by_one", return_max_logit=True, bias=bias)
+    assert all(a.equal(b) for a, b in zip(got, want, strict=True))
+    learned = tea.Attention(sink=torch.tensor([0.5, 1.0, 1.5, 2.0]))
+    assert learned(q, q, q).equal(tea.attention(q, q, q, sink=learned.sink))
+    assert learned.sink.requires_grad
+
+
+def test_options_are_checked_at_construction() -> None:
+    for form in ("bhsd", "bshd", "sbhd", "thd", "thd_bshd"):
+        tea.Attention(
+            format=form, mask="causal", alibi=True, max_seqlen_q=5 if form == "thd" else None
+        )
+    with pytest.raises(RuntimeError, match='mask is "lower"; needs none'):
+        tea.Attention(mask="lower")
