@@ -4,8 +4,7 @@ import torch
 
 from te_attention.torch import attention, explain
 
-# [batch, heads, seqlen, dim]. Every option combines with every other.
-q, k, v = (torch.randn(2, 8, 128, 64, requires_grad=True) for _ in range(3))
+q, k, v = (torch.randn(2, 8, 128, 64, requires_grad=True) for _ in range(3))  # [b, h, s, d]
 o = attention(q, k, v, mask="causal", window=(63, None), softcap=30.0)
 o.sum().backward()
 

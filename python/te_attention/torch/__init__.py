@@ -11,6 +11,7 @@ from te_attention.torch.functional import (
     explain,
     new_rng_state,
 )
+from te_attention.torch.kv_cache import KVCache
 from te_attention.torch.module import Attention
 from te_attention.torch.packed import attention_packed
 from te_attention.torch.prepared import PreparedAttention
@@ -18,6 +19,7 @@ from te_attention.torch.prepared import PreparedAttention
 __all__ = [
     "Attention",
     "Fp8",
+    "KVCache",
     "PreparedAttention",
     "attention",
     "attention_packed",

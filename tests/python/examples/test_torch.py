@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "torch"
         ("sdpa.py", "operators: te_attention::backward_minimal_out te_attention::forward_minimal"),
         ("huggingface.py", "both write the same"),
         ("gpt.py", "the paged cache writes the same"),
+        ("kv_cache.py", "the last step equals attention over all"),
         ("dot_product_attention.py", "torch.Size([128, 512])"),
     ],
 )
