@@ -2,6 +2,15 @@
 # ruff: noqa: F401
 
 import transformer_engine_torch  # callers rely on it being loaded
+from transformer_engine.pytorch import ops
+from transformer_engine.pytorch._layers import (
+    GroupedLinear,
+    LayerNorm,
+    LayerNormLinear,
+    Linear,
+    RMSNorm,
+    fp8_model_init,
+)
 from transformer_engine.pytorch.attention import DotProductAttention, InferenceParams
 from transformer_engine.pytorch.cpu_offload import get_cpu_offload_context
 from transformer_engine.pytorch.distributed import CudaRNGStatesTracker, checkpoint

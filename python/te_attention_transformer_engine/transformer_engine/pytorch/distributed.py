@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch.utils import checkpoint as torch_checkpoint
 
+from te_attention.torch.fp8 import FP8GlobalStateManager
+
 
 class _DeviceRandom:
     """The default generator: a CUDA device's, in a form that graphs capture, or the host's."""
@@ -127,3 +129,20 @@ def checkpoint(
         inner, options = function, kwargs
         function, kwargs = lambda *a: inner(*a, **options), {}
     return torch_checkpoint.checkpoint(function, *args, use_reentrant=use_reentrant, **kwargs)
+
+
+@contextmanager
+def activation_recompute_forward(
+    activation_recompute: bool = False,
+    recompute_phase: bool = False,
+) -> Iterator[None]:
+    """Marks the two forward passes of a checkpoint for layers that keep scales between them.
+
+    Without FP8 there are none, and nothing happens.
+    """
+    if activation_recompute and FP8GlobalStateManager.is_fp8_enabled():
+        phase = "recompute_phase" if recompute_phase else "activation_recompute"
+        raise NotImplementedError(
+            f"{phase} is True with FP8; needs transformer_engine.pytorch.checkpoint()"
+        )
+    yield

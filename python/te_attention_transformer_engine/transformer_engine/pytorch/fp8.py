@@ -1,6 +1,7 @@
 """The name of quantization before release 2.9."""
 # ruff: noqa: F401
 
+from transformer_engine.pytorch._layers import fp8_model_init
 from transformer_engine.pytorch.quantization import (
     FP8GlobalStateManager,
     autocast,
