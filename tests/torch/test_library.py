@@ -58,6 +58,10 @@ OTHERS = {
     "flash_prepare_backward": tuple(torch.randn(3, 2, 4, 3, 8)),
     "fp8_quantize": (SCORES, ONE, ONE.clone(), "float8_e4m3fn"),
     "fp8_quantize_current": (SCORES, "float8_e5m2"),
+    "fp8_quantize_joint": ([SCORES, THD], ONE, ONE.clone(), "float8_e4m3fn"),
+    "fp8_quantize_joint_current": ([SCORES, THD], "float8_e5m2"),
+    "fp8_scale": (ONE, "float8_e4m3fn"),
+    "fp8_update_scales": (torch.ones(4, 2), torch.ones(2), None, "max", "float8_e4m3fn"),
     "fp8_dequantize": (SCORES.to(torch.float8_e4m3fn), ONE, "bfloat16"),
     "amax": (SCORES, ONE.clone()),
     "fill": (SCORES.clone(), 2.0),
@@ -76,7 +80,7 @@ def test_opcheck(name: str) -> None:
 def test_every_operator_is_checked() -> None:
     attention = {"attention", "forward", "forward_minimal", "inference", "explain"}
     attention |= {"backward", "backward_minimal", "backward_out", "backward_minimal_out"}
-    attention |= {"fp8_forward", "fp8_backward"}
+    attention |= {"fp8_forward", "fp8_forward_amax", "fp8_backward", "fp8_backward_out"}
     assert set(OTHERS) | attention == set(SCHEMAS)
 
 
