@@ -22,6 +22,7 @@ ALLOWED = {
     "nvte": ("core", "ops", *OWN_API, NVTE_API),
     "frontend": OWN_API,  # the public API alone
     "torch": ("frontend", *OWN_API),
+    "jax": ("frontend", *OWN_API, NVTE_API, "xla"),
 }
 EXCEPTIONS = {"core/registry.cpp": (*ENGINES, "composite")}  # the table of engines
 PUBLIC = (*OWN_API, NVTE_API)

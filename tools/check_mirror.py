@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks that tests mirror the sources: src/x/y.cpp has tests/x/test_y.cpp, which uses it.
 
-What only Python can call has its test in Python: src/torch/y.cpp has tests/torch/test_y.py, and
-python/x/y.py has tests/python/x/test_y*.py.
+What only Python can call has its test in Python: src/torch/y.cpp has tests/torch/test_y.py (and so
+src/jax), and python/x/y.py has tests/python/x/test_y*.py.
 """
 
 import re
@@ -12,6 +12,7 @@ import checks
 
 NAME = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 VARIABLE = re.compile(r"^extern\b[^;(]*?\b(\w+);", re.MULTILINE)
+IN_PYTHON = ("torch", "jax")  # folders of src/ whose functions only Python calls
 NO_FUNCTION = {"if", "for", "while", "switch", "return", "sizeof", "defined", "decltype", "alignas"}
 
 
@@ -44,8 +45,8 @@ def check(root: Path) -> list[str]:
     """Every source without a test of its own."""
     problems = []
     for source in sorted(root.glob("src/*/*.cpp")):
-        if source.parent.name == "torch":
-            problems += check_python(source, root, root / "tests" / "torch")
+        if source.parent.name in IN_PYTHON:
+            problems += check_python(source, root, root / "tests" / source.parent.name)
             continue
         test = root / "tests" / source.parent.name / f"test_{source.name}"
         where = f"{source.relative_to(root)}:1:"

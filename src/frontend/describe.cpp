@@ -266,7 +266,7 @@ void Description::describe_bias() {
   if (!problem.bias_dtype ||
       (!is_fp8 && problem.bias_dtype != problem.dtype && problem.bias_dtype != TEA_FP32))
     refuse("bias.dtype", type_text(bias.type),
-           "that of q, or float32 (a boolean mask is torch.where(mask, 0.0, -torch.inf))");
+           "that of q, or float32 (a boolean mask becomes 0 where it is true, -inf elsewhere)");
   problem.bias_stride = {stride[0], stride[1], stride[2], stride[3]};
   add(TEA_BIAS, "bias", bias);
 }

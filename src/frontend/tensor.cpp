@@ -32,9 +32,14 @@ int type_bytes(int32_t type) {
   return 1;
 }
 
-int32_t dtype_named(const char* argument, const std::string& name) {
+int32_t type_named(const std::string& name) {
   for (const TypeName& row : kTypeNames)
-    if (name == row.name && row.type < kInt32) return row.type;
+    if (name == row.name) return row.type;
+  return kOtherType;
+}
+
+int32_t dtype_named(const char* argument, const std::string& name) {
+  if (const int32_t type = type_named(name); type < kInt32) return type;
   refuse(argument, "\"" + name + "\"", "a floating-point dtype, as in \"float8_e4m3fn\"");
 }
 

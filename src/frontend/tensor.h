@@ -10,8 +10,9 @@ namespace tea::frontend {
 
 // Element types beyond tea_dtype.
 enum : int32_t { kInt32 = 100, kInt64, kUint8, kBool, kOtherType };
-std::string type_text(int32_t type);  // as frameworks print it: "float16"
-int type_bytes(int32_t type);  // of an element; 1 for other types
+std::string type_text(int32_t type);          // as frameworks print it: "float16"
+int32_t type_named(const std::string& name);  // the opposite; kOtherType if there is none
+int type_bytes(int32_t type);                 // of an element; 1 for other types
 // The tea_dtype of that name; refuses `argument` if there is none.
 int32_t dtype_named(const char* argument, const std::string& name);
 

@@ -45,7 +45,7 @@ REFUSALS = {
     "boolean bias": (
         (Q, Q, Q),
         {"bias": torch.ones(6, 6).bool()},
-        r"bias.dtype is bool; needs that of q, or float32 \(a boolean mask is torch.where",
+        r"bias.dtype is bool; needs that of q, or float32 \(a boolean mask becomes 0 where",
     ),
     "integers": ((Q.int(),) * 3, {}, "q.dtype is int32; needs float16, bfloat16, float32"),
     "device": ((Q, Q.to("meta"), Q), {}, "k is on meta; needs cpu as q"),

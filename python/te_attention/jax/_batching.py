@@ -1,0 +1,91 @@
+"""vmap: the mapped axis becomes a part of the batch where that computes the same, or a loop.
+
+A loop (`jax.lax.map`) where the batch cannot take it: ragged sequences; a mapped sink, key or
+origin, of which a call has one; the gradient of a sink, which a call adds up over its batch; and
+dropout, because the pattern depends on the index in the batch: each member of a mapped axis draws
+what the unmapped function draws.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+# Arrays whose first dimension is the batch.
+PER_BATCH = ("q", "k", "v", "o", "lse", "max", "dout", "dlse", "dq", "dk", "dv")
+SHARED = ("sink", "rng_state", "origin")
+
+
+def _is_foldable(mapped: dict, ragged: bool, dropout: bool, dsink: bool) -> bool:
+    return not (ragged or dropout or dsink or any(mapped.get(name) for name in SHARED))
+
+
+def _fold_lengths(cu: jax.Array, size: int, mapped: bool) -> jax.Array:
+    """cu_seqlens of `size` batches one after the other."""
+    lengths = jnp.diff(cu, axis=-1)
+    if not mapped:
+        lengths = jnp.broadcast_to(lengths, (size, *lengths.shape))
+    return jnp.concatenate([jnp.zeros(1, cu.dtype), jnp.cumsum(lengths.ravel(), dtype=cu.dtype)])
+
+
+def _fold(arrays: dict, mapped: dict, size: int, batch: int, dbias: bool) -> dict:
+    def joined(x: jax.Array, is_mapped: bool) -> jax.Array:
+        full = x if is_mapped else jnp.broadcast_to(x, (size, *x.shape))
+        return full.reshape(size * full.shape[1], *full.shape[2:])
+
+    out = {}
+    for name, x in arrays.items():
+        if name in PER_BATCH:
+            out[name] = joined(x, mapped[name])
+        elif name in ("cu_seqlens_q", "cu_seqlens_kv"):
+            out[name] = _fold_lengths(x, size, mapped[name])
+        elif name == "bias":
+            own = x.shape[1 if mapped[name] else 0]
+            if not mapped[name] and own == 1 and not dbias:
+                out[name] = x  # one for all
+            else:
+                rest = x.shape[-3:]
+                full = x if mapped[name] else x[None]
+                full = jnp.broadcast_to(full, (size, batch, *rest))
+                out[name] = full.reshape(size * batch, *rest)
+        elif name == "slopes":
+            per_batch = x.ndim - mapped[name] == 2
+            full = x if mapped[name] else x[None]
+            full = full if per_batch else full[:, None]
+            shape = (size, batch, x.shape[-1])
+            one = not mapped[name] and not per_batch
+            out[name] = x if one else jnp.broadcast_to(full, shape).reshape(-1, x.shape[-1])
+        else:
+            out[name] = x
+    return out
+
+
+def _unfold(name: str, x: jax.Array, size: int, batch: int, bias_batch: int) -> jax.Array:
+    x = x.reshape(size, batch, *x.shape[1:])
+    if name == "dbias" and bias_batch != batch:
+        return jnp.sum(x, axis=1, keepdims=True, dtype=jnp.float32).astype(x.dtype)
+    return x
+
+
+def batched(
+    function: Callable[[dict], dict], ragged: bool, dropout: bool, wanted: tuple[str, ...] = ()
+) -> Callable[[dict], dict]:
+    """`function` of arrays by name, with a rule for vmap. `wanted`: gradients of small tensors."""
+    mappable = custom_vmap(function)
+
+    @mappable.def_vmap
+    def _(size: int, in_batched: list, arrays: dict) -> tuple[dict, dict]:
+        (mapped,) = in_batched
+        if not _is_foldable(mapped, ragged, dropout, "sink" in wanted):
+            moving = {name: x for name, x in arrays.items() if mapped[name]}
+            fixed = {name: x for name, x in arrays.items() if not mapped[name]}
+            out = jax.lax.map(lambda some: mappable({**fixed, **some}), moving)
+            return out, dict.fromkeys(out, True)
+        batch = arrays["q"].shape[1 if mapped["q"] else 0]
+        bias_batch = arrays["bias"].shape[1 if mapped["bias"] else 0] if "bias" in arrays else 0
+        out = mappable(_fold(arrays, mapped, size, batch, "bias" in wanted))
+        out = {name: _unfold(name, x, size, batch, bias_batch) for name, x in out.items()}
+        return out, dict.fromkeys(out, True)
+
+    return mappable

@@ -1,0 +1,17 @@
+"""The examples for JAX run and find nothing wrong."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "jax"
+
+
+@pytest.mark.parametrize(("name", "words"), [("quickstart.py", "cpu: accepts")])
+def test_it_runs(name: str, words: str) -> None:
+    command = [sys.executable, EXAMPLES / name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert words in done.stdout
