@@ -13,7 +13,7 @@ TESTS ?= .
 # A demo that `make build` or `make test` has already built is used instead.
 demo_preset := $(if $(wildcard build/release/examples/gpt/gpt),release,host)
 
-.PHONY: help demo test wheel test-wheel large test-gpu build lint format asan tsan clean
+.PHONY: help demo test wheel test-wheel test-jax large test-gpu build lint format asan tsan clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -43,6 +43,10 @@ wheel: build/tools.ok ## Build the Python wheels into dist
 
 test-wheel: wheel ## Install the wheels in clean environments (PYTHONS="..." with torch 2.10 or later)
 	@tools/test_wheel dist $(or $(PYTHONS),$(shell tools/python_env --path))
+
+test-jax: build ## The tests of JAX with other versions of jax, then random cases (VERSIONS="0.7.2 ...")
+	@tools/test_jax build/release $(or $(VERSIONS),0.7.2 0.10.2)
+	@ctest --preset release -C long -L jax --progress
 
 lint: build/release/build.ninja ## Every check of the sources whose tool is installed
 	@tools/lint

@@ -169,6 +169,17 @@ class Suite:
         text = self.run([*command, ROOT / "tests/torch", ROOT / "tests/python"], 300)
         return f"{pytest_passed(text)} tests"
 
+    def jax(self) -> str:
+        """The Python tests of JAX that are marked gpu, by a Python that has jax with CUDA."""
+        self.program("src/jax/libte_attention_jax.so")
+        kit = self.program("tests/python/libte_attention_kit_shim.so")
+        path = f"PYTHONPATH={self.build / 'python'}:{ROOT / 'tests/python'}"
+        memory = "XLA_PYTHON_CLIENT_PREALLOCATE=false"
+        command = ["env", path, memory, f"TE_ATTENTION_KIT={kit}", jax_python(), "-m", "pytest"]
+        command += ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-c", ROOT / "tests/pytest.ini"]
+        text = self.run([*command, ROOT / "tests/python/te_attention/jax"], 500)
+        return f"{pytest_passed(text)} tests"
+
 
 def pytest_passed(text: str) -> int:
     """As passed_tests(), for pytest."""
@@ -192,6 +203,16 @@ def torch_python() -> str:
             if not done.returncode:
                 return python
     raise RowError("no Python here has pytest and torch 2.10 or later")
+
+
+def jax_python() -> str:
+    """A Python that has pytest and jax on a GPU."""
+    wants = "import pytest, jax; assert jax.default_backend() == 'gpu'"
+    for python in (sys.executable, "python3"):
+        done = subprocess.run([python, "-c", wants], capture_output=True, check=False)
+        if not done.returncode:
+            return python
+    raise RowError("no Python here has pytest and jax with a GPU")
 
 
 def cudnn_of(python: str) -> str:
@@ -281,6 +302,7 @@ ROWS = {
         f"pytest-{n}": functools.partial(Suite.pytest, share=f"{n}/{PYTESTS}")
         for n in range(1, PYTESTS + 1)
     },
+    "jax": Suite.jax,
     "large": lambda s: s.tests("*Large.*"),
     "hopper-forward": lambda s: last(s.run([s.program("tests/hopper/hopper_check_forward")], 200)),
     "hopper-perturbed": Suite.perturbed,
