@@ -8,13 +8,13 @@ from pathlib import Path
 import checks
 
 ENGINES = ("hopper", "cudnn", "portable", "cpu")
-OWN_API = ("te_attention.h", "te_attention_ops.h")
+OWN_API = ("te_attention.h", "te_attention_ops.h", "te_attention_cp.h")
 NVTE_API = "transformer_engine"
 
 # The folders and public headers that each folder of src/ may include, besides itself.
 ALLOWED = {
     "math": ("te_attention.h",),
-    "core": ("math", "te_attention.h"),
+    "core": ("math", "te_attention.h", "te_attention_cp.h"),
     "gpu": ("core", "math"),
     **dict.fromkeys(ENGINES, ("core", "gpu", "math", "te_attention.h")),
     "composite": (*ENGINES, "core"),

@@ -56,7 +56,7 @@ TEST(Symbols, EveryDeclaredFunctionIsExported) {
     exported.insert(line.substr(line.rfind(' ') + 1, line.find('\n') - line.rfind(' ') - 1));
   for (const auto& [header, prefix] :
        {std::pair{"te_attention.h", "tea_"}, std::pair{"te_attention_ops.h", "tea_"},
-        std::pair{"transformer_engine/softmax.h", "nvte_"},
+        std::pair{"te_attention_cp.h", "tea_"}, std::pair{"transformer_engine/softmax.h", "nvte_"},
         std::pair{"transformer_engine/fused_attn.h", "nvte_"},
         std::pair{"transformer_engine/transformer_engine.h", "nvte_"}})
     for (const std::string& name : functions(header, prefix))
