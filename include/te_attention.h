@@ -240,6 +240,12 @@ typedef struct tea_run {
   /* Host plans only: at most so many of the library's threads, the caller's included. 0: as many as
      OMP_NUM_THREADS says, else the cores of the process. TE_ATTENTION_THREADS overrides both. */
   int64_t threads;
+  /* 0: `origin_device` is int64[4], the same for all sequences. Else int64s from the numbers of one
+     sequence to those of the next, at least 5: batch, head, row, column, shift. */
+  int64_t origin_stride;
+  /* Added to column - row of the diagonal, from -2^40 to 2^40: moves causal masks, windows and
+     ALiBi, but not dropout. 0 with an origin_stride. */
+  int64_t shift;
 } tea_run;
 
 /* Exact counts for one execution; a multiply and an add are two operations. */

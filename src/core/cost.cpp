@@ -35,7 +35,7 @@ Totals count(const Problem& p, const Geometry& g, const tea_run* run) {
   const Lengths kv = lengths("cu_seqlens_kv", p.kv_form, g.max_kv, run, TEA_CU_SEQLENS_KV);
   Totals t;
   for (int64_t b = 0; b < g.batch; ++b) {
-    const int64_t delta = diagonal(p.bottom_right, q[b], kv[b]);
+    const int64_t delta = diagonal(p.bottom_right, q[b], kv[b]) + (run ? run->shift : 0);
     const Band rule = band(p.mask(), delta, run ? run->origin[2] : 0, run ? run->origin[3] : 0);
     for (int64_t row = 0; row < q[b]; ++row) {
       const Columns c = visible_columns(rule, row, kv[b]);

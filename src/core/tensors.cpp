@@ -162,7 +162,7 @@ constexpr bool in_order() {
   return std::size(kTensors) == TEA_TENSOR_COUNT;
 }
 static_assert(in_order(), "kTensors must list every index of tea_tensor, in order");
-static_assert(sizeof(tea_run) == 168, "the layout of tea_run is frozen; it may only grow");
+static_assert(sizeof(tea_run) == 184, "the layout of tea_run is frozen; it may only grow");
 
 // The required alignment of a tensor's address. The alignment field of the problem applies to the
 // tensors that have its dtypes.
@@ -206,6 +206,18 @@ void check_sink(const Problem& p, const Run& run, Direction d) {
 bool gives_sizes(const tea_run& run) {
   return run.batch || run.max_q || run.max_kv || run.tokens_q || run.tokens_kv || run.pages_k ||
          run.pages_v;
+}
+
+void check_shift(const tea_run& run) {
+  constexpr int64_t kLeast = 5;  // numbers of a sequence
+  const bool strided = run.origin_stride != 0;
+  TEA_REQUIRE(!strided || run.origin_device, "run.origin_stride", run.origin_stride,
+              "0 without origin_device");
+  TEA_REQUIRE(!strided || run.origin_stride >= kLeast, "run.origin_stride", run.origin_stride,
+              "0, or at least " + shown(kLeast));
+  TEA_REQUIRE(run.shift >= -kMaxOrigin && run.shift <= kMaxOrigin, "run.shift", run.shift,
+              "-2^40 to 2^40");
+  TEA_REQUIRE(!strided || !run.shift, "run.shift", run.shift, "0 with origin_stride");
 }
 
 void import_tensors(const tea_run& from, Run& run) {
@@ -338,6 +350,7 @@ Run import_run(const Problem& p, const Checks& checks, const tea_run* caller, Di
   TEA_REQUIRE(!needed || (from.workspace && is_aligned(from.workspace, 256)), "run.workspace",
               from.workspace, "memory aligned to 256 bytes");
   require_origin("run.", from.origin, from.origin_device);
+  check_shift(from);
   TEA_REQUIRE(is_aligned(from.status, sizeof *from.status), "run.status", "not aligned",
               "an address that is a multiple of 4");
   TEA_REQUIRE(from.parallel_for || !from.parallel_context, "run.parallel_context",
@@ -346,6 +359,7 @@ Run import_run(const Problem& p, const Checks& checks, const tea_run* caller, Di
   run.workspace = from.workspace, run.stream = from.stream;
   std::memcpy(run.origin, from.origin, sizeof run.origin);
   run.origin_device = from.origin_device, run.status = from.status;
+  run.origin_stride = from.origin_stride, run.shift = from.shift;
   run.parallel_for = from.parallel_for, run.parallel_context = from.parallel_context;
   run.threads = from.threads;
   return run;

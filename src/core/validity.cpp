@@ -41,7 +41,9 @@ void check_types(const Problem& p) {
   TEA_REQUIRE(p.dtype, "dtype", "default", "an explicit type");
   const uint32_t any8 =
       bit(TEA_FP16) | bit(TEA_BF16) | bit(TEA_FP32) | bit(TEA_E4M3) | bit(TEA_E5M2);
-  const uint32_t io = p.is_fp8() ? any8 : bit(p.dtype);
+  // Partial results may be wider than the inputs, so that what is merged or summed is rounded once.
+  const bool narrow = p.dtype == TEA_FP16 || p.dtype == TEA_BF16;
+  const uint32_t io = p.is_fp8() ? any8 : bit(p.dtype) | (narrow ? bit(TEA_FP32) : 0);
   check_type("o_dtype", p.o_dtype, io);
   check_type("dout_dtype", p.dout_dtype, io);
   check_type("dqkv_dtype", p.dqkv_dtype, io);

@@ -19,9 +19,11 @@ Columns seen(const Group& g) {
 
 Group make_group(const View& view, int64_t b, int64_t kv_head) {
   const Problem& p = view.p;
-  Group g{b, kv_head, view.queries(b), view.keys(b), 0, {}, p.heads_q / p.heads_kv, {}};
-  g.delta = diagonal(p.bottom_right, g.q.length, g.kv.length);
-  g.band = band(p.mask(), g.delta, view.origin[2], view.origin[3]);
+  Group g{};
+  g.b = b, g.kv_head = kv_head, g.heads = p.heads_q / p.heads_kv;
+  g.q = view.queries(b), g.kv = view.keys(b), g.origin = view.origin(b);
+  g.delta = diagonal(p.bottom_right, g.q.length, g.kv.length) + g.origin.shift;
+  g.band = band(p.mask(), g.delta, g.origin.row, g.origin.column);
   g.seen = seen(g);
   return g;
 }

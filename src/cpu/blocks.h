@@ -15,7 +15,8 @@ inline constexpr int kRows = 64;
 struct Group {
   int64_t b, kv_head;
   Sequence q, kv;
-  int64_t delta;
+  Origin origin;
+  int64_t delta;  // column - row of the diagonal, before the origin
   Band band;
   int64_t heads;                      // query heads that share the keys
   Columns seen;                       // what some row sees

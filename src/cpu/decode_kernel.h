@@ -314,8 +314,8 @@ class FewRows {
 
   // |row + delta - column|; exact below 2^24.
   VF distances(int lane, int64_t j) const {
-    const int64_t first = block_.row[lane] + block_.group.delta + view_.origin[2] -
-                          view_.origin[3] - columns_.begin - j;
+    const int64_t first = block_.row[lane] + block_.group.delta + block_.group.origin.row -
+                          block_.group.origin.column - columns_.begin - j;
     VF out{};
     for (int i = 0; i < kVector; ++i) out[i] = static_cast<float>(-i);
     out += static_cast<float>(first);

@@ -578,7 +578,9 @@ Attempt plan_with(const InstructionSet& set, const Problem& problem, const Devic
   TEA_REFUSE_IF(!device.is_host(), "device is a GPU; it runs on the host");
   TEA_REFUSE_IF(!set.available(), "this processor lacks the instructions");
   const InstructionSet *tiles = &set, *few = &set;
-  while (tiles->others && !tiles->multiplies(problem.dtype)) tiles = tiles->others;
+  // Sets that multiply pairs of 16-bit numbers expect dO in the type of the inputs.
+  const bool wide_dout = problem.training && problem.dout_type() != problem.dtype;
+  while (tiles->others && (wide_dout || !tiles->multiplies(problem.dtype))) tiles = tiles->others;
   if (problem.dtype == TEA_FP64)
     return std::make_unique<Flash<double>>(problem, *tiles->twice, *tiles->twice);
   while (!few->single->few_scores) few = few->others;

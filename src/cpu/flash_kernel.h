@@ -116,7 +116,7 @@ class Tile {
   // 0 or 1 / (1 - p) for every element of the tile.
   void dropout() {
     const uint32_t threshold = dropout_threshold(static_cast<float>(p_.dropout));
-    const int64_t from = first + view_.origin[3], to = from + cols;
+    const int64_t from = first + block_.group.origin.column, to = from + cols;
     for (int64_t cell = from / 16 * 4; cell * 4 < to + 12; ++cell) {
       const int64_t left = cell / 4 * 16 + cell % 4 * 2;
       if (left + 9 < from || left >= to) continue;
@@ -132,13 +132,14 @@ class Tile {
   }
 
   void prepare_lanes() {
-    const int64_t delta_row = block_.group.delta + view_.origin[2];
+    const Origin& origin = block_.group.origin;
+    const int64_t delta_row = block_.group.delta + origin.row;
     for (int lane = 0; lane < kRows; ++lane) {
       const int64_t h = block_.head[lane];
-      row_[lane] = block_.row[lane] + view_.origin[2];
-      aligned_[lane] = block_.row[lane] + delta_row - view_.origin[3];
+      row_[lane] = block_.row[lane] + origin.row;
+      aligned_[lane] = block_.row[lane] + delta_row - origin.column;
       stream_[lane] =
-          p_.drops() ? dropout_stream(block_.group.b + view_.origin[0], h + view_.origin[1]) : 0;
+          p_.drops() ? dropout_stream(block_.group.b + origin.batch, h + origin.head) : 0;
       slope_[lane] = p_.alibi ? static_cast<Real>(view_.slope(block_.group.b, h)) : Real{0};
     }
   }

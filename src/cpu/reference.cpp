@@ -48,6 +48,7 @@ double cast(double x, int32_t dtype) { return is_fp8(dtype) ? cast_to_fp8(x, dty
 struct Item {
   int64_t b, kv_head;
   Sequence q, kv;
+  Origin origin;
   int64_t delta;
   Band band;
   Reals k, v;  // [length][dim]
@@ -55,9 +56,9 @@ struct Item {
 
 Item load_item(const View& view, int64_t b, int64_t kv_head) {
   const Problem& p = view.p;
-  Item item{b, kv_head, view.queries(b), view.keys(b), 0, {}, {}, {}};
-  item.delta = diagonal(p.bottom_right, item.q.length, item.kv.length);
-  item.band = band(p.mask(), item.delta, view.origin[2], view.origin[3]);
+  Item item{b, kv_head, view.queries(b), view.keys(b), view.origin(b), 0, {}, {}, {}};
+  item.delta = diagonal(p.bottom_right, item.q.length, item.kv.length) + item.origin.shift;
+  item.band = band(p.mask(), item.delta, item.origin.row, item.origin.column);
   item.k.resize(static_cast<size_t>(item.kv.length * p.dim_qk));
   item.v.resize(static_cast<size_t>(item.kv.length * p.v_dim()));
   const RowsOf k = view.rows(TEA_K), v = view.rows(TEA_V);
@@ -103,7 +104,7 @@ class Head {
     if (p_.bias == TEA_BIAS_POST_SCALE) x += bias(i, j);
     if (p_.alibi)
       x -= slope_ * static_cast<double>(
-                        alibi_distance(i + view_.origin[2], item_.delta, j + view_.origin[3]));
+                        alibi_distance(i + item_.origin.row, item_.delta, j + item_.origin.column));
     return {x, bend};
   }
 
@@ -112,9 +113,10 @@ class Head {
   // What dropout multiplies a probability with: 0 or 1 / (1 - p); 1 without dropout.
   double keep(int64_t i, int64_t j) const {
     if (!p_.drops()) return 1;
-    const uint32_t stream = dropout_stream(item_.b + view_.origin[0], h + view_.origin[1]);
-    const bool kept = dropout_keeps(view_.rng, stream, i + view_.origin[2], j + view_.origin[3],
-                                    dropout_threshold(static_cast<float>(p_.dropout)));
+    const uint32_t stream = dropout_stream(item_.b + item_.origin.batch, h + item_.origin.head);
+    const uint32_t threshold = dropout_threshold(static_cast<float>(p_.dropout));
+    const bool kept = dropout_keeps(view_.rng, stream, i + item_.origin.row,
+                                    j + item_.origin.column, threshold);
     return kept ? 1 / (1 - p_.dropout) : 0;
   }
 

@@ -9,14 +9,13 @@
 #include "math/bias.h"
 #include "math/formats.h"
 #include "math/load_store.h"
-#include "math/mask.h"
 
 namespace tea::cpu {
 
 View::View(const Problem& problem, const Run& r) : p(problem), run(r), size(r.size), rng{} {
-  std::memcpy(origin, r.origin_device ? r.origin_device : r.origin, sizeof origin);
   bool valid = true;
-  for (int64_t& from : origin) from = clamp_origin(from, &valid);
+  const int64_t origins = run.origin_stride ? size.batch : 1;
+  for (int64_t b = 0; b < origins; ++b) origin(b, &valid);
   if (!valid) report(TEA_STATUS_BAD_ORIGIN);
   if (p.is_fp8()) {
     const auto dropout = static_cast<float>(p.drops() ? p.dropout : 0);
@@ -27,6 +26,17 @@ View::View(const Problem& problem, const Run& r) : p(problem), run(r), size(r.si
   if (!p.drops()) return;
   const auto* state = run.as<const int64_t>(TEA_RNG_STATE);
   rng = {static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1])};
+}
+
+Origin View::origin(int64_t b, bool* valid) const {
+  const int64_t* from = run.origin_device ? run.origin_device + b * run.origin_stride : run.origin;
+  const auto at = [&](int i) { return clamp_origin(from[i], valid); };
+  return {at(0), at(1), at(2), at(3), run.origin_stride ? clamp_shift(from[4], valid) : run.shift};
+}
+
+Origin View::origin(int64_t b) const {
+  bool valid = true;
+  return origin(b, &valid);
 }
 
 void View::report(int32_t bit) const {

@@ -9,6 +9,7 @@
 #include "cpu/pool.h"
 #include "math/dropout.h"
 #include "math/lengths.h"
+#include "math/mask.h"
 
 namespace tea::cpu {
 
@@ -36,8 +37,10 @@ class View {
   const Problem& p;
   const Run& run;
   const Geometry& size;
-  int64_t origin[4];
   RngState rng;
+
+  // Where sequence b is in the global problem.
+  Origin origin(int64_t b) const;
 
   // Sequences that may have rows: none of a dense batch without any, however large it is.
   int64_t batch() const;
@@ -72,6 +75,7 @@ class View {
   void fill(tea_tensor t, double value) const;
 
  private:
+  Origin origin(int64_t b, bool* valid) const;
   int64_t offset(const RowsOf& of, const RowAt& at) const;
   int64_t statistic_offset(const RowAt& at) const;
   Sequence checked(Sequence s) const;

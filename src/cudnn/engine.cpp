@@ -21,6 +21,8 @@ constexpr int64_t kMostRows = int64_t{1} << 30;  // cuDNN's bounds are ints
 
 void check_origin(const Problem& p, const Run& run) {
   if (takes_origin(p, run)) return;
+  if (run.shift)
+    throw Error(TEA_UNSUPPORTED, "run.shift is " + shown(run.shift) + "; cudnn needs 0");
   const std::string with = p.drops() ? " with dropout" : " with a mask";
   if (run.origin_device)
     throw Error(TEA_UNSUPPORTED, "run.origin_device is a pointer; cudnn needs NULL" + with);
@@ -197,6 +199,10 @@ std::string why_not(const Problem& p, const Device& device) {
   if (p.alignment && p.alignment < 16)
     return "alignment is " + shown(p.alignment) + "; needs 16 or more";
   if (p.scale_value() <= 0) return "scale is " + shown(p.scale) + "; needs more than 0";
+  if (!p.is_fp8() && p.o_type() != p.dtype)
+    return "o_dtype is " + std::string(dtype_name(p.o_type())) + "; needs that of q";
+  if (!p.is_fp8() && p.training && (p.dout_type() != p.dtype || p.dqkv_type() != p.dtype))
+    return "dout_dtype or dqkv_dtype is another than that of q; needs the same";
   const std::string bias = bias_limit(p);
   if (!bias.empty()) return bias;
   const std::string ragged = ragged_limit(p);
@@ -212,6 +218,7 @@ std::string why_not(const Problem& p, const Device& device) {
 }  // namespace
 
 bool takes_origin(const Problem& p, const Run& run) {
+  if (run.shift) return false;
   if (p.drops()) return !run.origin_device && std::ranges::count(run.origin, 0) == 4;
   if (!p.causal && !p.window_left && !p.window_right) return true;
   return !run.origin_device && run.origin[2] == run.origin[3];

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/error.h"
 #include "math/dropout.h"
 #include "math/load_store.h"
 
@@ -142,9 +143,26 @@ struct Builder {
   }
 };
 
+// What only the engines of the host compute.
+void refuse_unknown(const Problem& p, const Run& run) {
+  const auto refuse = [](const std::string& name, const std::string& seen, const char* needed) {
+    throw Error(TEA_UNSUPPORTED, name + " is " + seen + "; needs " + needed + " on a GPU");
+  };
+  if (run.origin_stride) refuse("run.origin_stride", shown(run.origin_stride), "0");
+  if (run.shift) refuse("run.shift", shown(run.shift), "0");
+  if (p.is_fp8()) return;
+  const std::string needed = std::string(dtype_name(p.dtype)) + ", as q,";
+  if (p.o_type() != p.dtype) refuse("o_dtype", dtype_name(p.o_type()), needed.c_str());
+  if (p.training && p.dout_type() != p.dtype)
+    refuse("dout_dtype", dtype_name(p.dout_type()), needed.c_str());
+  if (p.training && p.dqkv_type() != p.dtype)
+    refuse("dqkv_dtype", dtype_name(p.dqkv_type()), needed.c_str());
+}
+
 }  // namespace
 
 AttentionArguments make_arguments(const Problem& problem, const Run& run) {
+  refuse_unknown(problem, run);
   AttentionArguments a{};
   const Builder build{problem, run};
   build.fill_tensors(a);

@@ -26,6 +26,18 @@ TEA_HOST_DEVICE int64_t clamp_origin(int64_t origin, bool* valid) {
   return origin < 0 ? 0 : kMaxOrigin;
 }
 
+// Where a shard is in the global problem, and what is added to the diagonal's column - row.
+struct Origin {
+  int64_t batch, head, row, column, shift;
+};
+
+// A shift from device memory, clamped likewise.
+TEA_HOST_DEVICE int64_t clamp_shift(int64_t shift, bool* valid) {
+  if (shift >= -kMaxOrigin && shift <= kMaxOrigin) return shift;
+  *valid = false;
+  return shift < 0 ? -kMaxOrigin : kMaxOrigin;
+}
+
 struct Columns {
   int64_t begin, end;  // half open; empty iff begin >= end
 };

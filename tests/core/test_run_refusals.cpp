@@ -106,6 +106,22 @@ INSTANTIATE_TEST_SUITE_P(
         Row{kRagged, [](Call& c) { c.run.max_q = INT64_MAX; }, "is larger than 2^60", "a smaller"},
         Row{kRagged, [](Call& c) { c.run.tokens_kv = INT64_MAX; }, "is larger than 2^60",
             "a smaller extent"},
+        Row{kDense, [](Call& c) { c.run.origin_stride = 5; }, "run.origin_stride is 5",
+            "0 without origin_device"},
+        Row{kDense,
+            [](Call& c) {
+              static const int64_t zero[4] = {};
+              c.run.origin_device = zero, c.run.origin_stride = 4;
+            },
+            "run.origin_stride is 4", "0, or at least 5"},
+        Row{kDense,
+            [](Call& c) {
+              static const int64_t zero[5] = {};
+              c.run.origin_device = zero, c.run.origin_stride = 5, c.run.shift = 2;
+            },
+            "run.shift is 2", "0 with origin_stride"},
+        Row{kDense, [](Call& c) { c.run.shift = -(int64_t{1} << 41); },
+            "run.shift is -2199023255552", "-2^40 to 2^40"},
         Row{kDense, [](Call& c) { c.run.origin[0] = -1; }, "run.origin[0] is -1", "0 or more"},
         Row{kDense, [](Call& c) { c.run.origin[1] = -1; }, "run.origin[1] is -1", "0 or more"},
         Row{kDense, [](Call& c) { c.run.origin[2] = -1; }, "run.origin[2] is -1", "0 or more"},

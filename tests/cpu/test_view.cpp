@@ -37,13 +37,13 @@ TEST(View, OriginsFromMemoryAreClampedAndReported) {
   Bench t("dtype=fp32 heads_q=1 heads_kv=1 dim_qk=8", 1, 1, 1);
   int64_t origin[4] = {1, 2, 3, 4};
   t.run.origin_device = origin;
-  EXPECT_EQ(View(t.p, t.run).origin[3], 4);
+  EXPECT_EQ(View(t.p, t.run).origin(0).column, 4);
   EXPECT_EQ(t.status, 0);
   origin[0] = -7, origin[2] = INT64_MAX;
   const View view(t.p, t.run);
-  EXPECT_EQ(view.origin[0], 0);
-  EXPECT_EQ(view.origin[1], 2);
-  EXPECT_EQ(view.origin[2], int64_t{1} << 40);
+  EXPECT_EQ(view.origin(0).batch, 0);
+  EXPECT_EQ(view.origin(0).head, 2);
+  EXPECT_EQ(view.origin(0).row, int64_t{1} << 40);
   EXPECT_EQ(t.status, TEA_STATUS_BAD_ORIGIN);
 }
 
@@ -68,6 +68,19 @@ TEST(View, AScaleOfSThatSaturatesIsReported) {
     const View view(t.p, t.run);
     EXPECT_EQ(t.status, row.saturates ? TEA_STATUS_SATURATED : 0) << row.problem << row.scale;
   }
+}
+
+TEST(View, EachSequenceMayHaveAnOriginAndAShift) {
+  Bench t("dtype=fp32 heads_q=1 heads_kv=1 dim_qk=8", 2, 1, 1);
+  int64_t numbers[12] = {1, 2, 3, 4, -5, 99, 6, 7, 8, 9, int64_t{1} << 50, 99};
+  t.run.origin_device = numbers, t.run.origin_stride = 6;
+  const View view(t.p, t.run);
+  EXPECT_EQ(view.origin(0).shift, -5);
+  EXPECT_EQ(view.origin(1).row, 8);
+  EXPECT_EQ(view.origin(1).shift, int64_t{1} << 40);
+  EXPECT_EQ(t.status, TEA_STATUS_BAD_ORIGIN);
+  t.run.origin_stride = 0, t.run.shift = 3;
+  EXPECT_EQ(View(t.p, t.run).origin(1).shift, 3);
 }
 
 TEST(View, RaggedSequencesStayInsideTheBuffer) {

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <fstream>
 #include <span>
+#include <sstream>
 
 #include "core/error.h"
 
@@ -113,6 +114,17 @@ constexpr Word kWords[] = {
        return zero ? std::string() : joined(c.origin);
      }},
     number<&Case::origin_in_memory>("origin_in_memory"),
+    {"shift", [](Case& c, Name n, std::string_view v) { c.shift = integer<int64_t>(n, v); },
+     [](const Case& c) { return c.shift ? std::to_string(c.shift) : std::string(); }},
+    {"origin_step",
+     [](Case& c, Name n, std::string_view v) {
+       std::istringstream in{std::string(v)};
+       std::vector<int64_t> five;
+       for (std::string one; std::getline(in, one, ',');) five.push_back(integer<int64_t>(n, one));
+       if (five.size() != 5) malformed(n, v, "batch,head,row,column,shift");
+       std::copy(five.begin(), five.end(), c.origin_step);
+     },
+     [](const Case& c) { return c.has_steps() ? joined(c.origin_step) : std::string(); }},
 };
 
 void read_word(Case& c, std::string_view word, uint32_t& seen) {

@@ -60,6 +60,13 @@ struct Case {
   int64_t omit_optional = 0;  // 1: without dbias, dsink and dlse
   int64_t origin[4] = {};
   int64_t origin_in_memory = 0;  // 1: through origin_device
+  int64_t shift = 0;
+  // Of sequence b: origin and shift plus b times this (batch, head, row, column, shift), through
+  // origin_device with an origin_stride.
+  int64_t origin_step[5] = {};
+  bool has_steps() const {
+    return origin_step[0] || origin_step[1] || origin_step[2] || origin_step[3] || origin_step[4];
+  }
 
   // "problem text | words"; words that are zero are left out.
   std::string text() const;

@@ -204,4 +204,21 @@ Case draw(uint64_t seed) {
   return c;
 }
 
+Case draw_part(uint64_t seed) {
+  Case c = draw(seed);
+  Random r(seed, 2000);
+  Problem& p = c.problem;
+  if (p.dtype == TEA_FP16 || p.dtype == TEA_BF16) {
+    const int32_t types[] = {0, TEA_FP32, p.dtype};
+    p.o_dtype = pick(r, types);
+    if (p.training) p.dout_dtype = pick(r, types), p.dqkv_dtype = pick(r, types);
+  }
+  constexpr int64_t kSpread = 24;
+  if (r.one_in(2)) c.shift = r.below(2 * kSpread) - kSpread;
+  if (r.one_in(4)) return c;
+  for (int i = 0; i < 4; ++i) c.origin_step[i] = r.below(i < 2 ? 3 : kSpread);
+  c.origin_step[4] = r.below(2 * kSpread) - kSpread;
+  return c;
+}
+
 }  // namespace tea::kit

@@ -298,13 +298,30 @@ const tea_run& Inputs::run(uint64_t workspace) {
   if (problem_.varies_kv()) run_.max_kv = e.max_kv;
   run_.tokens_q = e.tokens_q, run_.tokens_kv = e.tokens_kv;
   run_.pages_k = run_.pages_v = e.pages;
-  std::copy(case_.origin, case_.origin + 4, origin_memory_);
-  if (case_.origin_in_memory)
-    run_.origin_device = origin_memory_;
-  else
-    std::copy(case_.origin, case_.origin + 4, run_.origin);
+  place_origin();
   run_.status = &status_;
   return run_;
+}
+
+// Numbers of sequences between which there is one that nobody may read.
+void Inputs::place_origin() {
+  constexpr int64_t kStride = 6;
+  const bool strided = case_.has_steps();
+  if (!strided) {
+    run_.shift = case_.shift;
+    origin_memory_.assign(case_.origin, case_.origin + 4);
+  } else {
+    run_.origin_stride = kStride;
+    origin_memory_.assign(static_cast<size_t>(std::max<int64_t>(extents_.batch, 1) * kStride), -1);
+    for (int64_t b = 0; b < extents_.batch; ++b)
+      for (int i = 0; i < 5; ++i)
+        origin_memory_[static_cast<size_t>(b * kStride + i)] =
+            (i < 4 ? case_.origin[i] : case_.shift) + b * case_.origin_step[i];
+  }
+  if (strided || case_.origin_in_memory)
+    run_.origin_device = origin_memory_.data();
+  else
+    std::copy(case_.origin, case_.origin + 4, run_.origin);
 }
 
 double Inputs::value(tea_tensor t, const Index& where) const {

@@ -64,6 +64,7 @@ class Inputs {
   void place_packed(tea_tensor first, const std::vector<tea_tensor>& tensors);
   int add_storage(int64_t elements, int bytes);
   void make_integers();
+  void place_origin();
   void write_rows(tea_tensor t, const std::vector<double>& values);
   void write_bias();
   void write_flat();
@@ -92,7 +93,7 @@ class Inputs {
   Storage workspace_;
   Poison poison_ = Poison::kNan;
   std::array<void*, TEA_TENSOR_COUNT> pointers_{};
-  int64_t origin_memory_[4] = {};
+  std::vector<int64_t> origin_memory_;
   int32_t status_ = 0;
   tea_run run_{};
 };

@@ -89,8 +89,7 @@ class Naive {
     }
     if (c_.bias_kind == Bias::kPostScale) s.x += bias;
     if (c_.slopes.empty()) return s;
-    const int64_t delta = c_.bottom_right ? c_.length_kv[b_] - c_.length_q[b_] : 0;
-    const int64_t distance = i_ + c_.origin[2] + delta - j - c_.origin[3];
+    const int64_t distance = i_ + c_.origin_of(2, b_) + c_.diagonal(b_) - j - c_.origin_of(3, b_);
     s.x -=
         static_cast<Real>(c_.slopes[b_ * c_.heads_q + h_]) * static_cast<Real>(std::abs(distance));
     return s;

@@ -22,7 +22,7 @@ double cast(double x, Type fp8, double scale) {
 
 void scores(const Case& c, Row& r) {
   const int64_t group = r.h / (c.heads_q / c.heads_kv);
-  const int64_t delta = c.bottom_right ? c.length_kv[r.b] - c.length_q[r.b] : 0;
+  const int64_t delta = c.diagonal(r.b);
   const double p = c.dropout, cap = c.softcap;
   for (int64_t j = 0; j < c.length_kv[r.b]; ++j) {
     if (!visible(c, r.b, r.i, j)) continue;
@@ -34,7 +34,7 @@ void scores(const Case& c, Row& r) {
     pair.x = cap > 0 ? cap * std::tanh(pair.linear / cap) : pair.linear;
     if (cap > 0) pair.slope = 1 - pair.x / cap * (pair.x / cap);
     if (c.bias_kind == Bias::kPostScale) pair.bias = c.bias[r.at * c.max_kv + j];
-    const int64_t distance = r.i + c.origin[2] + delta - j - c.origin[3];
+    const int64_t distance = r.i + c.origin_of(2, r.b) + delta - j - c.origin_of(3, r.b);
     if (!c.slopes.empty())
       pair.alibi = -c.slopes[r.b * c.heads_q + r.h] * static_cast<double>(std::abs(distance));
     pair.x += pair.bias;
@@ -127,8 +127,7 @@ Values attention(const Case& c, const EachRow& each) {
 
 bool visible(const Case& c, int64_t b, int64_t i, int64_t j) {
   if (i >= c.length_q[b] || j >= c.length_kv[b]) return false;
-  const int64_t delta = c.bottom_right ? c.length_kv[b] - c.length_q[b] : 0;
-  const int64_t ahead = (j + c.origin[3]) - (i + c.origin[2]) - delta;
+  const int64_t ahead = (j + c.origin_of(3, b)) - (i + c.origin_of(2, b)) - c.diagonal(b);
   if (c.causal && ahead > 0) return false;
   if (c.window_left >= 0 && ahead < -c.window_left) return false;
   return c.window_right < 0 || ahead <= c.window_right;
@@ -148,8 +147,8 @@ void philox(uint32_t (&counter)[4], uint64_t key) {
 
 bool keeps(const Case& c, int64_t b, int64_t h, int64_t i, int64_t j) {
   if (!c.kept.empty()) return c.kept[((b * c.heads_q + h) * c.max_q + i) * c.max_kv + j];
-  const uint64_t row = i + c.origin[2], col = j + c.origin[3];
-  const uint64_t stream = (b + c.origin[0]) * 4096 + h + c.origin[1];
+  const uint64_t row = i + c.origin_of(2, b), col = j + c.origin_of(3, b);
+  const uint64_t stream = (b + c.origin_of(0, b)) * 4096 + h + c.origin_of(1, b);
   uint32_t words[4] = {static_cast<uint32_t>(row / 16 * 8 + row % 8),
                        static_cast<uint32_t>(col / 16 * 4 + col % 8 / 2),
                        static_cast<uint32_t>(stream), static_cast<uint32_t>(c.offset)};

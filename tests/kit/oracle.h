@@ -42,7 +42,12 @@ struct Case {
   double dropout = 0;  // rounded to float, as the interface has it; 0: none
   uint64_t seed = 0, offset = 0;
   std::vector<char> kept;  // [batch][heads_q][max_q][max_kv], of another rule; empty: ours
-  int64_t origin[4] = {};  // batch, head, row, column
+  // Batch, head, row, column, and what is added to the diagonal; of sequence b plus b times a step.
+  int64_t origin[5] = {}, origin_step[5] = {};
+  int64_t origin_of(int i, int64_t b) const { return origin[i] + b * origin_step[i]; }
+  int64_t diagonal(int64_t b) const {
+    return origin_of(4, b) + (bottom_right ? length_kv[b] - length_q[b] : 0);
+  }
   Fp8 fp8;
 };
 

@@ -399,6 +399,9 @@ Given given(const Case& c, const Precision& p, Memory& memory) {
   g.slopes = memory.copy(c.slopes), g.sink = memory.copy(c.sink);
   g.causal = c.causal, g.bottom_right = c.bottom_right;
   g.window_left = c.window_left, g.window_right = c.window_right;
+  const bool moves = c.origin[4] || c.origin_step[0] || c.origin_step[1] || c.origin_step[2] ||
+                     c.origin_step[3] || c.origin_step[4];
+  if (moves) throw std::invalid_argument("shift or origin_step is not 0; the GPU's oracle needs 0");
   std::copy(c.origin, c.origin + 4, g.origin);
   g.drop_below =
       static_cast<uint32_t>(std::lround(double{static_cast<float>(c.dropout)} * 65536));

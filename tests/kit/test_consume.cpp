@@ -120,6 +120,18 @@ constexpr Row kRunRows[] = {
     {"origin.row", kResult, kCausal, "| origin=0,0,1,0"},
     {"origin.column", kResult, kCausal, "| origin=0,0,0,1"},
     {"origin_device", kResult, kCausal, "| origin=0,0,1,0 origin_in_memory=1"},
+    {"shift", kResult, kCausal, "| shift=1"},
+    {"origin_stride: batch", kResult,
+     "dtype=bf16 training=1 dropout=0.5 heads_q=1 heads_kv=1 dim_qk=16 batch=2 seqlen_q=6 "
+     "seqlen_kv=9 | seed=5",
+     "| origin_step=1,0,0,0,0"},
+    {"origin_stride: head", kResult,
+     "dtype=bf16 training=1 dropout=0.5 heads_q=1 heads_kv=1 dim_qk=16 batch=2 seqlen_q=6 "
+     "seqlen_kv=9 | seed=5",
+     "| origin_step=0,1,0,0,0"},
+    {"origin_stride: row", kResult, kCausal, "| origin_step=0,0,1,0,0"},
+    {"origin_stride: column", kResult, kCausal, "| origin_step=0,0,0,1,0"},
+    {"origin_stride: shift", kResult, kCausal, "| origin_step=0,0,0,0,1"},
     {"cu_seqlens_q", kOutputs, kPadded, "| lens_q=2,6"},
     {"cu_seqlens_kv", kResult, kPadded, "| lens_kv=4,9"},
     {"offsets", kMemory,

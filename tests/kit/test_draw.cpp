@@ -25,6 +25,8 @@ TEST(Draw, IsReplayedByOneIntegerAndByItsText) {
     const Case c = draw(seed);
     EXPECT_EQ(c, draw(seed));
     EXPECT_EQ(c, Case::parse(c.text())) << c.text();
+    const Case part = draw_part(seed);
+    EXPECT_EQ(part, Case::parse(part.text())) << part.text();
   }
 }
 
@@ -52,14 +54,14 @@ TEST(Draw, ReachesEveryValueClassAndEveryField) {
   }
 }
 
-TEST(Draw, EveryCaseAgreesWithTheOracle) {
+void expect_agreement(Case (*drawn)(uint64_t)) {
   say_share("random cases");
   std::atomic<uint64_t> next{span.first};
   std::mutex mutex;
   std::vector<std::string> failures;
   const auto work = [&] {
     for (uint64_t seed; (seed = next.fetch_add(kEvery)) < span.first + span.count;)
-      for (const Report& report : check(draw(seed), host_engines())) {
+      for (const Report& report : check(drawn(seed), host_engines())) {
         if (report.ok()) continue;
         const std::lock_guard lock(mutex);
         failures.push_back("seed " + std::to_string(seed) + "\n" + report.text());
@@ -71,6 +73,9 @@ TEST(Draw, EveryCaseAgreesWithTheOracle) {
   EXPECT_TRUE(failures.empty()) << failures.size() << " of " << span.count << " fail";
   for (size_t i = 0; i < std::min<size_t>(failures.size(), 20); ++i) ADD_FAILURE() << failures[i];
 }
+
+TEST(Draw, EveryCaseAgreesWithTheOracle) { expect_agreement(draw); }
+TEST(Draw, EveryPartAgreesWithTheOracle) { expect_agreement(draw_part); }
 
 }  // namespace
 }  // namespace tea::kit

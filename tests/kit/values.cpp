@@ -164,6 +164,8 @@ void make_options(const Case& c, const Problem& p, oracle::Case& out) {
   Random random(c.seed, 91);
   out.seed = random.next(), out.offset = random.next();
   std::copy(c.origin, c.origin + 4, out.origin);
+  out.origin[4] = c.shift;
+  std::copy(c.origin_step, c.origin_step + 5, out.origin_step);
   if (!is_fp8(p.dtype)) return;
   const int32_t o = p.o_dtype ? p.o_dtype : p.dtype, dout = p.dout_dtype ? p.dout_dtype : o;
   const int32_t dqkv = p.dqkv_dtype ? p.dqkv_dtype : p.dtype;
