@@ -115,8 +115,8 @@ class Head {
     if (!p_.drops()) return 1;
     const uint32_t stream = dropout_stream(item_.b + item_.origin.batch, h + item_.origin.head);
     const uint32_t threshold = dropout_threshold(static_cast<float>(p_.dropout));
-    const bool kept = dropout_keeps(view_.rng, stream, i + item_.origin.row,
-                                    j + item_.origin.column, threshold);
+    const bool kept =
+        dropout_keeps(view_.rng, stream, i + item_.origin.row, j + item_.origin.column, threshold);
     return kept ? 1 / (1 - p_.dropout) : 0;
   }
 

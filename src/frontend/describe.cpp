@@ -306,7 +306,14 @@ void Description::describe_dropout() {
 
 void Description::describe_origin() {
   if (!in_.origin) return;
-  require_shape("origin", *in_.origin, {1, {4}}, "batch, head, row, column: int64 ");
+  constexpr int64_t kNumbers = 5;  // of a sequence
+  if (in_.origin->rank == 2) {
+    require_shape("origin", *in_.origin, {2, {batch_, kNumbers}},
+                  "batch, head, row, column, shift of each sequence: int64 ");
+    run.origin_stride = kNumbers;
+  } else {
+    require_shape("origin", *in_.origin, {1, {4}}, "batch, head, row, column: int64 ");
+  }
   run.origin_device = static_cast<const int64_t*>(memory("origin", *in_.origin, kInt64));
 }
 
@@ -358,6 +365,19 @@ void Description::add_scale(tea_tensor index, const char* name,
 void Description::add_row_statistic(tea_tensor index, const char* name, const Tensor& tensor) {
   require_shape(name, tensor, row_statistic_shape());
   pointers_[index] = memory(name, tensor, statistic_type());
+}
+
+tea_strides Description::row_statistic_strides(const char* name, const Tensor& tensor) const {
+  const Shape needed = row_statistic_shape();
+  if (tensor.elements()) {  // an empty tensor may have any strides
+    for (int i = 0; i < tensor.rank && i < needed.rank; ++i)
+      if (tensor.stride[i] < 0) refuse(name, "of negative strides", "strides of 0 or more");
+  }
+  require_shape(name, tensor, needed);
+  if (tensor.type != statistic_type())
+    refuse(std::string(name) + ".dtype", type_text(tensor.type), type_text(statistic_type()));
+  return needed.rank == 3 ? tea_strides{tensor.stride[0], tensor.stride[2], tensor.stride[1]}
+                          : tea_strides{0, tensor.stride[0], tensor.stride[1]};
 }
 
 Layout Description::o_layout() const {

@@ -45,6 +45,8 @@ class Description {
   // Of LSE and the other row statistics, of the sink and of slopes: float64 with float64 tensors.
   int32_t statistic_type() const { return problem.dtype == TEA_FP64 ? +TEA_FP64 : +TEA_FP32; }
   Shape row_statistic_shape() const;
+  // Those of a tensor with that shape, which may be a slice of a larger one.
+  tea_strides row_statistic_strides(const char* name, const Tensor& tensor) const;
   int32_t type_of(tea_tensor index) const;
 
   int device() const { return q_.device; }

@@ -288,6 +288,33 @@ void backward_minimal_out(StableIValue* stack, uint64_t inputs, uint64_t) {
   differentiate(incoming, arguments, call, out);
 }
 
+void part_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Tensor o = in.tensor(), lse = in.tensor();
+  const std::optional<Tensor> max = in.maybe_tensor();
+  const Arguments arguments = read_arguments(in);
+  Call call(arguments);
+  call.problem().o_dtype = dtype_of(o);
+  if (arguments.training) call.problem().dout_dtype = call.problem().dtype;
+  call.problem().o = call.add_rows(TEA_O, "o", o);
+  call.add_row_statistic_slice(TEA_LSE, "lse", lse);
+  if (max) call.add_row_statistic_slice(TEA_MAX, "max_logit", *max);
+  call.forward();
+}
+
+void part_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Tensor dq = in.tensor(), dk = in.tensor(), dv = in.tensor();
+  const Incoming incoming = Incoming::all(in);
+  const Arguments arguments = read_arguments(in);
+  Call call(arguments);
+  call.problem().o_dtype = dtype_of(incoming.o);
+  call.problem().dout_dtype = dtype_of(incoming.dout);
+  call.problem().dqkv_dtype = dtype_of(dq);
+  const auto [dbias, dsink] = differentiate(incoming, arguments, call, {dq, dk, dv});
+  give(stack, or_empty(dbias, dq), or_empty(dsink, dq));
+}
+
 // ---- aten::_scaled_dot_product_fused_attention_overrideable ------------------------------------
 //
 // PyTorch keeps this operator for the attention of other backends, and differentiates it in C++.

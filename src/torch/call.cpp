@@ -1,5 +1,7 @@
 #include "torch/call.h"
 
+#include <cstring>
+
 #include "torch/plans.h"
 #include "torch/report.h"
 
@@ -78,6 +80,15 @@ Call::Call(const Arguments& arguments)
 
 void Call::add_scale(tea_tensor index, const char* name, const std::optional<Tensor>& tensor) {
   if (tensor) description_.add_scale(index, name, view_of(name, *tensor));
+}
+
+void Call::add_row_statistic_slice(tea_tensor index, const char* name, const Tensor& tensor) {
+  const frontend::Tensor view = view_of(name, tensor);
+  const tea_strides strides = description_.row_statistic_strides(name, view);
+  if (index != TEA_LSE && std::memcmp(&strides, &problem().lse, sizeof strides) != 0)
+    refuse(name, "of other strides", "those of lse");
+  problem().lse = strides;
+  description_.add_memory(index, view.data);
 }
 
 Tensor Call::new_o() {

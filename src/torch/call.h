@@ -28,6 +28,8 @@ class Call {
   void add_row_statistic(tea_tensor index, const char* name, const Tensor& tensor) {
     description_.add_row_statistic(index, name, view_of(name, tensor));
   }
+  // Adds LSE, or MAX with the strides of LSE, as a slice of a larger tensor.
+  void add_row_statistic_slice(tea_tensor index, const char* name, const Tensor& tensor);
   void add_scale(tea_tensor index, const char* name, const std::optional<Tensor>& tensor);
   void add_memory(tea_tensor index, void* memory) { description_.add_memory(index, memory); }
 

@@ -1,4 +1,5 @@
 // Merging partial results by LSE: split keys, and context parallelism on ragged batches.
+#include <algorithm>
 #include <vector>
 
 #include "torch/ops.h"
@@ -80,6 +81,46 @@ void merge(StableIValue* stack, uint64_t, uint64_t) {
            "[batch, heads, rows] of o " + shape_text(first));
   require(tea_merge_parts(&args, place.where.device, place.where.stream));
   give(stack, out, out_lse);
+}
+
+// O [batch, rows, heads, dim] and LSE [batch, heads, rows] as views, in place. Slices of tensors
+// whose other slices are merged by other calls: the strides are read, contiguity is not needed.
+void merge_into(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Tensor o = in.tensor(), lse = in.tensor(), part_o = in.tensor(), part_lse = in.tensor();
+  const Place place("o", o);
+  const frontend::Tensor to = view_of("o", o), from = view_of("part_o", part_o);
+  const frontend::Tensor to_lse = view_of("lse", lse), from_lse = view_of("part_lse", part_lse);
+  if (to.rank != 4 || to.stride[3] != 1)
+    refuse("o", "of shape " + shape_text(to), "[batch, rows, heads, dim], contiguous in dim");
+  const int64_t *n = to.size, *s = to.stride, *t = to_lse.stride;
+  require_shape("lse", to_lse, {3, {n[0], n[2], n[1]}});
+  const auto check = [](const char* name, const frontend::Tensor& part,
+                        const frontend::Tensor& of) {
+    frontend::Shape shape{of.rank, {}};
+    std::copy_n(of.size, of.rank, shape.size);
+    require_shape(name, part, shape);
+    for (int i = 0; i < of.rank; ++i)
+      if (part.size[i] > 1 && part.stride[i] != of.stride[i])
+        refuse(name, "of other strides", "those of what it is merged into");
+    if (part.type != of.type || part.device != of.device)
+      refuse(name, "of another type or device", frontend::type_text(of.type) + " on that device");
+  };
+  check("part_o", from, to), check("part_lse", from_lse, to_lse);
+  const int32_t statistic = to.type == TEA_FP64 ? TEA_FP64 : TEA_FP32;
+  if (to_lse.type != statistic)
+    refuse("lse.dtype", frontend::type_text(to_lse.type), frontend::type_text(statistic));
+  const void* const parts[] = {to.data, from.data};
+  const void* const lses[] = {to_lse.data, from_lse.data};
+  tea_merge args{};
+  args.struct_size = sizeof args;
+  args.part_dtype = dtype_of(o), args.parts = 2;
+  args.part_o = parts, args.part_lse = lses;
+  args.o = to.data, args.lse = to_lse.data;
+  args.batch = n[0], args.rows = n[1], args.heads = n[2], args.dim = n[3];
+  args.part_o_stride = args.o_stride = {s[0], s[1], s[2]};
+  args.part_lse_stride = args.lse_stride = {t[0], t[2], t[1]};
+  require(tea_merge_parts(&args, place.where.device, place.where.stream));
 }
 
 void cp_read_half(StableIValue* stack, uint64_t inputs, uint64_t) {

@@ -11,15 +11,15 @@ using Kernel = void(StableIValue* stack, uint64_t inputs, uint64_t outputs);
 
 // attention.cpp
 Kernel forward, forward_minimal, inference, backward, backward_minimal, backward_out,
-    backward_minimal_out, fp8_forward, fp8_forward_amax, fp8_backward, fp8_backward_out, explain,
-    fused_forward, fused_backward;
+    backward_minimal_out, fp8_forward, fp8_forward_amax, fp8_backward, fp8_backward_out,
+    part_forward, part_backward, explain, fused_forward, fused_backward;
 // cache.cpp
 Kernel kv_cache_append, thd_to_bshd, bshd_to_thd, cu_seqlens_from_lengths, cu_seqlens_from_mask;
 // random.cpp
 Kernel rng_fill, rng_fill_captured, rng_advance, dropout_mask;
 // context_parallel.cpp
-Kernel merge, cp_read_half, cp_lse_correct, cp_lse_read, cp_out_correct, cp_grad_correct,
-    cp_partition_indices, cp_to_rank_order, cp_to_sequence_order, cp_copy_valid;
+Kernel merge, merge_into, cp_read_half, cp_lse_correct, cp_lse_read, cp_out_correct,
+    cp_grad_correct, cp_partition_indices, cp_to_rank_order, cp_to_sequence_order, cp_copy_valid;
 // softmax.cpp
 Kernel scaled_softmax_forward, scaled_softmax_backward, flash_prepare_forward,
     flash_prepare_backward;

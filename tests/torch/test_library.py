@@ -43,6 +43,10 @@ OTHERS = {
     "rng_advance": (RNG, 4),
     "dropout_mask": (RNG, 0.25, 2, 3, 5, 7),
     "merge": ([torch.randn(2, 9, 3, 8)] * 2, [torch.randn(2, 3, 9)] * 2),
+    "merge_into": (
+        *(torch.randn(2, 9, 3, 8), torch.randn(2, 3, 9)),
+        *(torch.randn(2, 9, 3, 8), torch.randn(2, 3, 9)),
+    ),
     "cp_read_half": (THD, CU, True),
     "cp_lse_correct": (torch.randn(3, 12), torch.randn(3, 6), CU, True),
     "cp_lse_read": (torch.randn(3, 12), CU, True, 6),
@@ -81,6 +85,7 @@ def test_every_operator_is_checked() -> None:
     attention = {"attention", "forward", "forward_minimal", "inference", "explain"}
     attention |= {"backward", "backward_minimal", "backward_out", "backward_minimal_out"}
     attention |= {"fp8_forward", "fp8_forward_amax", "fp8_backward", "fp8_backward_out"}
+    attention |= {"part_forward", "part_backward"}
     assert set(OTHERS) | attention == set(SCHEMAS)
 
 

@@ -45,6 +45,10 @@ SCHEMAS = {
     "(Tensor o, Tensor lse, Tensor max_logit)",
     "fp8_backward_out": f"({OUTGOING}, Tensor(d!)? dp_amax, Tensor(e!)? dqkv_amax, {INCOMING}, "
     f"{FP8_BACKWARD_SCALES}, {ARGUMENTS}) -> (Tensor dbias, Tensor dsink)",
+    # Parts of a problem: O and gradients may be float32 where q has 16 bits, and slices of larger
+    # tensors. max_logit has the strides of lse, and is written where the option max_logit is given
+    "part_forward": f"(Tensor(a!) o, Tensor(b!) lse, Tensor(c!)? max_logit, {ARGUMENTS}) -> ()",
+    "part_backward": f"({OUTGOING}, {INCOMING}, {ARGUMENTS}) -> (Tensor dbias, Tensor dsink)",
     "explain": f"({ARGUMENTS}) -> str",
     # KV caches; ragged and padded batches
     "kv_cache_append": "(Tensor new_k, Tensor new_v, Tensor(a!) k_cache, Tensor(b!) v_cache, "
@@ -62,6 +66,7 @@ SCHEMAS = {
     "SymInt cols, Tensor? origin=None) -> Tensor",
     # Merging partial results by LSE; context parallelism
     "merge": "(Tensor[] o, Tensor[] lse) -> (Tensor o, Tensor lse)",
+    "merge_into": "(Tensor(a!) o, Tensor(b!) lse, Tensor part_o, Tensor part_lse) -> ()",
     "cp_read_half": "(Tensor tensor, Tensor cu_seqlens, bool second, bool slabs=False) -> Tensor",
     "cp_lse_correct": "(Tensor(a!) lse, Tensor lse_per_step, Tensor cu_seqlens, bool packed) -> ()",
     "cp_lse_read": "(Tensor lse, Tensor cu_seqlens, bool packed, SymInt half_len) -> Tensor",

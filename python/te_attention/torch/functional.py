@@ -161,7 +161,8 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
             (in the order of the format of k and v; "bshd" if q is "thd"). Inference only.
         page_table_v: the page table of v, if it differs from that of k.
         origin: int64 ``[4]`` on q's device: batch, head, row and column of the larger problem at
-            which this shard begins. It shifts masks, ALiBi and dropout.
+            which this shard begins. It shifts masks, ALiBi and dropout. Or ``[b, 5]``: these
+            numbers for each sequence, and what is added to column - row of its diagonal (CPU only).
         return_lse: also return LSE, the natural logarithm of the softmax's denominator: float32
             (float64 where q is float64) ``[b, heads_q, s_q]``, "thd" ``[tokens, heads_q]``; -inf
             for rows without keys.
