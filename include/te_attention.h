@@ -246,6 +246,10 @@ typedef struct tea_run {
   /* Added to column - row of the diagonal, from -2^40 to 2^40: moves causal masks, windows and
      ALiBi, but not dropout. 0 with an origin_stride. */
   int64_t shift;
+  /* Backward: 1: O and LSE are of more keys than those of this run, whose results were merged. In
+     fp64 dO . O is then taken from O, else from the probabilities of all keys. */
+  int32_t partial;
+  int32_t reserved; /* zero */
 } tea_run;
 
 /* Exact counts for one execution; a multiply and an add are two operations. */

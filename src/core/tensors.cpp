@@ -162,7 +162,7 @@ constexpr bool in_order() {
   return std::size(kTensors) == TEA_TENSOR_COUNT;
 }
 static_assert(in_order(), "kTensors must list every index of tea_tensor, in order");
-static_assert(sizeof(tea_run) == 184, "the layout of tea_run is frozen; it may only grow");
+static_assert(sizeof(tea_run) == 192, "the layout of tea_run is frozen; it may only grow");
 
 // The required alignment of a tensor's address. The alignment field of the problem applies to the
 // tensors that have its dtypes.
@@ -351,6 +351,8 @@ Run import_run(const Problem& p, const Checks& checks, const tea_run* caller, Di
               from.workspace, "memory aligned to 256 bytes");
   require_origin("run.", from.origin, from.origin_device);
   check_shift(from);
+  TEA_REQUIRE(from.partial == 0 || from.partial == 1, "run.partial", from.partial, "0 or 1");
+  TEA_REQUIRE(from.reserved == 0, "run.reserved", from.reserved, "0");
   TEA_REQUIRE(is_aligned(from.status, sizeof *from.status), "run.status", "not aligned",
               "an address that is a multiple of 4");
   TEA_REQUIRE(from.parallel_for || !from.parallel_context, "run.parallel_context",
@@ -360,6 +362,7 @@ Run import_run(const Problem& p, const Checks& checks, const tea_run* caller, Di
   std::memcpy(run.origin, from.origin, sizeof run.origin);
   run.origin_device = from.origin_device, run.status = from.status;
   run.origin_stride = from.origin_stride, run.shift = from.shift;
+  run.partial = from.partial;
   run.parallel_for = from.parallel_for, run.parallel_context = from.parallel_context;
   run.threads = from.threads;
   return run;

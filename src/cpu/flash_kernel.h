@@ -570,7 +570,7 @@ void backward(const View& view, const RowBlock& block, Gradients<Real>& g, Real*
       body();
     }
   };
-  if constexpr (sizeof(Real) == 8) {
+  if (sizeof(Real) == 8 && !view.run.partial) {
     load_lse(view, block, t);
     std::fill_n(t.delta, kRows, Real{0});
     for_each_tile([&] { add_delta(p, t); });

@@ -277,7 +277,7 @@ class Backward {
   // dO . O. In fp64 as the sum of P . dP: where one key has nearly the whole of P, dP - dO . O is
   // small, and a product with the rounded O would leave nothing of it.
   double delta_of(const Item& item, const Head& head, const RowAt& at, Columns c, double lse) {
-    if (p_.dtype != TEA_FP64) {
+    if (p_.dtype != TEA_FP64 || view_.run.partial) {
       view_.load(view_.rows(TEA_O), at, view_.scalar(TEA_O_SCALE_INV), o_);
       return dot(dout_, o_);
     }

@@ -310,6 +310,7 @@ void Description::describe_origin() {
   if (in_.origin->rank == 2) {
     require_shape("origin", *in_.origin, {2, {batch_, kNumbers}},
                   "batch, head, row, column, shift of each sequence: int64 ");
+    if (in_.origin->elements() == 0) return;  // no sequence, and no memory
     run.origin_stride = kNumbers;
   } else {
     require_shape("origin", *in_.origin, {1, {4}}, "batch, head, row, column: int64 ");

@@ -311,6 +311,7 @@ void part_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
   call.problem().o_dtype = dtype_of(incoming.o);
   call.problem().dout_dtype = dtype_of(incoming.dout);
   call.problem().dqkv_dtype = dtype_of(dq);
+  call.set_partial();
   const auto [dbias, dsink] = differentiate(incoming, arguments, call, {dq, dk, dv});
   give(stack, or_empty(dbias, dq), or_empty(dsink, dq));
 }

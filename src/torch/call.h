@@ -38,6 +38,8 @@ class Call {
   // One direction, with workspace from PyTorch's allocator.
   void forward() { run(tea_forward, true); }
   void backward() { run(tea_backward, false); }
+  // O and LSE of backward are of more keys than those of this call.
+  void set_partial() { description_.run.partial = 1; }
   std::string explain();  // the problem's line, then the answer of each engine
 
  private:

@@ -106,6 +106,7 @@ INSTANTIATE_TEST_SUITE_P(
         Row{kRagged, [](Call& c) { c.run.max_q = INT64_MAX; }, "is larger than 2^60", "a smaller"},
         Row{kRagged, [](Call& c) { c.run.tokens_kv = INT64_MAX; }, "is larger than 2^60",
             "a smaller extent"},
+        Row{kDense, [](Call& c) { c.run.partial = 2; }, "run.partial is 2", "0 or 1"},
         Row{kDense, [](Call& c) { c.run.origin_stride = 5; }, "run.origin_stride is 5",
             "0 without origin_device"},
         Row{kDense,

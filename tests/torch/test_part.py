@@ -52,6 +52,25 @@ def test_forward_writes_into_slices() -> None:
         assert (o[:, outside] == 7).all() and (lse[..., outside] == 7).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_parts_of_the_keys_add_up(dtype: torch.dtype) -> None:
+    q, k, v = (t.requires_grad_() for t in tensors(dtype))
+    o, lse = attention(q, k, v, format="bshd", return_lse=True)
+    dout, dlse = torch.randn_like(o), torch.randn_like(lse)
+    wanted = torch.autograd.grad([o, lse], [q, k, v], [dout, dlse])
+    with torch.no_grad():
+        total = [torch.zeros_like(t) for t in (q, k, v)]
+        for keys in (slice(8), slice(8, None)):
+            some = (q, k[:, keys], v[:, keys])
+            grads = [torch.empty_like(t) for t in some]
+            arguments = Arguments(*some, "bshd", "none", True)
+            OPS.part_backward(*grads, dout, dlse, o, lse, False, False, *arguments)
+            for to, part in zip((total[0], *(t[:, keys] for t in total[1:])), grads, strict=True):
+                to.add_(part)
+    for got, exact in zip(total, wanted, strict=True):
+        torch.testing.assert_close(got, exact)
+
+
 def test_each_sequence_has_its_origin_and_shift() -> None:
     q, k, v = tensors(torch.float32)
     origin = torch.tensor([[0, 0, 3, 1, 4], [0, 0, 0, 2, -1]])
