@@ -20,8 +20,10 @@ INTRO = (
     "count the visible half. All engines and peers of a row were timed in turns in one process on "
     "the same tensors, and each ratio is the median over those turns.",
     "`hopper`, `portable` and `cudnn` are engines of this library (`cudnn` calls NVIDIA's library);"
-    " FA2 and cuDNN are PyTorch's back ends. `hopper` has no backward pass of its own: plans for "
-    "training continue with `portable`, or as `hopper-cudnn` with cuDNN.",
+    " FA2 and cuDNN are PyTorch's back ends. `hopper` trains up to 128 dimensions "
+    "([backward](kernels/hopper-backward.md)); other plans for training continue with "
+    "`portable`, or as `hopper-cudnn` with cuDNN. The tables below are older than that "
+    "backward pass.",
     "[How to measure](../bench/README.md). Why the figures are what they are: "
     "[hopper](kernels/hopper-forward.md), [portable](kernels/portable.md), "
     "[cudnn](kernels/cudnn.md), [cpu](kernels/cpu.md), "

@@ -24,7 +24,9 @@ struct HopperThenPortable final : Executable {
 
 Attempt plan_hopper(const Problem& problem, const Device& device) {
   Attempt forward = hopper::plan(problem, device);
-  if (!problem.training || std::holds_alternative<Refusal>(forward)) return forward;
+  if (!problem.training || std::holds_alternative<Refusal>(forward) ||
+      hopper::backward_limit(problem).empty())
+    return forward;
   Attempt backward = portable::kPortable.attempt(problem, device);
   if (const auto* refusal = std::get_if<Refusal>(&backward))
     return Refusal{"backward is by portable, which refuses: " + refusal->why};
@@ -33,8 +35,9 @@ Attempt plan_hopper(const Problem& problem, const Device& device) {
 }
 
 uint64_t hopper_workspace(const Problem& problem, const Geometry& size, Direction direction) {
-  return direction == Direction::kForward ? hopper::workspace(problem, size)
-                                          : portable::workspace(problem, size, direction);
+  const uint64_t own = hopper::workspace(problem, size, direction);
+  if (direction == Direction::kForward) return own;
+  return std::max(own, portable::workspace(problem, size, direction));
 }
 
 #if defined(TE_ATTENTION_CUDNN)

@@ -5,7 +5,7 @@
 
 namespace tea::composite {
 
-// Backward by the portable engine.
+// Backward by the Hopper kernels where they serve the problem, else by the portable engine.
 Attempt plan_hopper(const Problem& problem, const Device& device);
 uint64_t hopper_workspace(const Problem& problem, const Geometry& size, Direction direction);
 inline constexpr Engine kHopper{"hopper", hopper::known_fields, plan_hopper, hopper_workspace};

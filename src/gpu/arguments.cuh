@@ -17,6 +17,22 @@ TEA_HOST_DEVICE Sequence sequence_of(const SequenceLayout& layout, int64_t batch
   return padded_sequence(layout.cu_seqlens, batch, layout.max_seqlen);
 }
 
+// Whether some sequence contains a token of a ragged tensor. If starts ascend, as they do unless
+// the caller permuted the sequences, the binary search finds the right one.
+TEA_DEVICE bool is_in_some_sequence(const SequenceLayout& layout, int batch, int64_t token) {
+  const auto contains = [&](int b) {
+    const Sequence s = sequence_of(layout, b);
+    return token >= s.start && token < s.start + s.length;
+  };
+  const int32_t* const starts = layout.offsets ? layout.offsets : layout.cu_seqlens;
+  const auto likely = static_cast<int>(find_sequence(starts, batch, token));
+  if (likely >= 0 && contains(likely)) return true;
+#pragma unroll 1
+  for (int b = 0; b < batch; ++b)
+    if (contains(b)) return true;
+  return false;
+}
+
 // The position of the problem in the global one. dimension: 0 batch, 1 head, 2 row, 3 column.
 // *valid becomes false if the value had to be clamped.
 TEA_HOST_DEVICE int64_t origin_of(const AttentionArguments& args, int dimension, bool* valid) {

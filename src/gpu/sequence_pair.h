@@ -31,4 +31,11 @@ TEA_HOST_DEVICE SequencePair make_sequence_pair(const MaskRule& mask, int64_t ba
   return pair;
 }
 
+// The rows that attend to some key.
+TEA_HOST_DEVICE Columns attending_rows(const SequencePair& pair) {
+  if (pair.kv.length == 0) return {0, 0};
+  const int64_t begin = -pair.band.hi, end = pair.kv.length - pair.band.lo;
+  return {begin > 0 ? begin : 0, end < pair.q.length ? end : pair.q.length};
+}
+
 }  // namespace tea

@@ -4,6 +4,7 @@
 
 #include "core/driver.h"
 #include "core/error.h"
+#include "hopper/backward/backward.h"
 #include "hopper/forward/config.h"
 #include "hopper/forward/forward.h"
 
@@ -29,29 +30,37 @@ struct Hopper : Executable {
 
   void forward(const Run& run) const override {
     if (!run.tensor[TEA_Q]) return;  // no query row
+    require_seqlens(run);
+    const driver::OnDevice current(device);
+    require_success(hopper::forward(make_arguments(problem, run), run.stream));
+  }
+  void backward(const Run& run) const override {
+    require_seqlens(run);
+    const driver::OnDevice current(device);
+    require_success(backward::run(make_arguments(problem, run), run.stream));
+  }
+
+ private:
+  static void require_seqlens(const Run& run) {
     require_seqlen(run.size.max_q, "the longest query sequence");
     require_seqlen(run.size.max_kv, "the longest key sequence");
     require_seqlen(run.size.tokens_q, "run.tokens_q");
     require_seqlen(run.size.tokens_kv, "run.tokens_kv");
-    const driver::OnDevice current(device);
-    const Outcome outcome = hopper::forward(make_arguments(problem, run), run.stream);
+  }
+  static void require_success(const Outcome& outcome) {
     if (outcome.code)
       throw Error(TEA_FAILED, "hopper: " + std::string(outcome.what) + ": " + outcome.text);
-  }
-  void backward(const Run&) const override {
-    throw Error(TEA_UNSUPPORTED, "hopper has no backward pass of its own");
   }
 };
 
 // ----------------------------------------------------------------------------------------- plan
 
 // The first stride that TMA cannot address, as text; empty if there is none.
-std::string bad_stride(const Problem& p) {
-  const Geometry size = default_geometry(p);
-  const struct {
-    const char* name;
-    const tea_strides& s;
-  } rows[] = {{"q", size.q}, {"k", size.k}, {"v", size.v}, {"o", size.o}};
+struct NamedStrides {
+  const char* name;
+  const tea_strides& s;
+};
+std::string bad_stride(std::initializer_list<NamedStrides> rows) {
   for (const auto& row : rows)
     for (const int64_t stride : {row.s.batch, row.s.seq, row.s.head})
       if (stride % 8 || stride >= int64_t{1} << 39)
@@ -119,7 +128,9 @@ Attempt plan(const Problem& p, const Device& device) {
                 "seqlen_q is " + shown(p.seqlen_q) + "; needs at most 2^30");
   TEA_REFUSE_IF(p.seqlen_kv > kMaxSeqlen,
                 "seqlen_kv is " + shown(p.seqlen_kv) + "; needs at most 2^30");
-  const std::string stride = bad_stride(p);
+  const Geometry size = default_geometry(p);
+  const std::string stride =
+      bad_stride({{"q", size.q}, {"k", size.k}, {"v", size.v}, {"o", size.o}});
   TEA_REFUSE_IF(!stride.empty(), stride);
   auto ready = std::make_unique<Hopper>(p, device.index);
   if (p.q_form != TEA_RAGGED && p.seqlen_q < kFewRows)
@@ -127,11 +138,23 @@ Attempt plan(const Problem& p, const Device& device) {
   return ready;
 }
 
-uint64_t workspace(const Problem& p, const Geometry& size) {
+std::string backward_limit(const Problem& p) {
+  const Geometry size = default_geometry(p);
+  const std::string stride =
+      bad_stride({{"dout", size.dout}, {"dq", size.dq}, {"dk", size.dk}, {"dv", size.dv}});
+  if (!stride.empty()) return stride;
+  Run run{};
+  run.size = size;
+  return backward::limit(make_arguments(p, run));
+}
+
+uint64_t workspace(const Problem& p, const Geometry& size, Direction direction) {
   if (p.dtype != TEA_FP16 && p.dtype != TEA_BF16) return 0;
   Run run{};
   run.size = size;
   const AttentionArguments args = make_arguments(p, run);
+  if (direction == Direction::kBackward)
+    return backward::limit(args).empty() ? backward::workspace_bytes(args) : 0;
   const Selection selected = select_kernel(args);
   return selected.tile >= 0 && needs_tile_counter(args, selected) ? kCounterBytes : 0;
 }

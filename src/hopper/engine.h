@@ -1,14 +1,17 @@
-// The engine for GPUs of compute capability 9.0: the forward pass for 16-bit types, without paged
-// KV and FP8. Another engine runs the backward pass of plans for training.
+// The engine for GPUs of compute capability 9.0, for 16-bit types, without paged KV and FP8.
+// Another engine runs the backward pass of problems that its own kernels do not serve.
 #pragma once
 #include "core/engine.h"
 
 namespace tea::hopper {
 
-// The Executable does forward only. Of what the problem says of gradients nothing is used.
+// The Executable does backward only if backward_limit() is empty. Of what the problem says of
+// gradients, nothing else is used.
 Attempt plan(const Problem& problem, const Device& device);
-// Of forward.
-uint64_t workspace(const Problem& problem, const Geometry& size);
+uint64_t workspace(const Problem& problem, const Geometry& size, Direction direction);
+
+// Why the backward kernels do not serve a problem; empty if they do.
+std::string backward_limit(const Problem& problem);
 
 // The fields of a Problem that it understands.
 std::span<const Known> known_fields();

@@ -8,6 +8,7 @@
 #include "composite/hopper.h"
 #include "core/registry.h"
 #include "kit/answer.h"
+#include "portable/engine.h"
 
 namespace tea::composite {
 namespace {
@@ -27,8 +28,11 @@ TEST(CompositeHopper, TrainsOnEveryOptionOfThePortableEngine) {
 TEST(CompositeHopper, NeedsTheWorkspaceOfTheEngineOfEachDirection) {
   const Problem p = Problem::parse(std::string(kSizes) + "causal=1 training=1");
   const Geometry size = default_geometry(p);
-  EXPECT_EQ(hopper_workspace(p, size, Direction::kForward), hopper::workspace(p, size));
-  EXPECT_GT(hopper_workspace(p, size, Direction::kBackward), 0u);
+  EXPECT_EQ(hopper_workspace(p, size, Direction::kForward),
+            hopper::workspace(p, size, Direction::kForward));
+  EXPECT_EQ(hopper_workspace(p, size, Direction::kBackward),
+            std::max(hopper::workspace(p, size, Direction::kBackward),
+                     portable::workspace(p, size, Direction::kBackward)));
 }
 
 // The faster engine comes first, and each refusal has a reason.

@@ -163,6 +163,18 @@ TEST(CudnnFaster, HoldsForWhatWasMeasured) {
   EXPECT_FALSE(has_row(p, rows));
 }
 
+TEST(CudnnFaster, DistinguishesMasksAndSharedHeads) {
+  constexpr Faster full[] = {{90, 91900, 91900, 128, 128, 64, 1, Which::kFull}};
+  constexpr Faster shared[] = {{90, 91900, 91900, 128, 128, 64, 1, Which::kSharedHeads}};
+  const Problem p = square();
+  EXPECT_TRUE(has_row(p, full));
+  EXPECT_FALSE(has_row(square("training=1 causal=1"), full));
+  EXPECT_FALSE(has_row(p, shared));
+  Problem grouped = p;
+  grouped.heads_kv = grouped.heads_q / 2;
+  EXPECT_TRUE(has_row(grouped, shared));
+}
+
 TEST(CudnnFaster, SaysWhyBackwardIsNotCudnns) {
   const auto why = [](const Problem& p) { return std::get<Refusal>(plan_backward(p, kH200)).why; };
   EXPECT_TRUE(starts_with(why(square("training=1 window_left=9")), "it has options"));

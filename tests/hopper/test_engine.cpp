@@ -19,7 +19,7 @@ std::string answer(const std::string& more, const Device& device = kH200,
 
 uint64_t bytes(const std::string& text) {
   const Problem p = Problem::parse(text);
-  return workspace(p, default_geometry(p));
+  return workspace(p, default_geometry(p), Direction::kForward);
 }
 
 TEST(HopperEngine, TakesEveryOptionOfForward) {
@@ -62,6 +62,33 @@ TEST(HopperEngine, RefusesWhatTheCopyEngineCannotAddress) {
   EXPECT_EQ(answer("alignment=8"), "alignment is 8; needs 16 or more");
   EXPECT_EQ(answer("", kH200, "dtype=fp16 dim_qk=264"),
             "dim_qk is 264 and dim_v 264; needs at most 256");
+}
+
+TEST(HopperEngine, SaysWhichBackwardPassesItsKernelsDoNotServe) {
+  const auto limit = [](const std::string& more) {
+    return backward_limit(Problem::parse("dtype=bf16 training=1" + std::string(kSizes) + more));
+  };
+  EXPECT_EQ(limit("dim_qk=128 causal=1 window_left=9 deterministic=1"), "");
+  EXPECT_EQ(limit("dim_qk=64 dim_v=80 q_form=padded softmax=learnable lse_gradient=1"), "");
+  EXPECT_EQ(limit("dim_qk=136"), "dim_qk is 136 and dim_v 136; needs at most 128");
+  EXPECT_EQ(limit("dim_qk=64 bias=post_scale"),
+            "the problem has a bias, ALiBi or a soft cap; needs none");
+  EXPECT_EQ(limit("dim_qk=64 dropout=0.1"), "the problem has dropout; needs none");
+  EXPECT_EQ(limit("dim_qk=64 dk=65540,128,64"),
+            "a stride of dk is 65540; needs a multiple of 8, less than 2^39");
+}
+
+// A unit of 16 KiB for each 64 x 64 elements of dQ, and little else.
+TEST(HopperEngine, NeedsMemoryOfBackwardThatIsLinearInTheRows) {
+  const auto bytes = [](int rows) {
+    const Problem p = Problem::parse(
+        "dtype=bf16 training=1 batch=1 heads_q=16 heads_kv=16 dim_qk=128 "
+        "seqlen_kv=16384 seqlen_q=" +
+        std::to_string(rows));
+    return workspace(p, default_geometry(p), Direction::kBackward);
+  };
+  EXPECT_LE(bytes(16384), uint64_t{140} << 20);
+  EXPECT_NEAR(static_cast<double>(bytes(32768)) / static_cast<double>(bytes(16384)), 2, 0.01);
 }
 
 TEST(HopperEngine, NeedsMemoryOnlyForTheCounterOfUnequalTiles) {

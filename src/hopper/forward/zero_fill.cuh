@@ -22,22 +22,6 @@ struct ZeroFillWarps {
     if (!valid) report_status(args, TEA_STATUS_BAD_ORIGIN);
   }
 
-  TEA_DEVICE bool contains(int batch, int64_t token) const {
-    const Sequence s = sequence_of(args.queries, batch);
-    return token >= s.start && token < s.start + s.length;
-  }
-  // If starts ascend, as they do unless the caller permuted the sequences, the binary search finds
-  // the right one.
-  TEA_DEVICE bool in_some_sequence(int64_t token) const {
-    const int32_t* starts = args.queries.offsets ? args.queries.offsets : args.queries.cu_seqlens;
-    const auto likely = static_cast<int>(find_sequence(starts, num_sequences(), token));
-    if (likely >= 0 && contains(likely, token)) return true;
-#pragma unroll 1
-    for (int i = 0; i < num_sequences(); ++i)
-      if (contains(i, token)) return true;
-    return false;
-  }
-
   // Clears one row of O, LSE, MAX and SUM_EXP, of all heads. Called by a warp.
   TEA_DEVICE void clear_row(int64_t batch, int64_t row) const {
     const int chunks = args.dim_v / 8;  // of 16 bytes
@@ -78,7 +62,8 @@ struct ZeroFillWarps {
     const auto tokens = static_cast<int>(args.queries.tokens);
     for (int base = first - lane(); base < tokens; base += step) {
       const int mine = base + lane();
-      const bool outside = mine < tokens && !in_some_sequence(mine);
+      const bool outside =
+          mine < tokens && !is_in_some_sequence(args.queries, num_sequences(), mine);
       for (uint32_t left = __ballot_sync(0xffffffff, outside); left; left &= left - 1)
         clear_row(0, base + __ffs(static_cast<int>(left)) - 1);
     }

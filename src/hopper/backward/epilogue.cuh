@@ -1,0 +1,223 @@
+// What leaves a CTA. Consumers hand units of dQ to the store warps through staging buffers, in
+// pairs: one buffer of each consumer. The store warps, which take pairs alternately, add the units
+// to global memory in the order of the key blocks. Consumers store dV and dK themselves at the end
+// of a tile, unless several tiles share the key block: then these too are added, in the order of
+// the parts. Units that have received their last contribution are converted elsewhere
+// (postprocess.cuh).
+#pragma once
+#include "hopper/backward/load.cuh"
+#include "hopper/device/accumulator.cuh"
+#include "hopper/device/ordered_sum.cuh"
+#include "hopper/device/quad_transpose.cuh"
+
+namespace tea::hopper::backward {
+
+// The consumers' side.
+template <KernelConfig C>
+struct Epilogue {
+  using T = Traits<C>;
+
+  const KernelParams& p;
+  typename T::SharedStorage& s;
+  const int consumer;
+  PipelineState<T::kStagingStages> state{};
+  using Gradient = float[T::kDim / 2];
+
+  // The staging buffers are used by the consumers alternately.
+  TEA_DEVICE void start() {
+    if (consumer == 1) state.advance();
+  }
+  TEA_DEVICE uint8_t* acquire() {
+    s.pipeline_staging.producer_acquire(state);
+    return s.staging[state.stage];
+  }
+  TEA_DEVICE void publish() {
+    fence_proxy_async();  // by each writing thread, before the barrier that lets TMA read
+    __syncwarp();
+    if (lane() == 0) arrive(s.pipeline_staging.full[state.stage]);
+    state.advance();
+    state.advance();
+  }
+  // Stages 64 x 64 sums: elements kFirst to kFirst + 31 of an accumulator.
+  template <int kFirst = 0, int kCount>
+  TEA_DEVICE void stage_unit(const float (&x)[kCount]) {
+    float4* const to = reinterpret_cast<float4*>(acquire()) + threadIdx.x % 128;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int i = kFirst + 4 * j;
+      to[128 * j] = float4{x[i], x[i + 1], x[i + 2], x[i + 3]};
+    }
+    publish();
+  }
+  // Stores dV or dK of this consumer's keys, or stages them if several tiles share the key block.
+  TEA_DEVICE void store_gradient(const Gradient& x, const WorkTile& w, const StridedTensor& to,
+                                 int dim, float factor) {
+    if (p.parts > 1) {
+      stage_unit(x);
+      if constexpr (T::kSlabs == 2) stage_unit<32>(x);
+    } else {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) store_row(x, w, to, dim, factor, r);
+    }
+  }
+  // One of the thread's rows, together with the other lanes of its quad: eight columns each.
+  TEA_DEVICE void store_row(const Gradient& x, const WorkTile& w, const StridedTensor& to, int dim,
+                            float factor, int r) {
+    const int key = w.first_key + 64 * consumer + accumulator_row(2 * r), column = lane() % 4 * 8;
+    uint16_t* const row = static_cast<uint16_t*>(to.data) + T::batch_of(p.args.keys, w) * to.batch +
+                          w.head_kv * to.head + int64_t{w.start_kv + key} * to.seq + column;
+#pragma unroll
+    for (int c = 0; c < T::kDim / 32; ++c) {
+      uint32_t a[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int i = 16 * c + 4 * j + 2 * r;
+        a[j] = pack<C.type>(x[i] * factor, x[i + 1] * factor);
+      }
+      transpose_quad(a);
+      if (key < w.keys && 32 * c + column < dim)
+        *reinterpret_cast<uint4*>(row + 32 * c) = {a[0], a[1], a[2], a[3]};
+    }
+  }
+};
+
+// One of the store warps. Run by one thread.
+template <KernelConfig C>
+struct StoreWarp {
+  using T = Traits<C>;
+  static constexpr int kBlockM = T::kBlockM;
+
+  const KernelParams& p;
+  typename T::SharedStorage& s;
+  const int number;
+  bool mine = number == 0;  // whether the next pair is this warp's
+  PipelineState<2> work_state{};
+  PipelineState<1> completed_state{};
+  PipelineState<T::kStagingStages> state[2] = {{0, 0}, {1, 0}};  // of the next pair
+
+  // Returns whether the next pair is this warp's; otherwise skips it.
+  TEA_DEVICE bool take_pair() {
+    mine = !mine;
+    if (mine) advance();
+    return !mine;
+  }
+  TEA_DEVICE void advance() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) state[i].advance(), state[i].advance();
+  }
+  TEA_DEVICE void wait_for_pair() {
+    s.pipeline_staging.consumer_wait(state[0]);
+    s.pipeline_staging.consumer_wait(state[1]);
+  }
+  TEA_DEVICE void release_pair() {
+    s.pipeline_staging.consumer_release(state[0]);
+    s.pipeline_staging.consumer_release(state[1]);
+    advance();
+  }
+  TEA_DEVICE void wait_for_turn(const uint32_t& order, uint32_t rank) {
+    if (rank > 0)
+      while (load_acquire(order) < rank) {
+      }
+  }
+  // Adds a pair of units, adjacent in memory from `unit` on, as contribution `rank` of `count`.
+  // completed(i) describes the conversion of unit i.
+  template <class Completed>
+  TEA_DEVICE void add_pair(float* sums, uint32_t* order, int rank, int count,
+                           Completed&& completed) {
+    wait_for_turn(*order, static_cast<uint32_t>(rank));
+    wait_for_pair();
+    fence_proxy_async_global();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float* const from = reinterpret_cast<const float*>(s.staging[state[i].stage]);
+      if (rank == 0)
+        bulk_store(sums + i * kUnitFloats, from, kUnitBytes);
+      else
+        bulk_reduce_add(sums + i * kUnitFloats, from, kUnitBytes);
+    }
+    bulk_commit();
+    bulk_wait<0>();
+    release_pair();
+    fence_proxy_async_global();
+    if (rank + 1 < count)
+      add_release(*order, 1);
+    else
+      complete(completed);
+  }
+  template <class Completed>
+  TEA_DEVICE void complete(Completed&& completed) {
+    Pipeline<1>& pipeline = s.pipeline_completed[number];
+    pipeline.producer_acquire(completed_state);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) s.completed_units[number][i] = completed(i);
+    arrive(pipeline.full[0]);
+    completed_state.advance();
+  }
+
+  TEA_DEVICE void add_dq(const WorkTile& w, int head, int block) {
+    if (!take_pair()) return;
+    const AttentionArguments& a = p.args;
+    const int row = block * kBlockM;
+    const Range keys = w.visible_key_blocks(row, kBlockM);
+    const int64_t pair = head * p.work.row_blocks.per_head + w.row_block + block;
+    float* const sums = p.work.dq + pair * (2 * kUnitFloats);
+    add_pair(sums, p.work.dq_order + pair, w.key_block_index - keys.begin, keys.end - keys.begin,
+             [&](int i) {
+               const int row_offset = kBlockM == 128 ? 64 * i : 0;
+               const int column = kBlockM == 128 ? 0 : 64 * i;
+               const int64_t at = T::batch_of(a.queries, w) * a.dq.batch + head * a.dq.head +
+                                  int64_t{w.start_q + row + row_offset} * a.dq.seq + column;
+               return CompletedUnit{sums + i * kUnitFloats,
+                                    static_cast<uint16_t*>(a.dq.data) + at,
+                                    a.dq.seq,
+                                    w.rows - row - row_offset,
+                                    a.dim_qk - column,
+                                    a.scale};
+             });
+  }
+  // Adds 64 columns of dV or dK: slab `slab` of both, dV's first.
+  TEA_DEVICE void add_gradient(const WorkTile& w, const StridedTensor& x, int dim, float factor,
+                               int slab, int column) {
+    if (!take_pair()) return;
+    const int64_t block = w.head_kv * p.work.key_blocks.per_head + w.key_block + w.key_block_index;
+    const int64_t pair = block * (2 * T::kSlabs) + slab;
+    float* const sums = p.work.dkv + pair * (2 * kUnitFloats);
+    add_pair(sums, p.work.dkv_order + pair, w.part, p.parts, [&](int i) {
+      const int key = w.first_key + 64 * i;
+      const int64_t at = T::batch_of(p.args.keys, w) * x.batch + w.head_kv * x.head +
+                         int64_t{w.start_kv + key} * x.seq + column;
+      return CompletedUnit{sums + i * kUnitFloats,
+                           static_cast<uint16_t*>(x.data) + at,
+                           x.seq,
+                           w.keys - key,
+                           dim - column,
+                           factor};
+    });
+  }
+  TEA_DEVICE void add_gradients(const WorkTile& w) {
+    const AttentionArguments& a = p.args;
+    if (p.parts == 1) return;  // the consumers store them
+#pragma unroll 1
+    for (int slab = 0; slab < 2 * T::kSlabs; ++slab) {
+      const bool is_v = slab < T::kSlabs;
+      add_gradient(w, is_v ? a.dv : a.dk, is_v ? a.dim_v : a.dim_qk, is_v ? 1.0f : a.scale, slab,
+                   slab % T::kSlabs * 64);
+    }
+  }
+  TEA_DEVICE void run() {
+    for (;;) {
+      const WorkTile& w = s.work.read(work_state);
+      if (w.head_kv < 0) break;
+      for (int head = w.first_head; head < w.last_head; ++head)
+        for (int block = w.row_blocks.end - 1; block >= w.row_blocks.begin; --block)
+          add_dq(w, head, block);
+      add_gradients(w);
+      s.work.pipeline.consumer_release(work_state);
+      work_state.advance();
+    }
+    bulk_wait<0>();
+    complete([](int) { return CompletedUnit{}; });  // tells the postprocessing to stop
+  }
+};
+
+}  // namespace tea::hopper::backward

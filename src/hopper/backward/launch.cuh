@@ -1,0 +1,69 @@
+// The launch of a backward kernel: tensor maps, parameters, grid.
+#pragma once
+#include <algorithm>
+
+#include "gpu/once.h"
+#include "hopper/backward/kernel.cuh"
+#include "hopper/backward/launch.h"
+#include "hopper/row_map.h"
+
+namespace tea::hopper::backward {
+namespace {
+
+// Fails if TMA cannot address a tensor.
+template <KernelConfig C>
+Outcome encode_maps(KernelParams* p) {
+  using T = Traits<C>;
+  const AttentionArguments& a = p->args;
+  const struct {
+    const char* what;
+    TensorMap* to;
+    const StridedTensor& x;
+    const SequenceLayout& layout;
+    int dim, heads, box_rows;
+  } tensors[] = {
+      {"cuTensorMapEncodeTiled of q", &p->q, a.q, a.queries, a.dim_qk, a.heads_q, T::kBlockM},
+      {"cuTensorMapEncodeTiled of k", &p->k, a.k, a.keys, a.dim_qk, a.heads_kv, kBlockN},
+      {"cuTensorMapEncodeTiled of v", &p->v, a.v, a.keys, a.dim_v, a.heads_kv, kBlockN},
+      {"cuTensorMapEncodeTiled of dout", &p->dout, a.dout, a.queries, a.dim_v, a.heads_q,
+       T::kBlockM},
+  };
+  for (const auto& t : tensors) {
+    // An empty tensor may be NULL. Nothing of it is accessed, but a map needs an address.
+    const void* const data = t.x.data ? t.x.data : a.q.data;
+    const int code = encode_rows(t.to, data, t.x, t.layout, t.dim, t.heads, a.batch, C.type,
+                                 T::kSwizzle, t.box_rows);
+    if (code) return failure(code, t.what);
+  }
+  return {};
+}
+
+}  // namespace
+
+template <int kTile, Type kType>
+Outcome launch(KernelParams* p, cudaStream_t stream) {
+  constexpr KernelConfig C = kKernelConfig<kTile, kType>;
+  constexpr int kSharedBytes = sizeof(typename Traits<C>::SharedStorage);
+  static OncePerDevice allowed;
+  const void* const kernel = reinterpret_cast<const void*>(backward_kernel<kTile, kType>);
+  int device = 0, sms = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  if (!allowed.done(device)) {
+    const cudaError_t code =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+    if (code != cudaSuccess) return failure(code, "cudaFuncSetAttribute");
+    allowed.mark(device);
+  }
+  if (const Outcome made = encode_maps<C>(p); made.code) return made;
+  // An upper bound where only the device knows the lengths.
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(std::clamp(p->order.count(), 1, sms));
+  config.blockDim = Traits<C>::kThreads;
+  config.dynamicSmemBytes = kSharedBytes, config.stream = stream;
+  void* arguments[] = {p};
+  const cudaError_t code = launch_dependent(kernel, config, arguments, true);
+  return code == cudaSuccess ? Outcome{} : failure(code, "the launch of the backward kernel");
+}
+
+}  // namespace tea::hopper::backward

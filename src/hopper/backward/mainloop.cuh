@@ -1,0 +1,248 @@
+// The mainloop of a consumer warpgroup, which has 64 keys of a tile: for each step, a block of
+// query rows of one head, it computes
+//
+//   S^T = K Q^T, dP^T = V dO^T           64 keys x block_m rows
+//   P = exp(scale S - LSE), dS = P (dP - delta)
+//   dV += P^T dO, dK += dS^T Q           P^T and dS^T are operands in registers
+//   dQ  = dS K                           64 x 64 of the step, with dS of both consumers' keys
+//
+// as FlashAttention-3 does (Shah et al., 2024). Scores are transposed, so that P^T and dS^T stay in
+// registers.
+#pragma once
+#include "hopper/backward/epilogue.cuh"
+#include "hopper/device/softmax.cuh"
+#include "hopper/device/wgmma.cuh"
+
+namespace tea::hopper::backward {
+
+// Sets the elements whose bit is clear to zero.
+template <int kCount>
+TEA_DEVICE void zero_columns(float (&d)[kCount], const uint32_t (&visible)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+#pragma unroll
+    for (int n = 0; n < kCount / 2; ++n)
+      if (!(visible[r] & 1u << n)) d[n / 2 * 4 + n % 2 + 2 * r] = 0;
+}
+
+template <KernelConfig C>
+struct Mainloop {
+  using T = Traits<C>;
+  static constexpr int kDim = T::kDim, kBlockM = T::kBlockM, kSlabBytes = T::kSlabBytes;
+  static constexpr int kScores = kBlockM / 2;  // per thread
+  static constexpr int kDsSlabBytes = kBlockM * kSlabBytes;
+  static constexpr int kDqBarrier = 1;  // named barrier: dS of both consumers has been written
+
+  using Scores = float[kScores];
+  using Gradient = float[kDim / 2];  // of K or V
+  using Operand = uint32_t[kBlockM / 16][4];
+
+  const KernelParams& p;
+  typename T::SharedStorage& s;
+  const int consumer;
+  PipelineState<2> work_state{};
+  PipelineState<2> step_state{};  // of Q, dO and dS
+  uint32_t tile_parity = 0;       // of K and V
+  Epilogue<C> epilogue{p, s, consumer};
+  static_assert(T::kQStages == 2 && T::kDoutStages == 2);
+
+  static TEA_DEVICE void release(Barrier& empty) {
+    if (lane() == 0) arrive(empty);
+  }
+
+  // Issues x = (this consumer's 64 rows of `keys`) (`rows`)^T.
+  TEA_DEVICE void gemm_scores(Scores& x, const uint8_t* keys, const uint8_t* rows) {
+    const uint64_t a = make_descriptor(keys + consumer * 64 * kSlabBytes, T::kSwizzle);
+    const uint64_t b = make_descriptor(rows, T::kSwizzle);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      const int slab = k / 4, at = k % 4 * 32;
+      wgmma<WgmmaShape{kBlockM, C.type, C.type}>(
+          x, advance_descriptor(a, slab * kBlockN * kSlabBytes + at),
+          advance_descriptor(b, slab * kBlockM * kSlabBytes + at), k > 0);
+    }
+    wgmma_commit();
+  }
+  // Issues x += a `rows`.
+  TEA_DEVICE void gemm_gradient(Gradient& x, const Operand& a, const uint8_t* rows) {
+    const uint64_t b = make_descriptor(rows, T::kSwizzle, kBlockM * kSlabBytes);
+    wgmma_fence_operand(x);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kBlockM / 16; ++k)
+      wgmma<WgmmaShape{kDim, C.type, C.type, Major::kK, Major::kMN}>(
+          x, a[k], advance_descriptor(b, k * 16 * kSlabBytes), true);
+    wgmma_commit();
+  }
+  // Issues this consumer's part of dQ: 64 columns if a step has 64 rows, else 64 rows.
+  TEA_DEVICE void gemm_dq(float (&x)[32]) {
+    constexpr bool kByRows = kBlockM == 128;
+    const uint8_t* const ds = s.ds[step_state.stage] + (kByRows ? consumer * 64 * kSlabBytes : 0);
+    const uint8_t* const k = s.k + (kByRows ? 0 : consumer * kBlockN * kSlabBytes);
+    const uint64_t a = make_descriptor(ds, T::kSwizzle);
+    const uint64_t b = make_descriptor(k, T::kSwizzle, kBlockN * kSlabBytes);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kBlockN / 16; ++i)
+      wgmma<WgmmaShape{64, C.type, C.type, Major::kK, Major::kMN}>(
+          x, advance_descriptor(a, i / 4 * kDsSlabBytes + i % 4 * 32),
+          advance_descriptor(b, i * 16 * kSlabBytes), i > 0);
+    wgmma_commit();
+  }
+
+  // One bit for each of the thread's rows of a block that attends to each of its two keys.
+  TEA_DEVICE void find_visible(uint32_t (&visible)[2], const WorkTile& w, int block) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int key = w.first_key + 64 * consumer + accumulator_row(2 * r);
+      const int first = key - block * kBlockM;
+      visible[r] = key < w.keys ? column_mask<kBlockM>(first - w.hi, first - w.lo + 1) : 0;
+    }
+  }
+  // Whether every row of a block attends to all of this consumer's keys. Rows past the end need no
+  // mask: their operands are zero, and so is their P.
+  TEA_DEVICE bool is_unmasked(const WorkTile& w, int block) {
+    const int key = w.first_key + 64 * consumer, row = block * kBlockM;
+    return key + 63 - row <= w.hi && key - (row + kBlockM - 1) >= w.lo && key + 64 <= w.keys;
+  }
+
+  // The values of `statistics` for the two rows of an accumulator's columns 8c.
+  static TEA_DEVICE float2 row_pair(const float (&statistics)[kBlockM], int c) {
+    return reinterpret_cast<const float2*>(statistics)[4 * c + lane() % 4];
+  }
+  // Scores become probabilities, exp2(scale_log2 * score - lse2). Rounding of large scores must not
+  // make one larger than 1.
+  TEA_DEVICE void compute_p(Scores& x, const float (&lse2)[kBlockM]) {
+#pragma unroll
+    for (int c = 0; c < kBlockM / 8; ++c) {
+      const float2 lse = row_pair(lse2, c);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float exponent = fmaf(x[4 * c + i], p.scale_log2, -(i % 2 ? lse.y : lse.x));
+        x[4 * c + i] = exp2_fast(min_nan(exponent, 0.0f));
+      }
+    }
+  }
+  TEA_DEVICE void compute_ds(Scores& dp, const Scores& probability, const float (&delta)[kBlockM]) {
+#pragma unroll
+    for (int c = 0; c < kBlockM / 8; ++c) {
+      const float2 d = row_pair(delta, c);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        dp[4 * c + i] = probability[4 * c + i] * (dp[4 * c + i] - (i % 2 ? d.y : d.x));
+    }
+  }
+  // Masked elements are zero. So is dS if the scale is: it may be too large for 16 bits, but its
+  // product with the scale is not.
+  TEA_DEVICE void adjust(Scores& probability, Scores& ds, const WorkTile& w, int block) {
+    uint32_t visible[2];
+    find_visible(visible, w, block);
+    zero_columns(probability, visible);
+    zero_columns(ds, visible);
+    const float factor = p.args.scale == 0 ? 0.0f : 1.0f;  // keeps NaN
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) ds[i] *= factor;
+  }
+  static TEA_DEVICE void to_operand(Operand& a, const Scores& x) {
+#pragma unroll
+    for (int c = 0; c < kBlockM / 16; ++c) accumulator_as_operand<C.type>(a[c], x, c);
+  }
+  // Keeps the wait that follows behind the computation of all probabilities: ptxas would move it
+  // between them. No probability is negative, so that nothing is ever stored.
+  TEA_DEVICE void wait_after_p(const Scores& probability) {
+    uint32_t any = 0;
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) any |= __float_as_uint(probability[i]);
+    asm volatile(
+        "{\n .reg .pred p;\n setp.lt.s32 p, %0, 0;\n @p st.shared.u32 [%1], 0;\n}\n" ::"r"(any),
+        "r"(shared_address(&s.never_written))
+        : "memory");
+  }
+  // Writes dS, transposed: its rows are query rows, its columns this consumer's keys.
+  TEA_DEVICE void write_ds(const Operand& a) {
+    const uint32_t to = shared_address(s.ds[step_state.stage]) + consumer * kDsSlabBytes;
+    const int at = warp_in_warpgroup() * 32 + lane() / 8 % 2 * 16;
+#pragma unroll
+    for (int c = 0; c < kBlockM / 16; ++c)
+      stmatrix_x4_trans(to + swizzled(T::kSwizzle, 16 * c + lane() / 16 * 8 + lane() % 8, at),
+                        a[c]);
+    fence_proxy_async();  // by each writing thread, before the barrier that lets wgmma read
+  }
+
+  // One step. `last`: of the tile.
+  TEA_DEVICE void step(Gradient& dk, Gradient& dv, const WorkTile& w, int block, bool last) {
+    Scores x, dp;
+    Operand pa, dsa;
+    const int stage = step_state.stage;
+    const bool adjusts = !is_unmasked(w, block) || p.args.scale == 0;
+    s.pipeline_q.consumer_wait(step_state);
+    gemm_scores(x, s.k, s.q[stage]);
+    s.pipeline_dout.consumer_wait(step_state);
+    gemm_scores(dp, s.v, s.dout[stage]);
+    wgmma_wait<1>();  // S
+    wgmma_fence_operand(x);
+    compute_p(x, s.statistics[stage][0]);
+    wait_after_p(x);
+    wgmma_wait<0>();
+    wgmma_fence_operand(dp);
+    if (last) release(s.pipeline_v.empty[0]);
+    compute_ds(dp, x, s.statistics[stage][1]);
+    // No wgmma is in flight here, which a branch would serialise.
+    if (adjusts) adjust(x, dp, w, block);
+    to_operand(pa, x);
+    to_operand(dsa, dp);
+    write_ds(dsa);
+    gemm_gradient(dv, pa, s.dout[stage]);
+    named_barrier_sync(kDqBarrier, 128 * T::kConsumers);
+    float dq[32];
+    gemm_dq(dq);
+    gemm_gradient(dk, dsa, s.q[stage]);
+    wgmma_wait<1>();  // dV and dQ
+    wgmma_fence_operand(dq);
+    wgmma_fence_operand(dv);
+    release(s.pipeline_dout.empty[stage]);
+    if (last) release(s.pipeline_k.empty[0]);
+    epilogue.stage_unit(dq);
+    wgmma_wait<0>();
+    wgmma_fence_operand(dk);
+    release(s.pipeline_q.empty[stage]);
+    step_state.advance();
+  }
+
+  TEA_DEVICE void compute_tile(const WorkTile& w) {
+    Gradient dk, dv;
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) dk[i] = dv[i] = 0;
+    // Otherwise the zeros would be written after the first wgmma has begun, and ptxas would
+    // serialise all of them.
+    wgmma_fence_operand(dk);
+    wgmma_fence_operand(dv);
+    wait(s.pipeline_k.full[0], tile_parity);
+    wait(s.pipeline_v.full[0], tile_parity);
+    const int blocks = w.row_blocks.end - w.row_blocks.begin;
+    const int steps = (w.last_head - w.first_head) * blocks;
+    int block = w.row_blocks.end - 1;
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) {
+      step(dk, dv, w, block, i + 1 == steps);
+      if (--block < w.row_blocks.begin) block += blocks;
+    }
+    epilogue.store_gradient(dv, w, p.args.dv, p.args.dim_v, 1.0f);
+    epilogue.store_gradient(dk, w, p.args.dk, p.args.dim_qk, p.args.scale);
+    s.work.pipeline.consumer_release(work_state);  // all threads, because all have read it
+    work_state.advance();
+    tile_parity ^= 1;
+  }
+
+  TEA_DEVICE void run() {
+    epilogue.start();
+    for (;;) {
+      const WorkTile& w = s.work.read(work_state);
+      if (w.head_kv < 0) break;
+      compute_tile(w);
+    }
+  }
+};
+
+}  // namespace tea::hopper::backward

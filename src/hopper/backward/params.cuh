@@ -1,0 +1,16 @@
+// The parameters of a backward kernel: the arguments and what the host derives from them.
+#pragma once
+#include "hopper/backward/work_tile.cuh"
+#include "hopper/device/tma.cuh"
+#include "hopper/forward/tile_order.cuh"
+
+namespace tea::hopper::backward {
+
+struct KernelParams : TileParams {
+  TensorMap q, k, v, dout;
+  TileOrder order;  // of dense keys; its heads are those of K, times `parts`
+  TileOrder::Divisors<FastDivisor> divisors;
+  float scale_log2;  // of the scores, times log2(e)
+};
+
+}  // namespace tea::hopper::backward

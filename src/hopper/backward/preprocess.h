@@ -1,0 +1,16 @@
+// What a backward run does row by row before its tiles, and the gradient of sinks after them.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include "hopper/backward/params.cuh"
+
+namespace tea::hopper::backward {
+
+// Writes the row statistics, zeroes the counters of the workspace and the gradients of rows and
+// keys that take no part in attention, and reports invalid metadata.
+Outcome launch_preprocess(const KernelParams& p, int tile, cudaStream_t stream);
+
+// dsink, from the row statistics.
+Outcome launch_sink_gradient(const KernelParams& p, int tile, cudaStream_t stream);
+
+}  // namespace tea::hopper::backward

@@ -1,0 +1,81 @@
+// The scheduler warp: finds the CTA's tiles and publishes their descriptors to the other roles.
+//
+// The tiles of a head are numbered in ascending order of their key blocks, and a CTA takes tiles in
+// ascending order of their numbers. A tile waits only for contributions of earlier key blocks of
+// the same head, which belong to tiles that some CTA has already taken: the unfinished tile with
+// the lowest number never waits, so that ordered accumulation cannot deadlock.
+#pragma once
+#include "gpu/dependent_launch.cuh"
+#include "hopper/backward/shared_memory.cuh"
+
+namespace tea::hopper::backward {
+
+template <KernelConfig C>
+struct SchedulerWarp {
+  using T = Traits<C>;
+
+  const KernelParams& p;
+  typename T::SharedStorage& s;
+  PipelineState<2> work_state{};
+  SequenceGroupSearch groups{};
+
+  TEA_DEVICE int enter_window(int batch) {
+    const int keys = bounds_of<T::kBlockM>(p, batch).keys;
+    s.window[batch % 32] = keys;
+    return (keys + kBlockN - 1) / kBlockN;
+  }
+  // Called by all lanes, with numbers that never decrease. Returns false beyond the last tile.
+  // TileOrder counts blocks from the longest tile on: here these are the first key blocks.
+  TEA_DEVICE bool find(int number, TileIndex& t) {
+    tea::hopper::TileIndex found;
+    if (p.args.keys.form == TEA_DENSE) {
+      if (number >= p.order.count()) return false;
+      found = p.order.at(number, p.divisors);
+      t = {p.order.row_blocks - 1 - found.row_block, found.head, found.batch};
+      return true;
+    }
+    const int together = p.order.sequences_at_once();
+    if (!groups.find(
+            number, static_cast<int>(p.args.batch), p.divisors.heads, together,
+            [&](int batch) { return enter_window(batch); }, found))
+      return false;
+    __syncwarp();  // the window was written by other lanes
+    const int blocks = (s.window[found.batch % 32] + kBlockN - 1) / kBlockN;
+    t = {blocks - 1 - found.row_block, found.head, found.batch};
+    return true;
+  }
+  TEA_DEVICE void publish() {
+    if (lane() == 0) arrive(s.work.pipeline.full[work_state.stage]);
+    work_state.advance();
+  }
+  // Publishes a tile and returns true, unless no row attends to its keys.
+  TEA_DEVICE bool publish(const TileIndex& t) {
+    s.work.pipeline.producer_acquire(work_state);
+    const SequenceBounds bounds = bounds_of<T::kBlockM>(p, t.batch);
+    if (t.key_block * kBlockN >= bounds.keys) return false;
+    if (lane() == 0) describe<T::kBlockM>(s.work.slot[work_state.stage], p, bounds, t);
+    publish();
+    return true;
+  }
+  TEA_DEVICE void run() {
+    int number = static_cast<int>(blockIdx.x);
+    uint32_t parity = 0;
+    TileIndex t;
+    while (find(number, t)) {
+      // The next number is fetched as late as possible: a tile that waits in this CTA while another
+      // one takes its successor would make that CTA wait.
+      if (publish(t)) {
+        wait(s.all_loads_issued, parity);
+        parity ^= 1;
+      }
+      if (lane() == 0) number = static_cast<int>(gridDim.x) + atomicAdd(p.work.next_tile, 1);
+      number = __shfl_sync(0xffffffff, number, 0);
+    }
+    launch_dependent_grids();
+    s.work.pipeline.producer_acquire(work_state);
+    if (lane() == 0) s.work.slot[work_state.stage].head_kv = -1;  // tells all roles to stop
+    publish();
+  }
+};
+
+}  // namespace tea::hopper::backward

@@ -1,0 +1,90 @@
+// The shapes of a kernel and its shared memory.
+//
+// Operands are stored in slabs one swizzle (64 elements) wide. dS has the rows of the query block
+// and one slab for each consumer's keys; there are two, so that one barrier in a step is enough:
+// a consumer writes dS of step i + 2 only after the barrier of step i + 1, before which all
+// products of step i have completed.
+#pragma once
+#include "hopper/backward/params.cuh"
+#include "hopper/device/pipeline.cuh"
+#include "hopper/device/work_queue.cuh"
+
+namespace tea::hopper::backward {
+
+// A unit of 64 x 64 sums that has received its last contribution, to be converted. Rows and columns
+// beyond `rows` and `columns` are not stored.
+struct CompletedUnit {
+  const float* from;
+  uint16_t* to;
+  int64_t row_stride;
+  int rows, columns;
+  float factor;
+};
+
+template <KernelConfig C>
+struct Traits {
+  static constexpr int kDim = C.tile.dim, kBlockM = C.tile.block_m;
+  static constexpr int kConsumers = 2, kStoreWarps = 2, kPostprocessWarps = 4;
+  static constexpr int kServiceThreads = 256, kThreads = kServiceThreads + 128 * kConsumers;
+  static constexpr int kQStages = C.tile.q_stages, kDoutStages = C.tile.dout_stages;
+  static constexpr int kStagingStages = C.tile.dq_stages;
+  static constexpr Swizzle kSwizzle = Swizzle::k128;
+  static constexpr int kSlabBytes = 128, kSlabDim = 64, kSlabs = kDim / kSlabDim;
+  static_assert(kDim % kSlabDim == 0 && (kBlockM == 64 || kBlockM == 128));
+  static_assert(kBlockM * kDim == 64 * 128, "dQ of a step is one unit for each consumer");
+  // Units of dV and dK that a consumer accumulates in memory if several tiles share a key block.
+  static constexpr int kUnitsPerTensor = kDim / 64;
+
+  struct SharedStorage {
+    alignas(1024) uint8_t k[kBlockN * kDim * 2];
+    alignas(1024) uint8_t v[kBlockN * kDim * 2];
+    alignas(1024) uint8_t q[kQStages][kBlockM * kDim * 2];
+    alignas(1024) uint8_t dout[kDoutStages][kBlockM * kDim * 2];
+    alignas(1024) uint8_t ds[2][kBlockM * kBlockN * 2];
+    // What consumers hand to the store warps: units of dQ, and of dV and dK if groups have parts.
+    alignas(1024) uint8_t staging[kStagingStages][kUnitBytes];
+    // Two pieces of a completed unit for each postprocess warp.
+    alignas(16) float pieces[kPostprocessWarps][2][16 * 32];
+    alignas(16) float statistics[kQStages][2][kBlockM];
+    Pipeline<1> pipeline_k, pipeline_v;
+    Pipeline<kQStages> pipeline_q;
+    Pipeline<kDoutStages> pipeline_dout;
+    Pipeline<kStagingStages> pipeline_staging;
+    Pipeline<1> pipeline_completed[kStoreWarps];
+    Barrier piece_loaded[kPostprocessWarps][2];
+    Barrier all_loads_issued;  // of a tile: its last step is about to begin
+    WorkQueue<WorkTile> work;
+    CompletedUnit completed_units[kStoreWarps][2];
+    int window[32];          // the scheduler warp's: keys of the sequences that it searches
+    uint32_t never_written;  // see Mainloop::wait_after_p()
+  };
+  static_assert(sizeof(SharedStorage) <= 227 * 1024, "the shared memory of a CTA on sm_90");
+
+  // Slabs that hold any of the first `dim` elements of a row.
+  static TEA_DEVICE int num_slabs(int dim) { return (dim + kSlabDim - 1) / kSlabDim; }
+
+  // The batch coordinate of a tensor map.
+  static TEA_DEVICE int batch_of(const SequenceLayout& layout, const WorkTile& w) {
+    return layout.form == TEA_RAGGED ? 0 : w.batch;
+  }
+
+  // Called by one thread. One thread fills stages of Q, K, V and dO, one thread of each consumer
+  // warp releases them; one thread of each warp of a consumer fills a staging buffer, a store
+  // warp's one thread releases it; consumers, the load warp's and the store warps' one thread
+  // release a work descriptor; two postprocess warps release a pair of completed units.
+  static TEA_DEVICE void init_pipelines(SharedStorage& s) {
+    s.pipeline_k.init(1, 4 * kConsumers);
+    s.pipeline_v.init(1, 4 * kConsumers);
+    s.pipeline_q.init(1, 4 * kConsumers);
+    s.pipeline_dout.init(1, 4 * kConsumers);
+    s.pipeline_staging.init(4, 1);
+    for (auto& pipeline : s.pipeline_completed) pipeline.init(1, 2);
+    for (auto& stages : s.piece_loaded)
+      for (auto& loaded : stages) init(loaded, 1);
+    init(s.all_loads_issued, 1);
+    s.work.pipeline.init(1, 128 * kConsumers + 1 + kStoreWarps);
+    fence_barrier_init();
+  }
+};
+
+}  // namespace tea::hopper::backward

@@ -1,0 +1,24 @@
+// Ordered accumulation in global memory: the CTAs that add to the same memory do so in an order
+// that a counter of the contributions received enforces, so that the bits of the sum do not depend
+// on timing. The contributions are bulk copies and reductions (device/tma.cuh), which the async
+// proxy performs.
+#pragma once
+#include "hopper/device/ptx.cuh"
+
+namespace tea::hopper {
+
+TEA_DEVICE uint32_t load_acquire(const uint32_t& from) {
+  uint32_t x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(x) : "l"(&from) : "memory");
+  return x;
+}
+TEA_DEVICE void add_release(uint32_t& to, uint32_t x) {
+  perturb();
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;\n" ::"l"(&to), "r"(x) : "memory");
+}
+// Orders accesses of global memory by the async proxy and by ordinary instructions.
+TEA_DEVICE void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;\n" ::: "memory");
+}
+
+}  // namespace tea::hopper

@@ -1,0 +1,130 @@
+// The tiles of the backward pass, from the scheduler's code compiled for the host: every pair of a
+// row and a key that attention has is in one step of one tile, and the contributions to a row block
+// are numbered without a gap, which ordered accumulation needs in order to end.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
+#include "hopper/backward/work_tile.cuh"
+
+namespace tea::hopper::backward {
+namespace {
+
+TileParams random_params(std::mt19937& generator, int parts) {
+  const auto between = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(generator);
+  };
+  TileParams p{};
+  AttentionArguments& a = p.args;
+  a.batch = 1, a.heads_q = 4 * parts, a.heads_kv = 2, a.dim_qk = a.dim_v = 64;
+  a.queries.max_seqlen = between(1, 1100), a.keys.max_seqlen = between(1, 1100);
+  a.mask = {between(0, 1), between(0, 1), between(0, 1) ? between(1, 600) : 0,
+            between(0, 1) ? between(1, 600) : 0};
+  for (int64_t& o : a.origin) o = between(0, 1) ? between(0, 300) : 0;
+  p.work = make_workspace(a, 0, parts, nullptr);
+  p.parts = FastDivisor(parts);
+  p.heads_per_tile = a.heads_q / (a.heads_kv * parts);
+  return p;
+}
+
+// The pairs of a row block and a key block that have a visible pair of a row and a key, by
+// definition.
+template <int kBlockM>
+std::set<std::pair<int, int>> visible_blocks(const SequenceBounds& b) {
+  std::set<std::pair<int, int>> blocks;
+  for (int row = 0; row < b.rows; ++row) {
+    const Columns keys = visible_columns({b.lo, b.hi}, row, b.keys);
+    for (int64_t key = keys.begin; key < keys.end; ++key)
+      blocks.insert({row / kBlockM, static_cast<int>(key) / kBlockN});
+  }
+  return blocks;
+}
+
+template <int kBlockM>
+void check(uint32_t seed) {
+  std::mt19937 generator(seed);
+  const TileParams p = random_params(generator, 1 << generator() % 3);
+  const SequenceBounds bounds = bounds_of<kBlockM>(p, 0);
+  const auto expected = visible_blocks<kBlockM>(bounds);
+  ASSERT_EQ(expected.empty(), bounds.keys == 0);
+
+  std::set<std::pair<int, int>> found;
+  std::map<int, int> next_rank;  // of a row block
+  for (int j = 0; j * kBlockN < bounds.keys; ++j) {
+    WorkTile w{};
+    describe<kBlockM>(w, p, bounds, {j, 0, 0});
+    ASSERT_LT(w.row_blocks.begin, w.row_blocks.end) << "key block " << j;
+    for (int m = w.row_blocks.begin; m < w.row_blocks.end; ++m) {
+      found.insert({m, j});
+      const Range keys = w.visible_key_blocks(m * kBlockM, kBlockM);
+      ASSERT_EQ(j - keys.begin, next_rank[m]++) << "key block " << j << ", row block " << m;
+      ASSERT_LT(j, keys.end);
+    }
+  }
+  ASSERT_EQ(found, expected);
+  WorkTile w{};
+  for (const auto& [m, contributions] : next_rank) {
+    describe<kBlockM>(w, p, bounds, {0, 0, 0});
+    const Range keys = w.visible_key_blocks(m * kBlockM, kBlockM);
+    ASSERT_EQ(contributions, keys.end - keys.begin) << "row block " << m;
+  }
+}
+
+TEST(HopperBackwardTiles, CoverEveryVisiblePairAndNumberContributionsWithoutGaps) {
+  for (uint32_t seed = 0; seed < 300 && !HasFatalFailure(); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    check<64>(seed);
+    check<128>(seed);
+  }
+}
+
+TEST(HopperBackwardTiles, GiveEveryQueryHeadToOneTileOfAKeyBlock) {
+  for (const int parts : {1, 2, 4}) {
+    std::mt19937 generator(7);
+    const TileParams p = random_params(generator, parts);
+    SequenceBounds bounds{};
+    bounds.rows = bounds.keys = 64, bounds.hi = 64, bounds.lo = -64;
+    std::vector<int> tiles(static_cast<size_t>(p.args.heads_q));
+    for (int t = 0; t < p.args.heads_kv * parts; ++t) {
+      WorkTile w{};
+      describe<64>(w, p, bounds, {0, t, 0});
+      for (int head = w.first_head; head < w.last_head; ++head) {
+        ++tiles[static_cast<size_t>(head)];
+        EXPECT_EQ(w.head_kv, head / (p.args.heads_q / p.args.heads_kv));
+      }
+    }
+    EXPECT_EQ(std::ranges::count(tiles, 1), p.args.heads_q) << parts << " parts";
+  }
+}
+
+// Sequences of a ragged tensor share no block, whatever their lengths are.
+TEST(HopperBackwardTiles, BlocksOfRaggedSequencesAreDisjoint) {
+  std::mt19937 generator(3);
+  for (int trial = 0; trial < 200; ++trial) {
+    const int batch = 1 + static_cast<int>(generator() % 9);
+    std::vector<int32_t> cu = {0};
+    for (int b = 0; b < batch; ++b)
+      cu.push_back(cu.back() + static_cast<int32_t>(generator() % 400) * (generator() % 4 != 0));
+    SequenceLayout layout{};
+    layout.form = TEA_RAGGED, layout.cu_seqlens = cu.data();
+    layout.tokens = cu.back() + static_cast<int64_t>(generator() % 70), layout.max_seqlen = 400;
+    for (const int block : {64, 128}) {
+      const Blocks blocks = make_blocks(layout, block, batch);
+      int64_t free = 0;
+      for (int b = 0; b < batch; ++b) {
+        const int64_t length = cu[static_cast<size_t>(b) + 1] - cu[static_cast<size_t>(b)];
+        if (length == 0) continue;
+        const int64_t first = blocks.first(layout, block, b, length);
+        ASSERT_GE(first, free);
+        free = first + (length + block - 1) / block;
+      }
+      ASSERT_LE(free, blocks.per_head);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tea::hopper::backward
