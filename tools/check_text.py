@@ -20,7 +20,7 @@ UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b(?!\([^)]+\): \S)")  # TODO(w
 # contain some of the terms below.
 CONVERTED = re.compile(
     r"README\.md$|docs/|bench/README\.md$|python/|packaging/|include/|"
-    r"src/(composite|core|frontend|gpu|hopper|math|nvte|ops|torch)/"
+    r"src/(composite|core|frontend|gpu|hopper|math|nvte|ops|portable|torch)/"
 )
 # Terms that are always rejected there, with the standard term. Whole words, in any case.
 REJECTED = {

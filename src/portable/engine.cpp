@@ -1,13 +1,13 @@
-// The plan of the portable engine: nothing to prepare, so that a first call costs no more than
-// others.
+// The plan of the portable engine. It prepares nothing, so that the first call costs no more than
+// later ones.
 #include "portable/engine.h"
 
 #include "core/driver.h"
 #include "core/error.h"
 #include "core/registry.h"
-#include "portable/backward.h"
-#include "portable/forward.h"
-#include "portable/limits.h"
+#include "portable/backward/backward.h"
+#include "portable/backward/limits.h"
+#include "portable/forward/forward.h"
 
 namespace tea::portable {
 namespace {

@@ -1,6 +1,6 @@
-// The engine for any GPU from sm_80 on: tiled attention on tensor cores that trains with every
-// option, in memory linear in the sequence lengths. It accepts every valid problem but double
-// precision and what limits.h names.
+// The engine for any GPU from sm_80 on: tiled attention on tensor cores, forward and backward, with
+// every option, in memory linear in the sequence lengths. It accepts every valid problem except for
+// double precision and sizes that exceed backward/limits.h.
 #pragma once
 #include "core/engine.h"
 
@@ -11,7 +11,7 @@ uint64_t workspace(const Problem& problem, const Geometry& size, Direction direc
 
 constexpr uint32_t kDtypes = below(7) & ~(1u << TEA_FP64);
 
-// The fields of a Problem that it understands.
+// The fields of a Problem that the engine supports, with their values.
 std::span<const Known> known_fields();
 
 inline constexpr Engine kPortable{"portable", known_fields, plan_portable, workspace};

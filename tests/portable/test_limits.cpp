@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
-#include "portable/backward.h"
+#include "portable/backward/backward.h"
+#include "portable/backward/limits.h"
 #include "portable/engine.h"
-#include "portable/limits.h"
 
 namespace tea::portable {
 namespace {

@@ -1,15 +1,16 @@
-// Elements between global memory and tiles or registers: the six formats, eight elements at a time.
+// Loads and stores of tensor elements of every format, and asynchronous copies of eight elements
+// to a tile in shared memory.
 #pragma once
 #include "gpu/arguments.h"
 #include "math/formats.h"
 #include "math/load_store.h"
-#include "portable/device/tile.cuh"
+#include "portable/device/shared_tile.cuh"
 
 namespace tea::portable {
 
-// Two E4M3 codes as two halves, exactly: the code's bits in place of a half's mean 2^-8 of its
-// value, but for the NaN of E4M3.
-TEA_DEVICE uint32_t halves_of_e4m3(uint32_t codes) {
+// Converts two E4M3 codes to two halves exactly. The bits of a code, at the position of a half's
+// exponent and significand, mean 2^-8 of the code's value, except for the NaN of E4M3.
+TEA_DEVICE uint32_t e4m3_to_halves(uint32_t codes) {
   const uint32_t low = codes & 0xFF, high = codes >> 8 & 0xFF;
   const uint32_t body = (low & 0x7F) << 7 | (high & 0x7F) << 23;
   uint32_t magnitude;
@@ -18,34 +19,34 @@ TEA_DEVICE uint32_t halves_of_e4m3(uint32_t codes) {
   if ((high & 0x7F) == 0x7F) magnitude = (magnitude & 0x0000FFFF) | 0x7E000000;
   return magnitude | (low & 0x80) << 8 | (high & 0x80) << 24;
 }
-// An E5M2 code is the upper half of a half.
-TEA_DEVICE uint32_t halves_of_e5m2(uint32_t codes) {
+// An E5M2 code is the upper byte of a half.
+TEA_DEVICE uint32_t e5m2_to_halves(uint32_t codes) {
   return (codes & 0xFF) << 8 | (codes & 0xFF00) << 16;
 }
-TEA_DEVICE uint32_t halves_of_fp8(uint32_t codes, int32_t dtype) {
-  return dtype == TEA_E4M3 ? halves_of_e4m3(codes) : halves_of_e5m2(codes);
+TEA_DEVICE uint32_t fp8_to_halves(uint32_t codes, int32_t dtype) {
+  return dtype == TEA_E4M3 ? e4m3_to_halves(codes) : e5m2_to_halves(codes);
 }
-TEA_DEVICE uint16_t half_of_fp8(uint8_t code, int32_t dtype) {
-  return static_cast<uint16_t>(halves_of_fp8(code, dtype));
+TEA_DEVICE uint16_t fp8_to_half(uint8_t code, int32_t dtype) {
+  return static_cast<uint16_t>(fp8_to_halves(code, dtype));
 }
 
-// Eight elements into a tile at (row, column), or zeros. `from` counts bytes to the first; wide:
-// Rows::wide. Copies may still be under way afterwards (commit_copies, wait_copies).
+// Copies eight elements to (row, column) of a tile asynchronously; unless valid, zeros. The tensor
+// must be vectorizable.
 template <int kDtype, int kDim>
-TEA_DEVICE void copy_eight(const Tile<kDtype, kDim>& tile, int row, int column, const char* from,
-                           bool valid) {
-  constexpr int kPieces = kElementBytes<kDtype> / 2;
+TEA_DEVICE void cp_async_8_elements(const SharedTile<kDtype, kDim>& tile, int row, int column,
+                                    const char* from, bool valid) {
+  constexpr int kChunks = kElementBytes<kDtype> / 2;
 #pragma unroll
-  for (int i = 0; i < kPieces; ++i)
-    copy_16(tile.piece(row, column * kElementBytes<kDtype> / 16 + i), from + 16 * i, valid);
+  for (int i = 0; i < kChunks; ++i)
+    cp_async_16(tile.chunk(row, column * kElementBytes<kDtype> / 16 + i), from + 16 * i, valid);
 }
 
-// The same in any alignment and for fp8 too, through registers.
+// The same through registers, for any alignment and for FP8 as well.
 template <int kDtype, int kDim>
-TEA_DEVICE void load_eight(const Tile<kDtype, kDim>& tile, int row, int column, const char* from,
-                           const StridedTensor& rows, bool valid) {
-  constexpr int kPieces = kElementBytes<kDtype> / 2;
-  uint32_t word[4 * kPieces] = {};
+TEA_DEVICE void load_8_elements(const SharedTile<kDtype, kDim>& tile, int row, int column,
+                                const char* from, const StridedTensor& rows, bool valid) {
+  constexpr int kChunks = kElementBytes<kDtype> / 2;
+  uint32_t word[4 * kChunks] = {};
   if (valid) {
     if (kDtype == TEA_FP16 && is_fp8(rows.dtype)) {
       uint2 codes = {};
@@ -58,10 +59,10 @@ TEA_DEVICE void load_eight(const Tile<kDtype, kDim>& tile, int row, int column, 
           codes.y |= uint32_t{code[4 + i]} << 8 * i;
         }
       }
-      word[0] = halves_of_fp8(codes.x, rows.dtype);
-      word[1] = halves_of_fp8(codes.x >> 16, rows.dtype);
-      word[2] = halves_of_fp8(codes.y, rows.dtype);
-      word[3] = halves_of_fp8(codes.y >> 16, rows.dtype);
+      word[0] = fp8_to_halves(codes.x, rows.dtype);
+      word[1] = fp8_to_halves(codes.x >> 16, rows.dtype);
+      word[2] = fp8_to_halves(codes.y, rows.dtype);
+      word[3] = fp8_to_halves(codes.y >> 16, rows.dtype);
     } else if constexpr (kDtype == TEA_FP32) {
       const auto* element = reinterpret_cast<const uint32_t*>(from);
 #pragma unroll
@@ -73,12 +74,12 @@ TEA_DEVICE void load_eight(const Tile<kDtype, kDim>& tile, int row, int column, 
     }
   }
 #pragma unroll
-  for (int i = 0; i < kPieces; ++i)
-    store_shared_16(tile.piece(row, column * kElementBytes<kDtype> / 16 + i),
+  for (int i = 0; i < kChunks; ++i)
+    store_shared_16(tile.chunk(row, column * kElementBytes<kDtype> / 16 + i),
                     {word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]});
 }
 
-// To nearest even, saturating.
+// Rounds to nearest even and saturates.
 TEA_DEVICE uint8_t to_fp8(float x, int32_t dtype) {
 #if __CUDA_ARCH__ >= 890
   uint16_t both;
@@ -93,7 +94,7 @@ TEA_DEVICE uint8_t to_fp8(float x, int32_t dtype) {
 #endif
 }
 
-// One element as a float; exact for every type but fp64.
+// Loads one element as a float, exactly for every type that the engine accepts.
 TEA_DEVICE float load_float(const void* data, int32_t dtype, int64_t index) {
   switch (dtype) {
     case TEA_FP16:
@@ -102,13 +103,13 @@ TEA_DEVICE float load_float(const void* data, int32_t dtype, int64_t index) {
       return bf16_decode(static_cast<const uint16_t*>(data)[index]);
     case TEA_E4M3:
     case TEA_E5M2:
-      return half_to_float(half_of_fp8(static_cast<const uint8_t*>(data)[index], dtype));
+      return half_to_float(fp8_to_half(static_cast<const uint8_t*>(data)[index], dtype));
     default:
       return static_cast<const float*>(data)[index];
   }
 }
 
-// A float rounded once to the type.
+// Rounds a float once to the type and stores it.
 TEA_DEVICE void store_float(void* data, int32_t dtype, int64_t index, float value) {
   switch (dtype) {
     case TEA_FP16:
@@ -126,9 +127,9 @@ TEA_DEVICE void store_float(void* data, int32_t dtype, int64_t index, float valu
   }
 }
 
-// As an fp8 type would hold it; other types keep the value.
+// Rounds to an FP8 type; for other types, returns the value.
 TEA_DEVICE float cast_fp8(float x, int32_t dtype) {
-  return is_fp8(dtype) ? half_to_float(half_of_fp8(to_fp8(x, dtype), dtype)) : x;
+  return is_fp8(dtype) ? half_to_float(fp8_to_half(to_fp8(x, dtype), dtype)) : x;
 }
 
 }  // namespace tea::portable

@@ -1,41 +1,41 @@
-// Words over PTX that this engine has beside those of src/gpu: asynchronous copies, accesses to
-// shared memory and matrix multiply-adds of a warp. One instruction each; from sm_80 on.
+// PTX wrappers in addition to those of src/gpu: cp.async, accesses to shared memory and mma.sync.
+// One instruction each; from sm_80 on.
 #pragma once
 #include "gpu/warp.cuh"
 #include "te_attention.h"
 
 namespace tea::portable {
 
-// The same value, of which the compiler knows nothing: what follows from it is computed where it is
-// used, not before a loop and kept in registers.
-TEA_DEVICE int64_t afresh(int64_t x) {
+// The same value, made opaque to the compiler: expressions of it are then computed where they are
+// used, instead of before a loop, where they would occupy registers.
+TEA_DEVICE int64_t opaque(int64_t x) {
   asm volatile("" : "+l"(x));
   return x;
 }
-// For the number of a thread or lane: it is not negative, so that its division by a power of two is
-// one shift.
-TEA_DEVICE int afresh_thread(int x) {
+// The same for the index of a thread or lane. It is not negative, so that its division by a power
+// of two is one shift.
+TEA_DEVICE int opaque_thread(int x) {
   asm volatile("" : "+r"(x));
   __builtin_assume(x >= 0 && x < 1024);
   return x;
 }
 
-// 16 bytes to shared memory, or 16 zeros: `from` is not read then.
-TEA_DEVICE void copy_16(uint32_t to, const void* from, bool valid) {
+// Copies 16 bytes to shared memory asynchronously; unless valid, 16 zeros, and `from` is not read.
+TEA_DEVICE void cp_async_16(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
                "r"(valid ? 16 : 0)
                : "memory");
 }
 // The same with 4 bytes.
-TEA_DEVICE void copy_4(uint32_t to, const void* from, bool valid) {
+TEA_DEVICE void cp_async_4(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from),
                "r"(valid ? 4 : 0)
                : "memory");
 }
-TEA_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-// Until at most this many of the thread's newest groups are under way.
+TEA_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+// Waits until at most kGroups of the thread's latest groups of copies are incomplete.
 template <int kGroups>
-TEA_DEVICE void wait_copies() {
+TEA_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kGroups) : "memory");
 }
 
@@ -72,11 +72,10 @@ TEA_DEVICE float2 load_shared_float2(uint32_t from) {
   return x;
 }
 
-// c += a b, 16x8x16, fp32 sums. (Volatile, so that loads of operands stay near their use. c goes in
-// and out apart: where it is zero no register is cleared.) The lane holds of c rows l/4 and l/4 +
-// 8, columns 2(l%4) and next.
+// c += a b with fp32 accumulation. Volatile, so that the loads of operands stay near their use. c
+// is a separate input and output: where it is zero, no register has to be cleared.
 template <int kDtype>
-TEA_DEVICE void multiply_16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+TEA_DEVICE void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   static_assert(kDtype == TEA_FP16 || kDtype == TEA_BF16);
   if constexpr (kDtype == TEA_BF16) {
     asm volatile(
@@ -94,8 +93,8 @@ TEA_DEVICE void multiply_16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, 
           "f"(c[2]), "f"(c[3]));
   }
 }
-// c += a b, 16x8x8, operands of 11 significant bits in the top of an fp32.
-TEA_DEVICE void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+// The same for TF32: operands have 11 significant bits, in the upper bits of an fp32.
+TEA_DEVICE void mma_m16n8k8_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%10, %11, %12, %13};\n"
@@ -103,21 +102,21 @@ TEA_DEVICE void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
         "f"(c[2]), "f"(c[3]));
 }
-// To 11 significant bits, to nearest.
+// Rounds to nearest, to 11 significant bits.
 TEA_DEVICE uint32_t round_tf32(float x) {
   uint32_t bits;
   asm("cvt.rna.tf32.f32 %0, %1;\n" : "=r"(bits) : "f"(x));
   return bits;
 }
 
-// The smaller one, or NaN where one is.
-TEA_DEVICE float smaller(float a, float b) {
+// The minimum, or NaN if either is NaN.
+TEA_DEVICE float min_or_nan(float a, float b) {
   float x;
   asm("min.NaN.f32 %0, %1, %2;\n" : "=f"(x) : "f"(a), "f"(b));
   return x;
 }
-// Adds to four floats in global memory, of which the first lies on a multiple of 16 bytes.
-TEA_DEVICE void add_4(float* to, float a, float b, float c, float d) {
+// Adds atomically to four floats in global memory, at a multiple of 16 bytes.
+TEA_DEVICE void red_add_4(float* to, float a, float b, float c, float d) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "f"(a), "f"(b), "f"(c),
                "f"(d)
@@ -127,7 +126,7 @@ TEA_DEVICE void add_4(float* to, float a, float b, float c, float d) {
 #endif
 }
 
-// Two floats as one register, the first in the low half, rounded to nearest even.
+// Rounds two floats to nearest even and packs them into one register, the first in the low half.
 template <int kDtype>
 TEA_DEVICE uint32_t pack(float low, float high) {
   static_assert(kDtype == TEA_FP16 || kDtype == TEA_BF16);
