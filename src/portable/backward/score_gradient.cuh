@@ -10,7 +10,7 @@ namespace tea::portable {
 struct BackwardScales {
   ScoreScale scores;
   float dp;               // dO V^T
-  float p_cast, ds_cast;  // P and dS, before they are rounded to FP8
+  float p_cast, ds_cast;  // P, only for FP8, and dS, before they are rounded to operands
   float ds;               // dS, before its amax is recorded
   float dq, dk, dv;       // the accumulators
 };
@@ -19,17 +19,26 @@ template <bool kPlain = false>
 TEA_DEVICE BackwardScales backward_scales(const AttentionArguments& args) {
   const Fp8Scales& s = args.fp8;
   if (kPlain || !is_fp8(args.q.dtype))
-    return {{1, args.scale}, 1, 1, 1, 1, args.scale, args.scale, kPlain ? 1.0f : args.keep_factor};
+    // With scale 0, dQ and dK are 0 whatever dS is. dS is multiplied by 0 as fp32, because it may
+    // exceed fp16: applied to the accumulators alone, the scale would make NaN of their infinities.
+    return {.scores = {1, args.scale},
+            .dp = 1,
+            .p_cast = 1,
+            .ds_cast = kPlain || args.scale != 0 ? 1.0f : 0.0f,
+            .ds = 1,
+            .dq = args.scale,
+            .dk = args.scale,
+            .dv = kPlain ? 1.0f : args.keep_factor};
   const float q = scalar_or_1(s.q_inv), k = scalar_or_1(s.k_inv), dout = scalar_or_1(s.dout_inv),
               dp = scalar_or_1(s.dp_inv);
-  return {{q * k, args.scale},
-          dout * scalar_or_1(s.v_inv),
-          scalar_or_1(s.s),
-          scalar_or_1(s.dp),
-          args.scale,
-          dp * k,
-          dp * q,
-          scalar_or_1(s.s_inv) * dout};
+  return {.scores = {q * k, args.scale},
+          .dp = dout * scalar_or_1(s.v_inv),
+          .p_cast = scalar_or_1(s.s),
+          .ds_cast = scalar_or_1(s.dp),
+          .ds = args.scale,
+          .dq = dp * k,
+          .dk = dp * q,
+          .dv = scalar_or_1(s.s_inv) * dout};
 }
 
 // The values of a query head that score modifications and dropout need.
@@ -112,7 +121,7 @@ struct ScoreGradient {
   }
   // dS as the operand of dQ = dS K and dK = dS^T Q. `amax`: updated for FP8.
   TEA_DEVICE float ds_operand(float ds, const BackwardScales& scales, float* amax) const {
-    if (!is_fp8(args.q.dtype)) return ds;
+    if (!is_fp8(args.q.dtype)) return ds * scales.ds_cast;
     const float scaled = ds * scales.ds;
     *amax = fmaxf(*amax, fabsf(scaled));
     return cast_fp8(scaled * scales.ds_cast, args.dp_dtype);
