@@ -36,6 +36,83 @@ __device__ Real over_block(const Real (&sums)[kSums], Real* side, const Combine&
   return value;
 }
 
+// Calls body(vector, elements from its first one on that are not masked) for each vector of a row.
+template <int kSize, class Body>
+__device__ __forceinline__ void for_each_vector(int bytes, int visible, const Body& body) {
+#pragma unroll 2
+  for (int v = threadIdx.x; v < bytes / 16; v += kThreads) body(v, visible - v * kSize);
+}
+
+// Softmax of one row in shared memory, in place.
+template <class Stored, class Real>
+__device__ __forceinline__ void forward_row(Stored* x, int bytes, int visible, double scale,
+                                            Real (&sides)[2][kThreads / kWarp]) {
+  using Vector = typename Stored::Numbers;
+  constexpr int kSize = Vector::kSize;
+  Real sums[kSums] = {};
+  const auto load = [&](int v, int left) {
+    Vector scores = x[v].numbers();
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) scores.x[i] *= static_cast<Real>(scale);
+    if (left < kSize)
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) scores.x[i] = i < left ? scores.x[i] : Real{-INFINITY};
+    return scores;
+  };
+  Real most[kSums] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+  for_each_vector<kSize>(bytes, visible, [&](int v, int left) {
+    const Vector scores = load(v, left);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) most[i % kSums] = Largest()(most[i % kSums], scores.x[i]);
+  });
+  const Real largest = over_block(most, sides[0], Largest());
+  for_each_vector<kSize>(bytes, visible, [&](int v, int left) {
+    const Vector scores = load(v, left);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) sums[i % kSums] += exponential(scores.x[i] - largest);
+  });
+  const Real factor = 1 / over_block(sums, sides[1], Plus());
+  for_each_vector<kSize>(bytes, visible, [&](int v, int left) {
+    Vector scores = load(v, left);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) scores.x[i] = exponential(scores.x[i] - largest) * factor;
+    Stored out;
+    out.set(scores);
+    if (left < kSize) out.end_at(left);
+    x[v] = out;
+  });
+}
+
+// The gradient of one row in shared memory, in place of dy.
+template <class Stored, class Real>
+__device__ __forceinline__ void backward_row(const Stored* x, Stored* dy, int bytes, int visible,
+                                             float scale, Real (&sides)[2][kThreads / kWarp]) {
+  using Vector = typename Stored::Numbers;
+  constexpr int kSize = Vector::kSize;
+  Real sums[kSums] = {};
+  const auto load = [&](const Stored& from, int left) {
+    Stored stored = from;
+    if (left < kSize) stored.end_at(left);
+    return stored.numbers();
+  };
+  for_each_vector<kSize>(bytes, visible, [&](int v, int left) {
+    const Vector y = load(x[v], left), d = load(dy[v], left);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) sums[i % kSums] += y.x[i] * d.x[i];
+  });
+  const Real sum = over_block(sums, sides[0], Plus());
+  for_each_vector<kSize>(bytes, visible, [&](int v, int left) {
+    const Vector y = x[v].numbers();
+    Vector d = dy[v].numbers();
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) d.x[i] = Real{scale} * y.x[i] * (d.x[i] - sum);
+    Stored out;
+    out.set(d);
+    if (left < kSize) out.end_at(left);
+    dy[v] = out;
+  });
+}
+
 template <int32_t dtype, bool backward>
 __global__ void __launch_bounds__(kThreads) softmax_long(const __grid_constant__ Long p) {
 #if __CUDA_ARCH__ >= 900
@@ -93,67 +170,11 @@ __global__ void __launch_bounds__(kThreads) softmax_long(const __grid_constant__
     const int seen = seen_by(line), bytes = covered(seen);
     auto* const x = reinterpret_cast<Stored*>(stage_of(stage));
     auto* const dy = reinterpret_cast<Stored*>(stage_of(stage) + (backward ? p.stage : 0));
-    const auto each = [&](const auto& body) {
-#pragma unroll 2
-      for (int v = threadIdx.x; v < bytes / 16; v += kThreads) body(v, seen - v * kSize);
-    };
     wait(full[stage], parity);
-    Real sums[kSums] = {};
-    if constexpr (backward) {
-      const auto load = [&](const Stored& from, int left) {
-        Stored stored = from;
-        if (left < kSize) stored.end_at(left);
-        return stored.numbers();
-      };
-      each([&](int v, int left) {
-        const Vector y = load(x[v], left), d = load(dy[v], left);
-#pragma unroll
-        for (int i = 0; i < kSize; ++i) sums[i % kSums] += y.x[i] * d.x[i];
-      });
-      const Real sum = over_block(sums, sides[0], Plus());
-      each([&](int v, int left) {
-        const Vector y = x[v].numbers();
-        Vector d = dy[v].numbers();
-#pragma unroll
-        for (int i = 0; i < kSize; ++i) d.x[i] = Real{a.scale} * y.x[i] * (d.x[i] - sum);
-        Stored out;
-        out.set(d);
-        if (left < kSize) out.end_at(left);
-        dy[v] = out;
-      });
-    } else {
-      const auto load = [&](int v, int left) {
-        Vector scores = x[v].numbers();
-#pragma unroll
-        for (int i = 0; i < kSize; ++i) scores.x[i] *= static_cast<Real>(p.scale);
-        if (left < kSize)
-#pragma unroll
-          for (int i = 0; i < kSize; ++i) scores.x[i] = i < left ? scores.x[i] : Real{-INFINITY};
-        return scores;
-      };
-      Real most[kSums] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-      each([&](int v, int left) {
-        const Vector scores = load(v, left);
-#pragma unroll
-        for (int i = 0; i < kSize; ++i) most[i % kSums] = Largest()(most[i % kSums], scores.x[i]);
-      });
-      const Real largest = over_block(most, sides[0], Largest());
-      each([&](int v, int left) {
-        const Vector scores = load(v, left);
-#pragma unroll
-        for (int i = 0; i < kSize; ++i) sums[i % kSums] += exponential(scores.x[i] - largest);
-      });
-      const Real factor = 1 / over_block(sums, sides[1], Plus());
-      each([&](int v, int left) {
-        Vector scores = load(v, left);
-#pragma unroll
-        for (int i = 0; i < kSize; ++i) scores.x[i] = exponential(scores.x[i] - largest) * factor;
-        Stored out;
-        out.set(scores);
-        if (left < kSize) out.end_at(left);
-        x[v] = out;
-      });
-    }
+    if constexpr (backward)
+      backward_row(x, dy, bytes, seen, a.scale, sides);
+    else
+      forward_row(x, bytes, seen, p.scale, sides);
     fence_proxy_async();
     __syncthreads();
     if (threadIdx.x == 0) {
