@@ -143,26 +143,34 @@ struct Builder {
   }
 };
 
-// What only the engines of the host compute.
-void refuse_unknown(const Problem& p, const Run& run) {
-  const auto refuse = [](const std::string& name, const std::string& seen, const char* needed) {
-    throw Error(TEA_UNSUPPORTED, name + " is " + seen + "; needs " + needed + " on a GPU");
+// What only the engines of the host compute, and only a run tells.
+void refuse_unknown(const Run& run) {
+  const auto refuse = [](const std::string& name, int64_t seen) {
+    throw Error(TEA_UNSUPPORTED, name + " is " + shown(seen) + "; needs 0 on a GPU");
   };
-  if (run.origin_stride) refuse("run.origin_stride", shown(run.origin_stride), "0");
-  if (run.shift) refuse("run.shift", shown(run.shift), "0");
-  if (p.is_fp8()) return;
-  const std::string needed = std::string(dtype_name(p.dtype)) + ", as q,";
-  if (p.o_type() != p.dtype) refuse("o_dtype", dtype_name(p.o_type()), needed.c_str());
-  if (p.training && p.dout_type() != p.dtype)
-    refuse("dout_dtype", dtype_name(p.dout_type()), needed.c_str());
-  if (p.training && p.dqkv_type() != p.dtype)
-    refuse("dqkv_dtype", dtype_name(p.dqkv_type()), needed.c_str());
+  if (run.origin_stride) refuse("run.origin_stride", run.origin_stride);
+  if (run.shift) refuse("run.shift", run.shift);
 }
 
 }  // namespace
 
+std::string result_type_limit(const Problem& p) {
+  const struct {
+    const char* name;
+    int32_t dtype;
+    bool is_used;
+  } types[] = {{"o_dtype", p.o_type(), true},
+               {"dout_dtype", p.dout_type(), p.training != 0},
+               {"dqkv_dtype", p.dqkv_type(), p.training != 0}};
+  for (const auto& t : types)
+    if (!p.is_fp8() && t.is_used && t.dtype != p.dtype)
+      return std::string(t.name) + " is " + std::string(dtype_name(t.dtype)) + "; needs " +
+             std::string(dtype_name(p.dtype)) + ", as q, on a GPU";
+  return "";
+}
+
 AttentionArguments make_arguments(const Problem& problem, const Run& run) {
-  refuse_unknown(problem, run);
+  refuse_unknown(run);
   AttentionArguments a{};
   const Builder build{problem, run};
   build.fill_tensors(a);

@@ -3,6 +3,7 @@
 // header is needed.
 #pragma once
 #include <cstdint>
+#include <string>
 
 #include "core/tensors.h"
 #include "gpu/sequence_pair.h"
@@ -87,6 +88,10 @@ struct AttentionArguments {
   float scale, softcap;        // softcap 0: none
   int32_t dp_dtype;            // of dS in dQ = dS K and dK = dS^T Q: an FP8 type, or that of dO
 };
+
+// Which of a Problem's types no kernel writes or reads; empty if there is none. Results of 16-bit
+// inputs in other types are for the engines of the host.
+std::string result_type_limit(const Problem& problem);
 
 // Pointers that `run` does not have are null.
 AttentionArguments make_arguments(const Problem& problem, const Run& run);
