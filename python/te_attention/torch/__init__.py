@@ -23,7 +23,19 @@ __all__ = [
     "PreparedAttention",
     "attention",
     "attention_packed",
+    "context_parallel_attention",
     "dropout_mask",
     "explain",
     "new_rng_state",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """context_parallel_attention, whose module needs torch.distributed."""
+    if name == "context_parallel_attention":
+        from te_attention.torch.context_parallel import (
+            context_parallel_attention,
+        )
+
+        return context_parallel_attention
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,3 +25,11 @@ def test_it_runs(name: str, words: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert words in done.stdout
+
+
+def test_ranks_share_a_sequence() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command.append(EXAMPLES / "context_parallel.py")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 ranks differ from one device by at most" in done.stdout

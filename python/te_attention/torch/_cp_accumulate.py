@@ -1,0 +1,283 @@
+"""Sums over parts: O and LSE forward, dQ, dK and dV backward. Rounded once, at the end."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from te_attention.torch._arguments import Arguments
+from te_attention.torch._cp_layout import Shard, Side
+from te_attention.torch._cp_parts import Operands, Problem, merge_rows, run_backward, run_forward
+from te_attention.torch._types import statistic_dtype
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which parts are summed."""
+    return torch.float32 if dtype.itemsize == 2 else dtype
+
+
+def dtype_of_parts(like: Tensor) -> torch.dtype:
+    """The type that the engines write: on a GPU they know no wider one than that of q yet."""
+    return like.dtype if like.is_cuda else wide(like.dtype)
+
+
+class Region:
+    """Rows of pieces of a shard: a slice of dense tensors, all of ragged ones."""
+
+    def __init__(self, side: Side, shard: Shard, pieces: tuple[int, ...]) -> None:
+        self.side, self.whole = side, side.ragged
+        if self.whole:
+            self.pieces = frozenset(range(len(shard.pieces)))
+            self.begin, self.count = 0, shard.size
+        else:
+            self.pieces = frozenset(pieces)
+            chosen = [shard.pieces[i] for i in pieces]
+            self.begin = chosen[0].local
+            self.count = sum(p.end - p.begin for p in chosen)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The rows of a tensor in the format of the side."""
+        return tensor.narrow(self.side.axis, self.begin, self.count)
+
+    def of_rows(self, statistic: Tensor | None) -> Tensor | None:
+        """The rows of LSE, or of what has its shape."""
+        if statistic is None:
+            return None
+        return statistic.narrow(0 if self.whole else 2, self.begin, self.count)
+
+
+def statistic_like(p: Problem, q: Tensor, value: float) -> Tensor:
+    """A tensor of the shape of LSE."""
+    heads, rows = q.shape[p.q.heads_axis], q.shape[p.q.axis]
+    batch = () if p.q.ragged else (q.shape[1 if p.q.format == "sbhd" else 0],)
+    shape = (rows, heads) if p.q.ragged else (*batch, heads, rows)
+    return torch.full(shape, value, dtype=statistic_dtype(q), device=q.device)
+
+
+def empty_o(q: Tensor, dim_v: int, dtype: torch.dtype, form: str) -> Tensor:
+    """Memory for O; the heads of a token are adjacent also for bhsd."""
+    if form == "bhsd":
+        b, h, s, _ = q.shape
+        return q.new_empty((b, s, h, dim_v), dtype=dtype).transpose(1, 2)
+    return q.new_empty((*q.shape[:-1], dim_v), dtype=dtype)
+
+
+class Output:
+    """O, LSE and row maxima of one rank, from parts. `direct`: no two parts share a row."""
+
+    def __init__(self, p: Problem, operands: Operands, shard: Shard, dim_v: int, direct: bool):
+        self.p, self.operands, self.shard, self.direct = p, operands, shard, direct
+        q = operands.q
+        self.dtype = q.dtype if direct else wide(q.dtype)
+        self.parts_dtype = q.dtype if direct else dtype_of_parts(q)
+        self.o = empty_o(q, dim_v, self.dtype, p.q.format)
+        self.lse = statistic_like(p, q, -torch.inf)
+        self.max = statistic_like(p, q, -torch.inf) if p.max_logit else None
+        self.written: set[int] = set()
+        self.scratch: tuple | None = None
+
+    def add(self, pieces: tuple[int, ...], arguments: Arguments) -> None:
+        """Computes a part."""
+        region = Region(self.p.q, self.shard, pieces)
+        first = not (region.pieces & self.written)
+        if first and self.parts_dtype == self.dtype:
+            target = (self.o, self.lse, self.max)
+        else:
+            target = self._scratch()
+        views = (region.of(target[0]), *(region.of_rows(t) for t in target[1:]))
+        run_forward(*views, arguments)
+        if target[0] is not self.o:
+            self._merge(region, views)
+        self.written |= region.pieces
+
+    def _scratch(self) -> tuple:
+        if self.scratch is None:
+            empty = torch.empty_strided(
+                self.o.shape, self.o.stride(), dtype=self.parts_dtype, device=self.o.device
+            )
+            most = None if self.max is None else torch.empty_like(self.max)
+            self.scratch = (empty, torch.empty_like(self.lse), most)
+        return self.scratch
+
+    def _merge(self, region: Region, views: tuple) -> None:
+        part, lse, most = views
+        if part.dtype != self.dtype:
+            wider = torch.empty_strided(
+                self.o.shape, self.o.stride(), dtype=self.dtype, device=self.o.device
+            )
+            part = region.of(wider).copy_(part)
+        merge_rows(self.p.q.format, region.of(self.o), region.of_rows(self.lse), part, lse)
+        if most is not None:
+            kept = region.of_rows(self.max)
+            torch.maximum(kept, most, out=kept)
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """O in the type of q, LSE and the row maxima."""
+        _clear(self.p.q, self.shard, set(range(len(self.shard.pieces))) - self.written, [self.o])
+        if not self.direct:
+            self._add_sink()
+        return self.o.to(self.operands.q.dtype), self.lse, self.max
+
+    def _add_sink(self) -> None:
+        """A part with the sink alone: no value, and its logit as LSE."""
+        sink = sink_of(self.p, self.operands)
+        if sink is None:
+            return
+        before = self.lse
+        self.lse = torch.logaddexp(before, _per_head(self.p, sink))
+        valid = self.p.q.valid_rows(self.shard)
+        if valid is not None:
+            self.lse = torch.where(_per_row(self.p, valid), self.lse, -torch.inf)
+        factor = torch.where(before == -torch.inf, 0.0, torch.exp(before - self.lse))
+        self.o *= as_rows(self.p, factor)
+
+
+def sink_of(p: Problem, operands: Operands) -> Tensor | None:
+    """One logit for each head, or None."""
+    if p.off_by_one:
+        q = operands.q
+        return q.new_zeros(q.shape[p.q.heads_axis], dtype=statistic_dtype(q))
+    return operands.sink
+
+
+def _per_head(p: Problem, values: Tensor) -> Tensor:
+    return values if p.q.ragged else values[:, None]
+
+
+def _per_row(p: Problem, values: Tensor) -> Tensor:
+    return values[:, None] if p.q.ragged else values[:, None, :]
+
+
+def as_rows(p: Problem, statistic: Tensor) -> Tensor:
+    """A statistic with the dimensions of q, whose last one is 1."""
+    order = {"thd": (0, 1), "bhsd": (0, 1, 2), "bshd": (0, 2, 1), "sbhd": (2, 0, 1)}[p.q.format]
+    return statistic.permute(order).unsqueeze(-1)
+
+
+def gradient_of_sink(
+    p: Problem, sink: Tensor, incoming: tuple[Tensor, Tensor | None, Tensor, Tensor]
+) -> Tensor:
+    """-sum over rows of exp(sink - LSE) * (dO . O - dLSE), float32 [heads]."""
+    dout, dlse, o, lse = incoming
+    delta = (dout.to(wide(o.dtype)) * o.to(wide(o.dtype))).sum(-1, keepdim=True)
+    if dlse is not None:
+        delta = delta - as_rows(p, dlse)
+    attends = lse != -torch.inf
+    probability = torch.where(attends, torch.exp(_per_head(p, sink) - lse), 0.0)
+    terms = torch.where(as_rows(p, attends), as_rows(p, probability) * delta, 0.0)
+    other = [i for i in range(terms.dim()) if i != p.q.heads_axis]
+    return -terms.sum(other).to(sink.dtype)
+
+
+class Gradients:
+    """dQ of one rank, from parts, and dK and dV of each part into sums that the caller owns."""
+
+    def __init__(self, p: Problem, operands: Operands, shard: Shard) -> None:
+        self.p, self.operands, self.shard = p, operands, shard
+        q = operands.q
+        self.dtype, self.parts_dtype = wide(q.dtype), dtype_of_parts(q)
+        self.dq = torch.empty(q.shape, dtype=self.dtype, device=q.device)
+        self.written: set[int] = set()
+        self.dbias = None if operands.bias is None else _sums_of_bias(p, operands.bias)
+        self.dsink = None if operands.sink is None else torch.zeros_like(operands.sink)
+
+    def sums_of(
+        self, keys: tuple[Tensor, Tensor], side: Side, shard: Shard, whole: bool = False
+    ) -> "KeySums":
+        """For the gradients of these keys and values. `whole`: parts may leave out some rows."""
+        make = torch.zeros if whole else torch.empty
+        tensors = [make(t.shape, dtype=self.dtype, device=t.device) for t in keys]
+        return KeySums(tensors, side, shard)
+
+    def add(
+        self,
+        pieces: tuple[tuple[int, ...], tuple[int, ...]],
+        sums: "KeySums",
+        incoming: tuple[Tensor, Tensor | None, Tensor, Tensor],
+        arguments: Arguments,
+        sink: bool = False,
+    ) -> None:
+        """Computes a part; `incoming`: dO, dLSE, O and LSE of all rows."""
+        region = Region(self.p.q, self.shard, pieces[0])
+        keys = Region(sums.side, sums.shard, pieces[1])
+        first_q, first_k = not (region.pieces & self.written), not (keys.pieces & sums.written)
+        if not first_q:
+            _clear(self.p.q, self.shard, region.pieces - self.written, [self.dq])
+        if not first_k:
+            _clear(sums.side, sums.shard, keys.pieces - sums.written, sums.tensors)
+        as_is = self.parts_dtype == self.dtype
+        dq = self._target(region.of(self.dq), first_q and as_is)
+        dk, dv = (self._target(keys.of(t), first_k and as_is) for t in sums.tensors)
+        dout, dlse, o, lse = incoming
+        rows = [region.of_rows(t) for t in (dlse, lse)]
+        rows = [None if t is None else t.contiguous() for t in rows]
+        given = (region.of(dout), rows[0], region.of(o), rows[1])
+        wants = (self.dbias is not None, sink)
+        dbias, dsink = run_backward((dq, dk, dv), given, wants, arguments)
+        _sum(region.of(self.dq), dq, first_q)
+        for to, part in zip(sums.tensors, (dk, dv), strict=True):
+            _sum(keys.of(to), part, first_k)
+        self.written |= region.pieces
+        sums.written |= keys.pieces
+        if self.dbias is not None:
+            _bias_region(self.p, self.dbias, region, sums.shard, pieces[1]).add_(dbias)
+        if sink:
+            self.dsink += dsink
+
+    def _target(self, view: Tensor, as_is: bool) -> Tensor:
+        if as_is:
+            return view
+        return torch.empty(view.shape, dtype=self.parts_dtype, device=view.device)
+
+    def finish(self) -> Tensor:
+        """dQ in the type of q; zero for rows that no part has."""
+        _clear(self.p.q, self.shard, set(range(len(self.shard.pieces))) - self.written, [self.dq])
+        return self.dq.to(self.operands.q.dtype)
+
+
+def _clear(side: Side, shard: Shard, pieces: Iterable[int], tensors: list[Tensor]) -> None:
+    """Zeros rows to which no part has written."""
+    for i in pieces:
+        for tensor in tensors:
+            Region(side, shard, (i,)).of(tensor).zero_()
+
+
+def _sum(to: Tensor, part: Tensor, first: bool) -> None:
+    if part.data_ptr() == to.data_ptr() and part.dtype == to.dtype:
+        return
+    if first:
+        to.copy_(part)
+    else:
+        to += part
+
+
+def _sums_of_bias(p: Problem, bias: Tensor) -> Tensor:
+    """Wide where several parts add to an element."""
+    shared = p.bias_row or bias.shape[3] == 1
+    return torch.zeros_like(bias, dtype=wide(bias.dtype) if shared else bias.dtype,
+                            memory_format=torch.contiguous_format)  # fmt: skip
+
+
+def _bias_region(
+    p: Problem, dbias: Tensor, rows: Region, keys: Shard, pieces: tuple[int, ...]
+) -> Tensor:
+    if not p.bias_row:
+        dbias = dbias.narrow(2, rows.begin, rows.count)
+    if dbias.shape[3] > 1:
+        chosen = [keys.pieces[i] for i in pieces]
+        dbias = dbias.narrow(3, chosen[0].begin, sum(p.end - p.begin for p in chosen))
+    return dbias
+
+
+class KeySums:
+    """dK and dV of a shard, over parts. Pieces without a part are zero."""
+
+    def __init__(self, tensors: list[Tensor], side: Side, shard: Shard) -> None:
+        self.tensors, self.side, self.shard = tensors, side, shard
+        self.written: set[int] = set()
+
+    def finish(self) -> list[Tensor]:
+        """The sums of all rows."""
+        missing = set(range(len(self.shard.pieces))) - self.written
+        _clear(self.side, self.shard, missing, self.tensors)
+        return self.tensors

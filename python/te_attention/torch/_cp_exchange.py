@@ -1,0 +1,57 @@
+"""What a rank's program yields: transfers between ranks, as data."""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from te_attention.torch._cp_parts import Problem
+
+Program = Generator[object, object, object]
+
+
+@dataclass
+class Exchange:
+    """Messages to and from ranks of the world: contiguous tensors.
+
+    A program yields it and is sent a handle; it yields the handle before it reads what it receives.
+    It must not write to what it sends before that.
+    """
+
+    sends: list[tuple[int, Tensor]] = field(default_factory=list)
+    receives: list[tuple[int, Tensor]] = field(default_factory=list)
+
+
+def exchange_all(sends: list[Tensor | None], receives: list[Tensor | None], rank: int) -> Program:
+    """One message to and from every other rank; None, or without elements: none."""
+    exchange = Exchange()
+    for r, (there, back) in enumerate(zip(sends, receives, strict=True)):
+        if r != rank and there is not None and there.numel():
+            exchange.sends.append((r, there.contiguous()))
+        if r != rank and back is not None and back.numel():
+            exchange.receives.append((r, back))
+    yield (yield exchange)
+
+
+def shared_state(p: Problem, mine: Tensor | None, device: torch.device) -> Program:
+    """The random state of rank 0."""
+    state = torch.empty(2, dtype=torch.int64, device=device) if p.rank else mine
+    exchange = Exchange()
+    if p.rank == 0:
+        exchange.sends = [(r, state) for r in range(1, p.world)]
+    else:
+        exchange.receives = [(0, state)]
+    yield (yield exchange)
+    return state
+
+
+def sum_over_ranks(p: Problem, tensor: Tensor) -> Program:
+    """The sum in the order of ranks, the same bits everywhere."""
+    tensor = tensor.contiguous()
+    buffers = [tensor if r == p.rank else torch.empty_like(tensor) for r in range(p.world)]
+    yield from exchange_all([tensor] * p.world, buffers, p.rank)
+    total = buffers[0].clone()
+    for other in buffers[1:]:
+        total += other
+    return total

@@ -1,0 +1,167 @@
+"""Halo: a rank receives the rows of K and V that its queries attend to, and no others."""
+
+from collections.abc import Generator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from te_attention.torch._cp_exchange import exchange_all
+from te_attention.torch._cp_layout import SHIFT, Number, Piece, Shard, Side
+from te_attention.torch._cp_parts import UNBOUNDED, Problem, flat, unflat
+
+Program = Generator[object, object, object]
+POSITION = (1 << SHIFT) - 1
+MOST = 256  # plans that are kept
+_PLANS: dict[tuple, "HaloPlan"] = {}
+
+
+def halo_plan(p: Problem) -> "HaloPlan":
+    """Which rows travel. That of a dense problem is made once."""
+    if p.q.ragged or p.kv.ragged or isinstance(p.shift, Tensor):
+        return HaloPlan(p)
+    key = (p.world, p.rank, p.q.zigzag, p.q.length, p.kv.length, p.causal, p.window, p.shift)
+    if key not in _PLANS:
+        if len(_PLANS) >= MOST:
+            _PLANS.clear()
+        _PLANS[key] = HaloPlan(p)
+    return _PLANS[key]
+
+
+def _host_side(side: Side) -> Side:
+    """The same side with its lengths on the host."""
+    if not side.ragged:
+        return side
+    starts = side.host_starts
+    return replace(side, cu_seqlens=None, starts=starts, host_starts=starts)
+
+
+def _on_host(number: Number, count: int) -> Tensor:
+    """One number for each sequence."""
+    if isinstance(number, Tensor):
+        return number
+    return torch.full((count,), number, dtype=torch.int64)
+
+
+class HaloPlan:
+    """Rows of each rank's shard that another one needs, as indices along the axis of rows.
+
+    Dense sequences are alike: one stands for all of them.
+    """
+
+    def __init__(self, p: Problem) -> None:
+        self.p = p
+        self.q, self.kv = _host_side(p.q), _host_side(p.kv)
+        self.device = p.kv.starts.device if p.kv.ragged else None
+        self.count = p.kv.starts.shape[0] - 1 if p.kv.ragged else 1
+        keys = [self._keys(r) for r in range(p.world)]
+        spans = [self._spans(r) for r in range(p.world)]
+        self.wanted = [self._chosen(keys[j], spans[p.rank]) for j in range(p.world)]
+        self.given = [self._chosen(keys[p.rank], spans[r]) for r in range(p.world)]
+        held = torch.cat([k[i] for k, i in zip(keys, self.wanted, strict=True)])
+        self.order = held.argsort()
+        self.back = self.order.argsort()
+        self.sizes = [len(i) for i in self.wanted]
+        self.shards = [(self._shard(held[self.order], a, b), 0) for a, b in spans[p.rank]]
+        self._moved: dict[torch.device, list[Tensor]] = {}
+
+    def _keys(self, rank: int) -> Tensor:
+        """Sequence and position of each row of K of a rank."""
+        shard = self.kv.shard(rank)
+        if self.kv.ragged:
+            return self.kv.keys(shard)
+        return torch.cat([torch.arange(x.begin, x.end) for x in shard.pieces])
+
+    def _spans(self, rank: int) -> list[tuple[Tensor, Tensor]]:
+        """For each piece of queries of a rank: the columns [begin, end) that it attends to."""
+        p, out = self.p, []
+        shift, room = _on_host(p.shift, self.count), _on_host(self.kv.room, self.count)
+        if not p.kv.ragged and shift.numel() != 1:  # one range for all sequences
+            shifts = (shift.min()[None], shift.max()[None]) if shift.numel() else (room * 0,) * 2
+        else:
+            shifts = (shift, shift)
+        left, right = p.window
+        right = 0 if p.causal else right
+        for piece in self.q.shard(rank).pieces:
+            begin, end = (_on_host(n, self.count) for n in (piece.begin, piece.end))
+            if not p.kv.ragged and p.q.ragged:  # sequences of queries differ, those of keys do not
+                begin = begin.min()[None] if begin.numel() else begin.new_zeros(1)
+                end = end.max()[None] if end.numel() else end.new_zeros(1)
+            first = begin * 0 if left == UNBOUNDED else begin + shifts[0] - left
+            last = room if right == UNBOUNDED else end + shifts[1] + right
+            first = torch.minimum(first.clamp(min=0), room)
+            last = torch.maximum(torch.minimum(last, room), first)
+            empty = end <= begin
+            out.append((first, torch.where(empty, first, last)))
+        return out
+
+    @staticmethod
+    def _chosen(keys: Tensor, spans: list[tuple[Tensor, Tensor]]) -> Tensor:
+        sequence, position = keys >> SHIFT, keys & POSITION
+        mask = torch.zeros(len(keys), dtype=torch.bool)
+        for begin, end in spans:
+            if len(keys):
+                mask |= (position >= begin[sequence]) & (position < end[sequence])
+        return mask.nonzero()[:, 0]
+
+    def _shard(self, keys: Tensor, begin: Tensor, end: Tensor) -> Shard:
+        if not self.p.kv.ragged:
+            a, b = int(begin), int(end)
+            return Shard((Piece(a, b, int(torch.searchsorted(keys, a))),), len(keys))
+        sequence = torch.arange(self.count) << SHIFT
+        local = torch.searchsorted(keys, sequence | begin)
+        piece = Piece(*(t.to(self.device) for t in (begin, end, local)))
+        return Shard((piece,), len(keys))
+
+    def _indices(self, device: torch.device) -> list[Tensor]:
+        """order, back, then those given to each rank."""
+        if device not in self._moved:
+            self._moved[device] = [t.to(device) for t in (self.order, self.back, *self.given)]
+        return self._moved[device]
+
+    def collect(self, keys: tuple[Tensor, Tensor]) -> Program:
+        """K and V of the wanted rows, in natural order."""
+        axis, world = self.p.kv.axis, self.p.world
+        order, _, *given = self._indices(keys[0].device)
+        shapes = [[self._shape(t, n) for t in keys] for n in self.sizes]
+        sends, buffers = [None] * world, [None] * world
+        mine = [t.index_select(axis, given[self.p.rank]) for t in keys]
+        for r in range(world):
+            if r == self.p.rank:
+                continue
+            if len(given[r]):
+                sends[r] = flat([t.index_select(axis, given[r]) for t in keys])
+            total = sum(torch.Size(s).numel() for s in shapes[r])
+            buffers[r] = keys[0].new_empty(total)
+        yield from exchange_all(sends, buffers, self.p.rank)
+        came = [mine if r == self.p.rank else unflat(buffers[r], shapes[r]) for r in range(world)]
+        return tuple(
+            torch.cat([one[i] for one in came], axis).index_select(axis, order) for i in range(2)
+        )
+
+    def _shape(self, like: Tensor, rows: int) -> tuple[int, ...]:
+        shape = list(like.shape)
+        shape[self.p.kv.axis] = rows
+        return tuple(shape)
+
+    def distribute(
+        self, total: list[Tensor], keys: tuple[Tensor, Tensor], dtype: torch.dtype
+    ) -> Program:
+        """Sums of dK and dV of the own rows, in the order of ranks: the way back of collect()."""
+        axis, world, rank = self.p.kv.axis, self.p.world, self.p.rank
+        _, back, *given = self._indices(keys[0].device)
+        shares = [t.index_select(axis, back).split(self.sizes, axis) for t in total]
+        sends = [flat([one[r] for one in shares]) for r in range(world)]
+        shapes = [[self._shape(t, len(given[r])) for t in keys] for r in range(world)]
+        buffers = [
+            torch.empty(sum(torch.Size(s).numel() for s in shapes[r]), dtype=dtype,
+                        device=keys[0].device)
+            for r in range(world)
+        ]  # fmt: skip
+        yield from exchange_all(sends, buffers, rank)
+        out = [torch.zeros(t.shape, dtype=dtype, device=t.device) for t in keys]
+        for r in range(world):
+            came = [one[r] for one in shares] if r == rank else unflat(buffers[r], shapes[r])
+            for to, share in zip(out, came, strict=True):
+                to.index_add_(axis, given[r], share)
+        return out

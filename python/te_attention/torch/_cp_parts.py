@@ -1,0 +1,338 @@
+"""The parts of a problem that ranks share, and one part by the operators."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from te_attention.torch._arguments import Arguments, trimmed
+from te_attention.torch._cp_layout import Number, Piece, Shard, Side, schedule
+from te_attention.torch._library import OPS
+
+UNBOUNDED = -1
+UNIT = 16  # rows of a chunk of the sequence that stands for all others
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What all ranks of a call know alike. `inner` ranks exchange heads for rows; 1: none do."""
+
+    q: Side
+    kv: Side
+    rank: int
+    strategy: str
+    inner: int
+    causal: bool
+    bottom_right: bool
+    window: tuple[int, int]
+    heads_q: int
+    heads_kv: int
+    alibi: bool = False
+    dropout: float = 0.0
+    off_by_one: bool = False
+    training: bool = False
+    max_logit: bool = False
+    bias_row: bool | None = False  # the bias has one row for all rows; None: other ranks know
+    options: dict[str, object] = field(default_factory=dict)  # scale, softcap, engine, ...
+
+    @property
+    def world(self) -> int:
+        """Ranks."""
+        return self.q.world
+
+    @property
+    def group(self) -> int:
+        """Ranks that are one member of the ring."""
+        return self.world if self.strategy == "a2a" else self.inner
+
+    @property
+    def members(self) -> int:
+        """Of the ring."""
+        return self.world // self.group
+
+    @property
+    def member(self) -> int:
+        """That of this rank."""
+        return self.rank // self.group
+
+    @property
+    def masks(self) -> bool:
+        """Whether some pairs are not visible."""
+        return self.causal or self.window != (UNBOUNDED, UNBOUNDED)
+
+    @cached_property
+    def shift(self) -> Number:
+        """Added to column - row of the diagonal."""
+        if not self.bottom_right:
+            return 0
+        return self.kv.valid - self.q.valid
+
+    @property
+    def format(self) -> str:
+        """Of the operators."""
+        return f"{self.q.format}_{self.kv.format}"
+
+
+class Part(NamedTuple):
+    """Pieces of the queries of this rank against pieces of the keys of `source`.
+
+    `local`: the mask is causal in the order of local rows, as both pieces on both sides allow.
+    """
+
+    step: int
+    source: int
+    q: tuple[int, ...]
+    kv: tuple[int, ...]
+    masked: bool
+    local: bool = False
+
+
+def _covered(begin: int, count: int, sizes: list[int]) -> tuple[int, ...]:
+    """The pieces of these sizes of which there are rows in [begin, begin + count)."""
+    out, at = [], 0
+    for i, size in enumerate(sizes):
+        if size and at < begin + count and begin < at + size:
+            out.append(i)
+        at += size
+    return tuple(out)
+
+
+def ring_parts(p: Problem, positions: bool) -> tuple[list[Part], set[int], set[int]]:
+    """The parts of a ring, and the steps in which its member sends and receives.
+
+    Lengths on the device are not read: what is visible then follows from the order of chunks alone.
+    """
+    known = not (p.q.ragged or p.kv.ragged) and not (
+        p.bottom_right and (p.q.cu_seqlens is not None or p.kv.cu_seqlens is not None)
+    )
+    fields = {
+        "world": p.world,
+        "rank": p.rank,
+        "inner": 0 if p.strategy == "a2a" else p.group,
+        "strategy": 3 if p.strategy == "a2a" else 0,
+        "sharding": 0 if p.q.zigzag else 1,
+        "positions": int(positions),
+    }
+    chunks = p.world * p.q.pieces
+    if known:
+        left, right = p.window
+        fields |= {
+            "causal": int(p.causal),
+            "bottom_right": int(p.bottom_right),
+            "window_left": left + 1,
+            "window_right": right + 1,
+            "seqlen_q": p.q.length,
+            "seqlen_kv": p.kv.length,
+        }
+    else:
+        ordered = p.masks and p.window == (UNBOUNDED, UNBOUNDED) and not p.bottom_right
+        ordered = ordered and _alike(p.q, p.kv)
+        if p.masks and not ordered:
+            return _all_pairs(p)
+        fields |= {"causal": int(p.causal), "seqlen_q": UNIT * chunks, "seqlen_kv": UNIT * chunks}
+    parts, moves = schedule(**fields)
+    first = 1 if p.group > 1 else 0
+    own = _sizes(p, p.q, p.member, known)
+    out = []
+    for part in parts:
+        q = _covered(part.q_begin, part.q_count, own)
+        kv = _covered(part.kv_begin, part.kv_count, _sizes(p, p.kv, part.source, known))
+        both = bool(part.masked) and len(q) > 1
+        out.append(Part(part.step - first, part.source, q, kv, bool(part.masked), both))
+    ring = [m for m in moves if m.step >= first]
+    sends = {m.step - first for m in ring if m.sender == p.rank}
+    return out, sends, {m.step - first for m in ring if m.receiver == p.rank}
+
+
+def _sizes(p: Problem, side: Side, member: int, known: bool) -> list[int]:
+    if not known:
+        return [UNIT * p.group * (side.pieces if p.members == 1 else 1)] * side.pieces
+    return [piece.end - piece.begin for piece in side.shard(member, p.group).pieces]
+
+
+def _alike(q: Side, kv: Side) -> bool:
+    """Whether both sides have the same chunks, as far as the host can tell."""
+    if q.ragged or kv.ragged:
+        return q.starts is kv.starts
+    return q.length == kv.length
+
+
+def _all_pairs(p: Problem) -> tuple[list[Part], set[int], set[int]]:
+    n = p.members
+    pieces = range(1 if n == 1 else p.q.pieces)
+    parts = [
+        Part(t, (p.member - t) % n, (i,), (j,), True)
+        for t in range(n)
+        for i in pieces
+        for j in pieces
+    ]
+    steps = set(range(n - 1))
+    return parts, steps, steps
+
+
+# ------------------------------------------------------------------------------------ one part
+
+
+@dataclass(eq=False)
+class Operands:
+    """Tensors that every part of a call reads, with the heads of this rank."""
+
+    q: Tensor
+    bias: Tensor | None = None  # rows as q; every column of the whole sequence
+    sink: Tensor | None = None
+    slopes: Tensor | None = None
+    rng_state: Tensor | None = None
+    head: int = 0  # the first one of q
+
+
+class _Rows(NamedTuple):
+    tensor: Tensor
+    cu_seqlens: Tensor | None
+    offsets: Tensor | None
+    longest: int
+
+
+def _prefix_sums(lengths: Tensor) -> Tensor:
+    out = lengths.new_zeros(lengths.shape[0] + 1, dtype=torch.int32)
+    torch.cumsum(lengths, 0, out=out[1:], dtype=torch.int32)
+    return out
+
+
+def _rows(side: Side, tensor: Tensor, size: int, pieces: list[Piece]) -> _Rows:
+    """Rows of pieces that follow each other in a shard of `size` rows."""
+    lengths = None
+    if side.ragged or side.cu_seqlens is not None:
+        for piece in pieces:
+            room = piece.end - piece.begin
+            valid = side.valid - piece.begin
+            more = valid.clamp(min=0)
+            more = torch.minimum(more, room) if isinstance(room, Tensor) else more.clamp(max=room)
+            lengths = more if lengths is None else lengths + more
+    if not side.ragged:
+        begin = pieces[0].local
+        count = sum(p.end - p.begin for p in pieces)
+        view = tensor.narrow(side.axis, begin, count)
+        return _Rows(view, None if lengths is None else _prefix_sums(lengths), None, -1)
+    offsets = torch.cat([pieces[0].local, pieces[0].local.new_full((1,), size)]).int()
+    return _Rows(tensor, _prefix_sums(lengths), offsets, min(size, side.longest))
+
+
+@lru_cache(maxsize=4096)
+def _constant_origin(numbers: tuple[int, ...], batch: int, device: torch.device) -> Tensor:
+    origin = torch.tensor(numbers, dtype=torch.int64, device=device)
+    return origin if batch < 0 else origin.expand(batch, -1).contiguous()
+
+
+def _origin(p: Problem, row: Number, col: Number, head: int, like: Tensor) -> Tensor:
+    numbers = (0, head, row, col, p.shift)
+    tensors = [n for n in numbers if isinstance(n, Tensor)]
+    if tensors:
+        blank = torch.zeros_like(tensors[0])
+        return torch.stack([blank + n for n in numbers], 1)
+    if p.shift == 0:
+        return _constant_origin(numbers[:4], -1, like.device)
+    batch = like.shape[1 if p.q.format == "sbhd" else 0]
+    return _constant_origin(numbers, batch, like.device)
+
+
+def bias_of(p: Problem, bias: Tensor | None, q: list[Piece], kv: list[Piece]) -> Tensor | None:
+    """The rows and columns of a part: a view."""
+    if bias is None:
+        return None
+    if not p.bias_row:
+        bias = bias.narrow(2, q[0].local, sum(x.end - x.begin for x in q))
+    if bias.shape[3] > 1:
+        bias = bias.narrow(3, kv[0].begin, sum(x.end - x.begin for x in kv))
+    return bias
+
+
+def arguments_of(
+    p: Problem,
+    operands: Operands,
+    keys: tuple[Tensor, Tensor],
+    shards: tuple[Shard, Shard],
+    pieces: tuple[list[Piece], list[Piece]],
+    masked: bool,
+    local: bool = False,
+    sink: Tensor | None = None,
+    off_by_one: bool = False,
+) -> Arguments:
+    """The arguments of the operators for one part."""
+    q = _rows(p.q, operands.q, shards[0].size, pieces[0])
+    k = _rows(p.kv, keys[0], shards[1].size, pieces[1])
+    v = keys[1]
+    if not p.kv.ragged:
+        v = v.narrow(p.kv.axis, pieces[1][0].local, k.tensor.shape[p.kv.axis])
+    alibi = operands.slopes is not None or p.alibi
+    origin = None
+    if p.dropout or alibi or (masked and not local):
+        origin = _origin(p, pieces[0][0].begin, pieces[1][0].begin, operands.head, operands.q)
+    return Arguments(
+        q.tensor,
+        k.tensor,
+        v,
+        p.format,
+        "causal" if p.causal and masked else "none",
+        p.training,
+        window_left=p.window[0] if masked else UNBOUNDED,
+        window_right=p.window[1] if masked and not p.causal else UNBOUNDED,
+        dropout=p.dropout,
+        rng_state=operands.rng_state,
+        bias=bias_of(p, operands.bias, *pieces),
+        sink=sink,
+        off_by_one=off_by_one,
+        cu_seqlens_q=q.cu_seqlens,
+        cu_seqlens_kv=k.cu_seqlens,
+        offsets_q=q.offsets,
+        offsets_kv=k.offsets,
+        max_seqlen_q=q.longest,
+        max_seqlen_kv=k.longest,
+        slopes=operands.slopes,
+        alibi=p.alibi and operands.slopes is None,
+        origin=origin,
+        max_logit=p.max_logit,
+        **p.options,
+    )
+
+
+def run_forward(o: Tensor, lse: Tensor, max_logit: Tensor | None, arguments: Arguments) -> None:
+    """Writes O, LSE and the row maxima of a part."""
+    OPS.part_forward.default(o, lse, max_logit, *trimmed(arguments))
+
+
+def run_backward(
+    gradients: tuple[Tensor, Tensor, Tensor],
+    incoming: tuple[Tensor, Tensor | None, Tensor, Tensor],
+    wants: tuple[bool, bool],
+    arguments: Arguments,
+) -> tuple[Tensor, Tensor]:
+    """Writes dQ, dK and dV of a part; dbias and dsink."""
+    arguments = arguments._replace(max_logit=False)
+    return OPS.part_backward.default(*gradients, *incoming, *wants, *trimmed(arguments))
+
+
+def merge_rows(format_q: str, o: Tensor, lse: Tensor, part_o: Tensor, part_lse: Tensor) -> None:
+    """Merges a part into O and LSE, which may be slices of the same tensors as the part's."""
+    if format_q == "thd":
+        views = [t.unsqueeze(0) for t in (o, part_o)]
+        rows = [t.t().unsqueeze(0) for t in (lse, part_lse)]
+    else:
+        other = {"bshd": None, "sbhd": (0, 1), "bhsd": (1, 2)}[format_q]
+        views = [t if other is None else t.transpose(*other) for t in (o, part_o)]
+        rows = [lse, part_lse]
+    OPS.merge_into.default(views[0], rows[0], views[1], rows[1])
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """All elements as one message."""
+    parts = [t.reshape(-1) for t in tensors]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def unflat(message: Tensor, shapes: Iterable[tuple[int, ...]]) -> list[Tensor]:
+    """The tensors of these shapes in a message: views."""
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    return [x.view(s) for x, s in zip(message.split(sizes), shapes, strict=True)]

@@ -1,0 +1,236 @@
+"""Drives the program of a rank: by torch.distributed, or all ranks in one process in lock-step."""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from te_attention.torch._cp_exchange import Exchange, Program
+
+
+def drive(program: Program, transport: "GroupTransport") -> object:
+    """Runs a program to its end; returns its result."""
+    value = None
+    while True:
+        try:
+            request = program.send(value)
+        except StopIteration as stop:
+            return stop.value
+        value = transport.post(request) if isinstance(request, Exchange) else request.wait()
+
+
+class _Done:
+    """A transfer without messages."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+@dataclass
+class _Works:
+    """Transfers under way; waits once, and copies what was staged on the host to its device."""
+
+    works: list
+    staged: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+        for device, host in self.staged:
+            device.copy_(host, non_blocking=True)
+        self.works, self.staged, self.kept = [], [], []
+
+
+class GroupTransport:
+    """torch.distributed: a group of all ranks, or the pair of an inner and an outer group.
+
+    NCCL sends and receives on a stream of its own, which the current one waits for only where the
+    program reads what came; `stream`: the one that orders NCCL's after what is sent. gloo moves
+    host memory: tensors of a GPU are staged through pinned memory, which waits for the GPU.
+    """
+
+    def __init__(
+        self, groups: Sequence[dist.ProcessGroup], stream: "torch.cuda.Stream | None" = None
+    ) -> None:
+        self.groups, self.stream = tuple(groups), stream
+        self.ranks = [dist.get_rank(g) for g in self.groups]
+        self.sizes = [dist.get_world_size(g) for g in self.groups]
+        self.backend = dist.get_backend(self.groups[0])
+        self.tags: dict[tuple[int, int], int] = defaultdict(int)
+
+    @property
+    def world(self) -> int:
+        """Ranks of all groups."""
+        return self.sizes[0] * (self.sizes[1] if len(self.sizes) > 1 else 1)
+
+    @property
+    def rank(self) -> int:
+        """Among them: consecutive in the inner group."""
+        if len(self.ranks) == 1:
+            return self.ranks[0]
+        return self.ranks[1] * self.sizes[0] + self.ranks[0]
+
+    def _locate(self, peer: int) -> tuple[dist.ProcessGroup, int]:
+        if len(self.groups) == 1:
+            return self.groups[0], peer
+        outer, inner = divmod(peer, self.sizes[0])
+        if outer == self.ranks[1]:
+            return self.groups[0], inner
+        if inner != self.ranks[0]:
+            raise ValueError(
+                f"rank {self.rank} and rank {peer} share no group; needs transfers inside the "
+                "inner or the outer group"
+            )
+        return self.groups[1], outer
+
+    def post(self, exchange: Exchange) -> _Works | _Done:
+        """Starts a transfer."""
+        if not (exchange.sends or exchange.receives):
+            return _Done()
+        if self.backend == "nccl":
+            return self._post_nccl(exchange)
+        return self._post_gloo(exchange)
+
+    def _post_nccl(self, exchange: Exchange) -> _Works:
+        current = torch.cuda.current_stream()
+        if self.stream is not None:
+            self.stream.wait_stream(current)
+        context = contextlib.nullcontext()
+        if self.stream is not None:
+            context = torch.cuda.stream(self.stream)
+        by_group: dict[int, list] = defaultdict(list)
+        for operation, messages in ((dist.isend, exchange.sends), (dist.irecv, exchange.receives)):
+            for peer, tensor in messages:
+                group, rank = self._locate(peer)
+                if self.stream is not None:
+                    tensor.record_stream(self.stream)
+                by_group[id(group)].append(
+                    dist.P2POp(operation, tensor, group=group, group_peer=rank)
+                )
+        with context:
+            works = [w for ops in by_group.values() for w in dist.batch_isend_irecv(ops)]
+        return _Works(works, kept=[t for _, t in (*exchange.sends, *exchange.receives)])
+
+    def _tag(self, sender: int, receiver: int) -> int:
+        """The number of a message between two ranks, the same on both."""
+        self.tags[sender, receiver] += 1
+        return self.tags[sender, receiver]
+
+    def _post_gloo(self, exchange: Exchange) -> _Works:
+        out = _Works([])
+        for peer, tensor in exchange.receives:
+            group, rank = self._locate(peer)
+            host = tensor
+            if tensor.is_cuda:
+                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                out.staged.append((tensor, host))
+            tag = self._tag(peer, self.rank)
+            out.works.append(dist.irecv(host, group=group, group_src=rank, tag=tag))
+        for peer, tensor in exchange.sends:
+            group, rank = self._locate(peer)
+            host = tensor
+            if tensor.is_cuda:
+                host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                host.copy_(tensor)
+            out.kept.append(host)
+            tag = self._tag(self.rank, peer)
+            out.works.append(dist.isend(host, group=group, group_dst=rank, tag=tag))
+        return out
+
+
+# ----------------------------------------------------------------------------------- lock-step
+
+
+class DeadlockError(RuntimeError):
+    """Every rank waits for a message that was not sent, or one was sent and not received."""
+
+
+@dataclass
+class _Pending:
+    """The messages of one exchange of one rank that have not arrived."""
+
+    missing: list[tuple[tuple[int, int, int], Tensor]]
+
+
+class LockStep:
+    """All ranks of a world in one process and one thread. `received`: bytes that came to each."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        self.programs = list(programs)
+        n = len(self.programs)
+        self.messages: dict[tuple[int, int, int], Tensor] = {}
+        self.sent: dict[tuple[int, int], int] = defaultdict(int)
+        self.taken: dict[tuple[int, int], int] = defaultdict(int)
+        self.received = [0] * n
+        self.exchanges = [0] * n
+
+    def run(self) -> list[object]:
+        """The results of all programs. Raises DeadlockError where they do not fit together."""
+        n = len(self.programs)
+        results: list[object] = [None] * n
+        values: list[object] = [None] * n
+        waits: list[_Pending | None] = [None] * n
+        alive = set(range(n))
+        while alive:
+            moved = False
+            for rank in sorted(alive):
+                if waits[rank] is not None:
+                    if not self._arrived(rank, waits[rank]):
+                        continue
+                    waits[rank] = None
+                moved = True
+                try:
+                    request = self.programs[rank].send(values[rank])
+                except StopIteration as stop:
+                    results[rank] = stop.value
+                    alive.discard(rank)
+                    continue
+                values[rank] = None
+                if isinstance(request, Exchange):
+                    values[rank] = self._post(rank, request)
+                else:
+                    waits[rank] = request
+            if not moved:
+                stuck = {r: [k for k, _ in waits[r].missing] for r in sorted(alive)}
+                raise DeadlockError(
+                    f"no rank can go on; (from, to, number) awaited by each: {stuck}"
+                )
+        if self.messages:
+            raise DeadlockError(
+                f"(from, to, number) sent and not received: {sorted(self.messages)}"
+            )
+        return results
+
+    def _post(self, rank: int, exchange: Exchange) -> _Pending:
+        self.exchanges[rank] += 1
+        for peer, tensor in exchange.sends:
+            key = (rank, peer, self.sent[rank, peer])
+            self.sent[rank, peer] += 1
+            self.messages[key] = tensor.clone()
+        missing = []
+        for peer, tensor in exchange.receives:
+            missing.append(((peer, rank, self.taken[peer, rank]), tensor))
+            self.taken[peer, rank] += 1
+        return _Pending(missing)
+
+    def _arrived(self, rank: int, pending: _Pending) -> bool:
+        rest = []
+        for key, tensor in pending.missing:
+            message = self.messages.pop(key, None)
+            if message is None:
+                rest.append((key, tensor))
+                continue
+            if message.shape != tensor.shape or message.dtype != tensor.dtype:
+                raise DeadlockError(
+                    f"message {key} is {tuple(message.shape)} of {message.dtype}; "
+                    f"needs {tuple(tensor.shape)} of {tensor.dtype}"
+                )
+            tensor.copy_(message)
+            self.received[rank] += message.numel() * message.element_size()
+        pending.missing = rest
+        return not rest
