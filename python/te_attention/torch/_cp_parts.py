@@ -238,15 +238,18 @@ def _origin(p: Problem, row: Number, col: Number, head: int, like: Tensor) -> Te
     return _constant_origin(numbers, batch, like.device)
 
 
-def bias_of(p: Problem, bias: Tensor | None, q: list[Piece], kv: list[Piece]) -> Tensor | None:
-    """The rows and columns of a part: a view."""
+def bias_of(
+    p: Problem, bias: Tensor | None, q: list[Piece], kv: list[Piece], size: int
+) -> Tensor | None:
+    """The rows and columns of a part: a view, if elements have at least `size` bytes."""
     if bias is None:
         return None
     if not p.bias_row:
         bias = bias.narrow(2, q[0].local, sum(x.end - x.begin for x in q))
     if bias.shape[3] > 1:
         bias = bias.narrow(3, kv[0].begin, sum(x.end - x.begin for x in kv))
-    return bias
+    # A slice may start at any element, and engines need the alignment of an element of q.
+    return bias if bias.element_size() >= size else bias.to(torch.float64)
 
 
 def arguments_of(
@@ -281,7 +284,7 @@ def arguments_of(
         window_right=p.window[1] if masked and not p.causal else UNBOUNDED,
         dropout=p.dropout,
         rng_state=operands.rng_state,
-        bias=bias_of(p, operands.bias, *pieces),
+        bias=bias_of(p, operands.bias, *pieces, operands.q.element_size()),
         sink=sink,
         off_by_one=off_by_one,
         cu_seqlens_q=q.cu_seqlens,

@@ -35,6 +35,10 @@ def test_random_cases_agree_with_the_oracle(first: int) -> None:
         assert not wrong, f"seed {seed}: {wrong}"
 
 
+def test_a_slice_of_a_bias_in_fp32_has_the_alignment_of_fp64() -> None:
+    assert not cp_cases.run(kit.draw(2690), 2690)
+
+
 class Shared:
     """q, k and v of a bshd problem, cut for each of the ranks."""
 
