@@ -5,11 +5,6 @@
 
 namespace tea::portable {
 
-// The rows of a sequence that attend to some key.
-TEA_DEVICE Columns attending_rows(const SequencePair& seq) {
-  if (seq.kv.length == 0) return {0, 0};
-  return {max(-seq.band.hi, int64_t{0}), min(seq.q.length, seq.kv.length - seq.band.lo)};
-}
 // The rows that attend to some key of [begin, end).
 TEA_DEVICE Columns attending_rows(const SequencePair& seq, int64_t begin, int64_t end) {
   const Columns all = attending_rows(seq);
