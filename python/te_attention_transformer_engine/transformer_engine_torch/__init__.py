@@ -23,6 +23,13 @@ from transformer_engine_torch.enums import (
     NVTE_QKV_Layout,
     NVTE_Softmax_Type,
 )
+from transformer_engine_torch.fp8 import (
+    compute_amax,
+    dequantize,
+    fused_amax_and_scale_update_after_reduction,
+    mha_fill,
+    quantize,
+)
 from transformer_engine_torch.fused_attn import fused_attn_bwd, fused_attn_fwd
 from transformer_engine_torch.kv_cache import (
     convert_bshd_to_thd,
@@ -52,15 +59,20 @@ __all__ = [
     "NVTE_QKV_Format",
     "NVTE_QKV_Layout",
     "NVTE_Softmax_Type",
+    "compute_amax",
     "convert_bshd_to_thd",
     "convert_thd_to_bshd",
     "copy_to_kv_cache",
+    "dequantize",
     "fa_prepare_bwd",
     "fa_prepare_fwd",
+    "fused_amax_and_scale_update_after_reduction",
     "fused_attn_bwd",
     "fused_attn_fwd",
     "get_cudnn_version",
     "get_fused_attn_backend",
+    "mha_fill",
+    "quantize",
     "scaled_aligned_causal_masked_softmax_backward",
     "scaled_aligned_causal_masked_softmax_forward",
     "scaled_masked_softmax_backward",

@@ -50,8 +50,6 @@ def get_fused_attn_backend(is_training: bool, *arguments: object) -> NVTE_Fused_
         raise ValueError(f"kv_dtype is {enums[1].name}; needs q_dtype, {enums[0].name}")
     if not all(0 <= size < 2**63 for size in sizes):
         raise ValueError(f"the head counts, lengths and head dims are {sizes}; need 0 to 2^63 - 1")
-    if enums[0] in (DType.kFloat8E4M3, DType.kFloat8E5M2):
-        return NVTE_Fused_Attn_Backend.NVTE_No_Backend  # fused_attn_fwd refuses FP8
     answer = _selector()(is_training, *enums, arguments[6], *sizes, *arguments[13:])
     return NVTE_Fused_Attn_Backend(answer)
 

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from te_attention.torch import new_rng_state
+from te_attention.torch.fp8._formats import is_fp8_tensor
 from te_attention.torch.operators import Arguments
 from te_attention.torch.operators import backward_out as backward_operator
 from te_attention.torch.operators import forward as forward_operator
+from transformer_engine_torch import fp8
 from transformer_engine_torch.calls import BackwardCall, ForwardCall
 from transformer_engine_torch.enums import (
     DType,
@@ -18,6 +20,7 @@ from transformer_engine_torch.enums import (
     NVTE_QKV_Layout,
     NVTE_Softmax_Type,
 )
+from transformer_engine_torch.fp8 import REAL
 from transformer_engine_torch.layouts import Layout, layout_of, starts_of
 
 Call = ForwardCall | BackwardCall
@@ -98,14 +101,11 @@ def _options_of(
 
 def _options(call: Call) -> Options:
     """The options of a call. Checks its numbers and types."""
-    for name in _QUANTIZERS[type(call)]:
-        if getattr(call, name) is not None:
-            kind = type(getattr(call, name)).__name__
-            raise NotImplementedError(
-                f"{name} is a {kind}; needs None: FP8 attention is not there yet"
-            )
-    if call.fake_dtype != call.Q.dtype:
-        _refuse("fake_dtype", call.fake_dtype, f"the dtype of Q, {call.Q.dtype}")
+    if call.Q.dtype.itemsize == 1:
+        if call.fake_dtype not in REAL.values():
+            _refuse("fake_dtype", call.fake_dtype, "float16, bfloat16 or float32")
+    else:
+        _check_without_fp8(call)
     options = _options_of(
         call.qkv_layout,
         call.bias_type,
@@ -118,6 +118,14 @@ def _options(call: Call) -> Options:
         if length != rows and (length > rows or not options.padding):
             _refuse(name, length, f"the {rows} rows of {tensor}")
     return options
+
+
+def _check_without_fp8(call: Call) -> None:
+    for name in _QUANTIZERS[type(call)]:
+        if getattr(call, name) is not None:
+            _refuse(name, f"a {type(getattr(call, name)).__name__}", "None without FP8 tensors")
+    if call.fake_dtype != call.Q.dtype:
+        _refuse("fake_dtype", call.fake_dtype, f"the dtype of Q, {call.Q.dtype}")
 
 
 def _starts(call: Call, layout: Layout) -> tuple[Tensor | None, ...]:
@@ -201,6 +209,9 @@ def _check_given(name: str, tensor: Tensor | None, used: bool, kind: object) -> 
 
 def forward(call: ForwardCall) -> ForwardResult:
     """Runs forward. It returns LSE in inference, too."""
+    run = forward_operator
+    if is_fp8_tensor(call.Q):
+        call, run = fp8.forward(call)
     options = _options(call)
     bias, sink = call.Bias, call.SoftmaxOffset
     _check_given("Bias", bias, options.has_bias, call.bias_type)
@@ -209,7 +220,7 @@ def forward(call: ForwardCall) -> ForwardResult:
         rng_state = new_rng_state(call.Q.device, call.rng_gen)
     else:  # nothing reads it
         rng_state = torch.empty(2, dtype=torch.int64, device=call.Q.device)
-    output = forward_operator(_arguments(call, options, rng_state, bias, sink))
+    output = run(_arguments(call, options, rng_state, bias, sink))
     inputs = [tensor for tensor in (bias, sink) if tensor is not None]
     return ForwardResult(*output, rng_state, inputs)
 
@@ -229,15 +240,33 @@ def fused_attn_fwd(*arguments: object) -> list[Tensor]:
 
     The auxiliary tensors are the LSE ([b, h, sq, 1], or ragged [t, h, 1]), the random state, and
     the bias and softmax offset if given. With return_max_logit, Max and Sum_Exp replace the LSE:
-    the largest score of a row, and the sum of exponentials relative to it.
+    the largest score of a row, and the sum of exponentials relative to it. With FP8 tensors the
+    LSE comes twice: M and ZInv, of which backward reads the first.
     """
     call = ForwardCall(*arguments)
+    is_fp8 = is_fp8_tensor(call.Q)
     o, lse, largest, rng_state, inputs = forward(call)
-    stats = [lse]
+    stats = [lse, lse] if is_fp8 else [lse]
     if call.return_max_logit:
         sums = torch.where(largest == -torch.inf, 0, (lse - largest).exp())
         stats = [largest, sums]
     return [o, *(stat.unsqueeze(-1) for stat in stats), rng_state, *inputs]
+
+
+def _aux_tensors(call: BackwardCall, options: Options, is_fp8: bool) -> list[Tensor]:
+    """LSE, random state and the rest. A backward in 16 bits takes the list of FP8 too."""
+    given, names = call.Aux_CTX_Tensors, options.aux
+    if is_fp8:
+        names = ("M", "ZInv", *names[1:])
+    if len(given) == len(options.aux) + 1:
+        return [given[0], *given[2:]]
+    if len(given) != len(names):
+        _refuse("Aux_CTX_Tensors", f"{len(given)} tensors", ", ".join(names))
+    return given
+
+
+def _backward_plain(gradients: list[Tensor], *arguments: object) -> tuple:
+    return gradients, *backward_operator(gradients, *arguments)
 
 
 def fused_attn_bwd(*arguments: object) -> list[Tensor | None]:
@@ -246,16 +275,17 @@ def fused_attn_bwd(*arguments: object) -> list[Tensor | None]:
     dQ, dK and dV have the layout of Q, K and V. dBias has the shape of the bias.
     """
     call = BackwardCall(*arguments)
+    is_fp8 = is_fp8_tensor(call.Q)
+    dtype = fp8.gradient_dtype(call) if is_fp8 else None
+    call, run = fp8.backward(call) if is_fp8 else (call, _backward_plain)
     options = _options(call)
-    if TORCH_DTYPES.get(call.dqkv_type) != call.Q.dtype:
+    if not is_fp8 and TORCH_DTYPES.get(call.dqkv_type) != call.Q.dtype:
         _refuse("dqkv_type", DType(call.dqkv_type).name, f"that of Q, {call.Q.dtype}")
-    if len(call.Aux_CTX_Tensors) != len(options.aux):
-        _refuse("Aux_CTX_Tensors", f"{len(call.Aux_CTX_Tensors)} tensors", ", ".join(options.aux))
-    stats, rng_state, *inputs = call.Aux_CTX_Tensors
+    stats, rng_state, *inputs = _aux_tensors(call, options, is_fp8)
     bias = inputs[0] if options.has_bias else None
     sink = inputs[-1] if options.has_sink else None
     ours = _arguments(call, options, rng_state, bias, sink)
-    gradients = options.layout.new_gradients(call.Q, call.K, call.V)
+    gradients = options.layout.new_gradients(call.Q, call.K, call.V, dtype)
     lse, wanted = stats.squeeze(-1), (options.has_bias, options.has_sink)
-    dbias, dsink = backward_operator(gradients, call.dO, None, call.O, lse, ours, *wanted)
+    gradients, dbias, dsink = run(gradients, call.dO, None, call.O, lse, ours, *wanted)
     return [*gradients, dbias, None if dsink is None else dsink.view_as(sink)]

@@ -25,14 +25,17 @@ class Layout(NamedTuple):
         """The format's name in te_attention.torch."""
         return f"{self.q}_{self.kv}"
 
-    def new_gradients(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        """Memory for dQ, dK and dV in the layout of Q, K and V."""
+    def new_gradients(
+        self, q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype | None = None
+    ) -> list[Tensor]:
+        """Memory for dQ, dK and dV in the layout of Q, K and V, by default in their dtype."""
         alone = (q, k, v)[: 3 - self.shared] if self.shared > 1 else (q, k, v)
-        out = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in alone]
+        options = {"dtype": dtype, "memory_format": torch.contiguous_format}
+        out = [torch.empty_like(t, **options) for t in alone]
         if self.shared > 1:
             shape = list(k.shape)
             shape.insert(len(shape) + 1 + self.axis, self.shared)
-            out += k.new_empty(shape).unbind(self.axis)
+            out += k.new_empty(shape, dtype=dtype).unbind(self.axis)
         return out
 
 

@@ -55,8 +55,17 @@ def test_the_selector_says_no_where_the_call_would() -> None:
     assert backend(dim_qk=60) == NONE
     assert backend(groups=3) == NONE
     assert backend(left=-2) == NONE
-    assert backend(q_dtype=tex.DType.kFloat8E4M3, kv_dtype=tex.DType.kFloat8E4M3) == NONE
     assert int(NONE) == -1
+
+
+@pytest.mark.parametrize("dtype", [tex.DType.kFloat8E4M3, tex.DType.kFloat8E5M2])
+def test_fp8_is_a_backend_of_its_own(dtype: tex.DType) -> None:
+    fp8 = {"q_dtype": dtype, "kv_dtype": dtype}
+    found = tex.NVTE_Fused_Attn_Backend.NVTE_FP8
+    for more in ({}, {"mask": MASKS[3]}, {"layout": THD, "mask": MASKS[1]}, {"left": 5}):
+        assert backend(**fp8, **more) == found
+    assert backend(**fp8, max_logit=True) == NONE
+    assert backend(**fp8, dim_qk=60) == NONE
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def test_dropout_follows_the_generator() -> None:
 
 
 REFUSED = [
-    ({"s_quantizer": object()}, "s_quantizer is a object; needs None: FP8 attention"),
-    ({"o_quantizer": object()}, "o_quantizer is a object; needs None: FP8 attention"),
+    ({"s_quantizer": object()}, "s_quantizer is a object; needs None without FP8 tensors"),
+    ({"o_quantizer": object()}, "o_quantizer is a object; needs None without FP8 tensors"),
     ({"fake_dtype": torch.float16}, "fake_dtype is torch.float16; needs the dtype of Q"),
     ({"max_seqlen_q": 18}, "max_seqlen_q is 18; needs the 19 rows of Q"),
     ({"max_seqlen_kv": 25}, "max_seqlen_kv is 25; needs the 24 rows of K"),
@@ -107,7 +107,7 @@ def test_what_forward_refuses(changes: dict, text: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"dp_quantizer": object()}, "dp_quantizer is a object; needs None: FP8 attention"),
+        ({"dp_quantizer": object()}, "dp_quantizer is a object; needs None without FP8 tensors"),
         ({"dqkv_type": tex.DType.kFloat16}, "dqkv_type is kFloat16; needs that of Q"),
         ({"Aux_CTX_Tensors": []}, "Aux_CTX_Tensors is 0 tensors; needs stats, rng_state"),
         ({"qkv_layout": LAYOUTS[19], "attn_mask_type": MASKS[1]}, "needs one without pages"),

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 import transformer_engine_torch as tex
+from te_attention.torch.fp8._formats import is_fp8_tensor
 from transformer_engine_torch.calls import ForwardCall
 from transformer_engine_torch.fused_attn import TORCH_DTYPES, forward, largest_of_heads
 
@@ -42,31 +43,34 @@ META_DQKV = tex.FP8BwdTensors.GRAD_OUTPUT1
 META_DO = tex.FP8BwdTensors.GRAD_INPUT2
 META_DP = tex.FP8BwdTensors.GRAD_INPUT3
 
-_F16_BACKENDS = (
-    tex.NVTE_Fused_Attn_Backend.NVTE_F16_max512_seqlen,
-    tex.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen,
-)
 _PHILOX_ELEMENTS = 16  # has no effect here
 
 
 def _check_backend(backend: tex.NVTE_Fused_Attn_Backend) -> None:
-    if backend == tex.NVTE_Fused_Attn_Backend.NVTE_FP8:
-        raise NotImplementedError(
-            "fused_attention_backend is FP8; needs one of F16: FP8 attention is not there yet"
-        )
-    if backend not in _F16_BACKENDS:
+    if backend not in FusedAttnBackend.values() or backend == FusedAttnBackend["No_Backend"]:
         raise ValueError(
-            f"fused_attention_backend is {backend!r}; needs F16_max512_seqlen or "
-            "F16_arbitrary_seqlen of FusedAttnBackend"
+            f"fused_attention_backend is {backend!r}; needs F16_max512_seqlen, "
+            "F16_arbitrary_seqlen or FP8 of FusedAttnBackend"
         )
 
 
-def _check_bias(attn_bias: Tensor | None, attn_bias_type: str, q: Tensor) -> None:
+def _check_fp8(q: object, backend: tex.NVTE_Fused_Attn_Backend, **needed: object) -> None:
+    """That FP8 tensors come with the backend FP8 and its quantizers, and no others do."""
+    is_fp8 = is_fp8_tensor(q)
+    if is_fp8 is not (backend == FusedAttnBackend["FP8"]):
+        wanted = "FP8 with" if is_fp8 else "one of F16 without"
+        raise ValueError(f"fused_attention_backend is {backend!r}; needs {wanted} FP8 tensors")
+    for name, value in needed.items():
+        if is_fp8 and value is None:
+            raise ValueError(f"{name} is None; needs a quantizer with the backend FP8")
+
+
+def _check_bias(attn_bias: Tensor | None, attn_bias_type: str, dtype: torch.dtype) -> None:
     if attn_bias_type not in ("pre_scale_bias", "post_scale_bias"):
         return
-    if attn_bias is None or attn_bias.dtype != q.dtype:
+    if attn_bias is None or attn_bias.dtype != dtype:
         seen = None if attn_bias is None else attn_bias.dtype
-        raise ValueError(f"attn_bias is {seen}; needs a tensor of {q.dtype} with {attn_bias_type}")
+        raise ValueError(f"attn_bias is {seen}; needs a tensor of {dtype} with {attn_bias_type}")
 
 
 def _diagonal(bottom_right_diagonal: bool | None, attn_mask_type: str) -> bool:
@@ -112,11 +116,12 @@ def fused_attn_fwd(
     With return_max_logit also the largest score of each head, [heads].
     """
     _check_backend(fused_attention_backend)
-    _check_bias(attn_bias, attn_bias_type, q)
+    _check_fp8(q, fused_attention_backend, s_quantizer=s_quantizer, o_quantizer=o_quantizer)
+    _check_bias(attn_bias, attn_bias_type, fake_dtype if is_fp8_tensor(q) else q.dtype)
     # fmt: off
     result = forward(ForwardCall(
         max_seqlen_q, max_seqlen_kv, is_training,
-        q.shape[-1] ** -0.5 if attn_scale is None else attn_scale, dropout, fast_zero_fill,
+        q.size(-1) ** -0.5 if attn_scale is None else attn_scale, dropout, fast_zero_fill,
         QKVLayout[qkv_layout], AttnBiasType[attn_bias_type], AttnMaskType[attn_mask_type],
         SoftmaxType[softmax_type], window_size, _diagonal(bottom_right_diagonal, attn_mask_type),
         cu_seqlens_q, cu_seqlens_kv, q, k, v, fake_dtype, cu_seqlens_q_padded,
@@ -124,7 +129,8 @@ def fused_attn_fwd(
         softmax_offset, rng_gen, _PHILOX_ELEMENTS, return_max_logit, cuda_graph,
     ))
     # fmt: on
-    aux = [result.lse.unsqueeze(-1), result.rng_state, *result.inputs]
+    lse = result.lse.unsqueeze(-1)
+    aux = [*[lse] * (1 + is_fp8_tensor(q)), result.rng_state, *result.inputs]
     if not return_max_logit:
         return result.o, aux
     return result.o, aux, largest_of_heads(result.max_logit, result.o.dtype)
@@ -163,9 +169,10 @@ def fused_attn_bwd(
 ) -> list[Tensor | None]:
     """Returns [dQ, dK, dV, dBias or None, dSoftmaxOffset or None]."""
     _check_backend(fused_attention_backend)
+    _check_fp8(q, fused_attention_backend, s_quantizer=s_quantizer, dp_quantizer=dp_quantizer)
     # fmt: off
     return tex.fused_attn_bwd(
-        max_seqlen_q, max_seqlen_kv, q.shape[-1] ** -0.5 if attn_scale is None else attn_scale,
+        max_seqlen_q, max_seqlen_kv, q.size(-1) ** -0.5 if attn_scale is None else attn_scale,
         dropout, fast_zero_fill, QKVLayout[qkv_layout], AttnBiasType[attn_bias_type],
         AttnMaskType[attn_mask_type], SoftmaxType[softmax_type], window_size,
         _diagonal(bottom_right_diagonal, attn_mask_type), deterministic, cu_seqlens_q,
