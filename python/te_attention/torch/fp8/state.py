@@ -87,6 +87,7 @@ class DelayedScalingRecipeState(RecipeState):
         n, new = self.num_quantizers, {"dtype": torch.float32, "device": self.device}
         self.scale = torch.ones(n, **new)
         self.amax_history = torch.zeros(recipe.amax_history_len, n, **new)
+        self.updated = False  # whether the scales are from a history
 
     def make_quantizers(self) -> list[Float8Quantizer]:
         """See the class."""
@@ -101,6 +102,7 @@ class DelayedScalingRecipeState(RecipeState):
         recipe = self.recipe
         arguments = amax, recipe.amax_compute_algo, format_of(self.dtype).name, recipe.margin
         _update_scales(self.amax_history, self.scale, *arguments)
+        self.updated = True
 
 
 class Float8CurrentScalingRecipeState(RecipeState):

@@ -1,7 +1,5 @@
 """Errors with the name of an argument, the value seen and the value needed."""
 
-NOT_YET = "FP8 attention is not there yet"
-
 
 class RefusedError(ValueError, AssertionError):
     """An unsupported argument. TransformerEngine raises one of the two base classes."""
@@ -18,7 +16,6 @@ def require(holds: bool, name: str, seen: object, needed: str) -> None:
         refuse(name, seen, needed)
 
 
-def refuse_later(fp8: bool, cp_group: object) -> None:
-    """Refuses arguments that the signatures accept and that are not implemented."""
-    require(not fp8, "fp8", fp8, f"False: {NOT_YET}")
+def refuse_later(cp_group: object) -> None:
+    """Refuses an argument that the signatures accept and that is not implemented."""
     require(cp_group is None, "cp_group", "a group", "None: context parallelism is not there yet")

@@ -7,6 +7,7 @@ import torch
 from torch.utils import checkpoint as torch_checkpoint
 
 from te_attention.torch.fp8 import FP8GlobalStateManager
+from te_attention.torch.fp8.recompute import Recomputation
 
 
 class _DeviceRandom:
@@ -118,11 +119,14 @@ def checkpoint(
 ) -> object:
     """Runs a function without storing its activations; the backward pass runs it again.
 
-    The default generators and, if given, the tracker's states are the same in both runs. tp_group
+    The default generators, the scales of FP8 and, if given, the tracker's states are the same in
+    both runs. tp_group
     is the group for distribute_saved_activations, which is refused.
     """
     if distribute_saved_activations:
         raise ValueError(f"distribute_saved_activations is True (over {tp_group}); needs False")
+    if FP8GlobalStateManager.FP8_ENABLED:
+        function = Recomputation(function)
     if get_rng_state_tracker is not None:
         function = _Replayed(function, get_rng_state_tracker())
     if use_reentrant and kwargs:

@@ -7,6 +7,7 @@ from operator import index
 import torch
 from torch import Tensor
 
+from te_attention.torch.fp8._formats import is_fp8_tensor
 from transformer_engine.pytorch._refusal import refuse, require
 from transformer_engine.pytorch.constants import AttnBiasTypes
 
@@ -60,6 +61,7 @@ class Call:
     inference_params: object
     pad_between_seqs: bool | None
     num_splits: int
+    fp8: dict | None = None  # arguments of a backend in FP8
     lengths_from_masks: bool = False  # set by resolve()
     layout: str = ""
     q_format: str = ""
@@ -120,9 +122,11 @@ class Call:
     def resolve(self) -> None:
         """Normalises the options; determines the layout, the lengths and max_seqlen."""
         self._normalise_options()
-        self.layout, self.q, self.k, self.v, self.q_format, self.kv_format = get_qkv_layout(
-            self.q, self.k, self.v, self.qkv_format, self.inference_params
+        self.layout, q, k, v, self.q_format, self.kv_format = get_qkv_layout(
+            *self._memory(), self.qkv_format, self.inference_params
         )
+        if not is_fp8_tensor(self.q):
+            self.q, self.k, self.v = q, k, v
         if self.q.dim() != _RANKS[self.q_format] or self.k.dim() != _RANKS[self.kv_format]:
             self._refuse_rank()
         if self.q_format == "thd" or self.inference_params is not None:
@@ -131,6 +135,15 @@ class Call:
             self._resolve_dense_lengths()
         if self.pad_between_seqs is None:
             self.pad_between_seqs = self.q_format == "thd" and self._has_gaps()
+
+    def _memory(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v, or the data of FP8 tensors, whose strides are those in memory."""
+        q, k, v = self.q, self.k, self.v
+        if not is_fp8_tensor(q):
+            return q, k, v
+        for name, tensor in (("key_layer", k), ("value_layer", v)):
+            require(is_fp8_tensor(tensor), name, f"a {type(tensor).__name__}", "FP8 as query_layer")
+        return q._data, k._data, v._data
 
     def _refuse_rank(self) -> None:
         wrong_q = self.q.dim() != _RANKS[self.q_format]
@@ -208,7 +221,7 @@ class Call:
 
     def key(self) -> tuple:
         """The key of the cached choice. It does not contain the number of ragged tokens."""
-        q, k, v, bias, slopes = self.q, self.k, self.v, self.bias, self.slopes
+        q, k, v, bias, slopes = *self._memory(), self.bias, self.slopes
         of_q, of_k, of_v, cache = q.shape, k.shape, v.shape, self.inference_params
         if len(of_q) == RAGGED:
             of_q = of_q[1], of_q[2]
@@ -222,7 +235,7 @@ class Call:
             lengths = cu_q.shape, cu_q.dtype, same
         # fmt: off
         return (
-            of_q, of_k, of_v, strides, q.dtype, k.dtype, v.dtype, type(q), q.device, k.device,
+            of_q, of_k, of_v, strides, q.dtype, k.dtype, v.dtype, type(self.q), q.device, k.device,
             v.device, lengths, self._has_gaps(), self.qkv_format, self.mask, tuple(self.window),
             self.bottom_right, self.max_seqlen_q, self.max_seqlen_kv, self.bias_type,
             None if bias is None else (bias.shape, bias.requires_grad),

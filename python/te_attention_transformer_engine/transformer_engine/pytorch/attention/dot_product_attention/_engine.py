@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from te_attention.torch import PreparedAttention, attention
+from te_attention.torch import Fp8, PreparedAttention, attention
 from te_attention.torch.functional import Mask, Window
 from transformer_engine.pytorch._refusal import refuse, require
 from transformer_engine.pytorch.constants import QKVLayouts
@@ -48,6 +48,7 @@ class Form:
     padded: bool  # the lengths apply
     ragged_q: bool
     ragged_kv: bool
+    name: str = "no_mask"  # of the mask, as given
 
 
 @lru_cache(maxsize=4096)
@@ -72,6 +73,7 @@ def form_of(qkv_layout: str, mask: str, window: tuple[int, int], bottom_right: b
         "padding" in mask,
         q_format == "thd",
         kv_format == "thd",
+        mask,
     )
 
 
@@ -137,9 +139,11 @@ class EngineCall:
             tensors["rng_state"] = torch.empty(2, dtype=torch.int64, device=q.device)
         return PreparedAttention(q, k, v, tensors, **self.options()), list(tensors)
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, fp8: Fp8 | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """O with heads merged, and with return_max_logit the largest score of each head."""
-        out = attention(q, k, v, **(self.options() | self.tensors()))
+        out = attention(q, k, v, **(self.options() | self.tensors()), fp8=fp8)
         if not self.return_max_logit:
             return out.flatten(-2)
         o, largest = out

@@ -5,9 +5,12 @@ from packaging.version import Version
 from torch import Tensor
 
 import transformer_engine_torch as tex
+from te_attention.torch import Fp8
+from te_attention.torch.fp8._formats import codes_of, is_fp8_tensor
 from transformer_engine.pytorch._refusal import refuse_later, require
 from transformer_engine.pytorch.cpu_offload import start_offload
 
+from ._emulation import combine_and_quantize, get_attention_quantizers
 from ._engine import Backend, EngineCall, form_of
 from ._flash_package import is_v3, module_of
 from ._layouts import pages_of
@@ -75,6 +78,28 @@ def _first(out: Tensor | tuple[Tensor, ...]) -> Tensor:
     return out[0] if isinstance(out, tuple) else out
 
 
+def _in_fp8(
+    call: EngineCall,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    qkv_layout: str,
+    quantizers: dict | None,
+    fp8_output: bool,
+) -> Tensor:
+    """O of inference in FP8, by our engines: flash-attn's FP8 has no scale of P."""
+    require(quantizers is not None, "quantizers", None, "those of a module with fp8")
+    gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    require(not gradient, "fp8", True, "False with gradients: Flash runs inference in FP8")
+    require(not call.dropout, "attention_dropout", call.dropout, "0 with fp8")
+    of_qkv, of_o, of_s, *_ = get_attention_quantizers(True, quantizers)
+    dtype = tensors[0].dtype
+    if not is_fp8_tensor(tensors[0]):
+        tensors = combine_and_quantize(qkv_layout, *tensors, of_qkv)
+    scales = (t._scale_inv for t in tensors)
+    fp8 = Fp8(*scales, of_s.scale, torch.reciprocal(of_s.scale), None, dtype)
+    out = call.run(*map(codes_of, tensors), fp8=fp8)
+    return of_o(out) if fp8_output else out
+
+
 class FlashAttention(Backend):
     """Attention without scores in memory, with the options of flash-attn."""
 
@@ -111,9 +136,10 @@ class FlashAttention(Backend):
         attention_mask has no effect: cu_seqlens define the padding. The last two arguments are
         additions to TransformerEngine's: ALiBi with the published slopes, and windows' diagonal.
         """
-        if fp8 or fp8_output or cp_group is not None:
-            refuse_later(fp8 or fp8_output, cp_group)
-        del fp8_meta, quantizers, cp_global_ranks, cp_stream, cp_comm_type
+        if cp_group is not None:
+            refuse_later(cp_group)
+        require(fp8 or not fp8_output, "fp8_output", True, "False without fp8")
+        del fp8_meta, cp_global_ranks, cp_stream, cp_comm_type
         window = tuple(check_set_window_size(attn_mask_type, window_size))
         form = form_of(qkv_layout, attn_mask_type, window, bottom_right_diagonal)
         require(
@@ -135,6 +161,9 @@ class FlashAttention(Backend):
         )
         tensors = (query_layer, key_layer, value_layer)
         start_offload(*tensors, offload_base_tensor=True)
+        if fp8:
+            require(num_splits == 1, "num_splits", num_splits, "1 with fp8")
+            return _in_fp8(call, tensors, qkv_layout, quantizers, fp8_output)
         with self.attention_dropout_ctx():
             version = flash_attention_backend or _V2
             if inference_params is None and _served(call, version, query_layer):

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from transformer_engine.pytorch._refusal import NOT_YET, refuse, refuse_later, require
+from transformer_engine.pytorch._refusal import refuse, refuse_later, require
 from transformer_engine.pytorch.constants import TE_DType
 from transformer_engine.pytorch.cpp_extensions.fused_attn import (
     FusedAttnBackend,
@@ -20,7 +20,8 @@ from transformer_engine.pytorch.cpu_offload import (
 )
 from transformer_engine.pytorch.graph import is_graph_capturing
 
-from ._engine import Backend, EngineCall, check_bias_and_offset, form_of
+from . import _fused_fp8
+from ._engine import Backend, EngineCall, Form, check_bias_and_offset, form_of
 from ._layouts import pages_of
 
 _FLASH_BACKWARD = "NVTE_FUSED_ATTN_USE_FAv2_BWD"
@@ -41,9 +42,9 @@ class FusedAttnFunc(torch.autograd.Function):
         fp8_output, layer_number, return_max_logit,
     ) -> Tensor | tuple[Tensor, Tensor]:
         # fmt: on
-        require(not (fp8 or fp8_output), "fp8", True, f"False: {NOT_YET}")
+        require(fp8 or not fp8_output, "fp8_output", True, "False without fp8")
         require(not use_FAv2_bwd, "use_FAv2_bwd", True, "False")
-        del fp8_meta, quantizers, layer_number  # arguments of FP8
+        del layer_number
         start_offload(q, k, v, offload_base_tensor=True)
         capturing = is_graph_capturing()
         # The arguments that both directions take, by name.
@@ -59,6 +60,14 @@ class FusedAttnFunc(torch.autograd.Function):
             "bottom_right_diagonal": bottom_right_diagonal,
             "cuda_graph": capturing,
         }
+        lengths = (cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
+        ctx.deterministic, ctx.fp8 = deterministic, fp8
+        if fp8:
+            require(not return_max_logit, "return_max_logit", True, "False with fp8")
+            sizes = (is_training, max_seqlen_q, max_seqlen_kv)
+            pages, small = (page_table_k, page_table_v), (attn_bias, softmax_offset, rng_gen)
+            common = (lengths, sizes, pages, small, ctx.options, fp8_meta, quantizers, fp8_output)
+            return _fused_fp8.forward(ctx, q, k, v, *common)
         # fmt: off
         out, aux, *max_logit = fused_attn_fwd(
             is_training, max_seqlen_q, max_seqlen_kv, cu_seqlens_q, cu_seqlens_kv, q, k, v, q.dtype,
@@ -67,12 +76,10 @@ class FusedAttnFunc(torch.autograd.Function):
             return_max_logit=return_max_logit, **ctx.options,
         )
         # fmt: on
-        lengths = (cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)
         if is_cpu_offload_enabled():
             mark_activation_offload(out)
         ctx.save_for_backward(q, k, v, out, *lengths, *aux)
         ctx.max_seqlens, ctx.backend = (max_seqlen_q, max_seqlen_kv), fused_attention_backend
-        ctx.deterministic = deterministic
         if not return_max_logit:
             return out
         ctx.mark_non_differentiable(*max_logit)
@@ -80,20 +87,33 @@ class FusedAttnFunc(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_out: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, out, cu_q, cu_kv, *padded_and_aux = ctx.saved_tensors
-        # fmt: off
-        dq, dk, dv, dbias, dsink = fused_attn_bwd(
-            *ctx.max_seqlens, cu_q, cu_kv, q, k, v, out, d_out.contiguous(), q.dtype,
-            TE_DType[d_out.dtype], padded_and_aux[2:], ctx.backend, *padded_and_aux[:2],
-            deterministic=ctx.deterministic, **ctx.options,
-        )
-        # fmt: on
+        if ctx.fp8:
+            dq, dk, dv, dbias, dsink = _fused_fp8.backward(ctx, d_out, ctx.deterministic)
+        else:
+            dq, dk, dv, dbias, dsink = _differentiate(ctx, d_out)
         gradients: list[Tensor | None] = [None] * (INPUTS + 1)
         gradients[Q : Q + 3] = dq, dk, dv
         needs = ctx.needs_input_grad
         gradients[BIAS] = dbias if needs[BIAS] else None
         gradients[SINK] = dsink if needs[SINK] else None
         return tuple(gradients)
+
+
+def _differentiate(ctx, d_out: Tensor) -> list[Tensor | None]:
+    q, k, v, out, cu_q, cu_kv, *padded_and_aux = ctx.saved_tensors
+    # fmt: off
+    return fused_attn_bwd(
+        *ctx.max_seqlens, cu_q, cu_kv, q, k, v, out, d_out.contiguous(), q.dtype,
+        TE_DType[d_out.dtype], padded_and_aux[2:], ctx.backend, *padded_and_aux[:2],
+        deterministic=ctx.deterministic, **ctx.options,
+    )
+    # fmt: on
+
+
+def qkv_dim(form: Form, side: int) -> int:
+    """The dimension of the rows of q (side 0) or k, of the format of its side."""
+    q, _, kv = form.format.partition("_")
+    return ((kv or q) if side else q).find("s") % 3  # of thd: 2, which no caller uses
 
 
 class FusedAttention(Backend):
@@ -155,8 +175,9 @@ class FusedAttention(Backend):
         attention_mask and pad_between_seqs have no effect: cu_seqlens and the padded cu_seqlens
         define the padding. The last argument is an addition to TransformerEngine's: ALiBi slopes.
         """
-        if fp8 or fp8_output or cp_group is not None:
-            refuse_later(fp8 or fp8_output, cp_group)
+        if cp_group is not None:
+            refuse_later(cp_group)
+        require(fp8 or not fp8_output, "fp8_output", True, "False without fp8")
         form = form_of(qkv_layout, attn_mask_type, tuple(window_size), bottom_right_diagonal)
         if cu_seqlens_q is None or cu_seqlens_kv is None:
             missing = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_kv"
@@ -165,7 +186,7 @@ class FusedAttention(Backend):
             core_attention_bias_type, core_attention_bias, self.softmax_type, softmax_offset
         )
         del cp_global_ranks, cp_stream, cp_comm_type, attention_mask, pad_between_seqs
-        del fp8_meta, quantizers, fused_attention_backend, fast_zero_fill  # without effect
+        del fused_attention_backend, fast_zero_fill  # without effect
         alibi = core_attention_bias_type == "alibi"
         if alibi_slopes is not None and not alibi:
             refuse("alibi_slopes", "a tensor", f"None with {core_attention_bias_type}")
@@ -185,6 +206,46 @@ class FusedAttention(Backend):
             self.return_max_logit,
         )
         tensors = (query_layer, key_layer, value_layer)
+        if fp8:
+            with self.attention_dropout_ctx() if call.dropout else nullcontext():
+                return self._in_fp8(call, tensors, qkv_layout, fp8_meta, quantizers, fp8_output)
         start_offload(*tensors, offload_base_tensor=True)
         with self.attention_dropout_ctx() if call.dropout else nullcontext():
             return call.run(*tensors)
+
+    def _in_fp8(
+        self,
+        call: EngineCall,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        qkv_layout: str,
+        fp8_meta: dict | None,
+        quantizers: dict | None,
+        fp8_output: bool,
+    ) -> Tensor:
+        """O with heads merged, by FusedAttnFunc."""
+        if fp8_meta is None or quantizers is None:
+            missing = "fp8_meta" if fp8_meta is None else "quantizers"
+            refuse(missing, None, "that of a module with fp8")
+        form, rows = call.form, [t.shape[qkv_dim(call.form, i)] for i, t in enumerate(tensors[:2])]
+        most_q, most_kv = call.max_seqlens
+        ragged = (form.ragged_q, form.ragged_kv)
+        most = [m if r else n for m, r, n in zip((most_q, most_kv), ragged, rows, strict=True)]
+        if call.page_table is not None:
+            most[1] = most_kv
+        padded = call.offsets if any(ragged) else (None, None)
+        bias_type = "no_bias" if call.bias is None else "post_scale_bias"
+        if call.pre_scale:
+            bias_type = "pre_scale_bias"
+        elif call.alibi is True:
+            bias_type = "alibi"
+        require(not isinstance(call.alibi, Tensor), "alibi_slopes", "a tensor", "None with fp8")
+        # fmt: off
+        out = FusedAttnFunc.apply(
+            self.training, *most, *call.cu_seqlens, *padded, call.page_table, call.page_table,
+            *tensors, call.bias, call.scale, call.dropout, True, qkv_layout, bias_type,
+            form.name, self.softmax_type, form.bounds, form.bottom_right, None,
+            FusedAttnBackend["FP8"], False, True, fp8_meta, quantizers, call.deterministic,
+            call.sink, fp8_output, self.layer_number, self.return_max_logit,
+        )
+        # fmt: on
+        return out.view(*out.shape[:-2], -1)

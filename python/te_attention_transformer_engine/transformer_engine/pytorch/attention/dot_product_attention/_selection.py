@@ -15,7 +15,8 @@ import torch
 from packaging.version import Version
 
 import transformer_engine_torch as tex
-from transformer_engine.pytorch._refusal import NOT_YET, refuse
+from te_attention.torch.fp8 import Float8Tensor, get_fp8_te_dtype
+from transformer_engine.pytorch._refusal import refuse
 from transformer_engine.pytorch.constants import TE_DType
 from transformer_engine.pytorch.cpp_extensions.fused_attn import (
     AttnBiasType,
@@ -27,6 +28,7 @@ from transformer_engine.pytorch.cpp_extensions.fused_attn import (
 from transformer_engine.pytorch.utils import get_device_compute_capability
 
 from ._flash_package import FlashAttentionUtils
+from ._fp8 import asks_for_fp8, emulates
 from ._layouts import formats_of, is_packed
 from ._masks import check_set_window_size, is_window
 
@@ -132,15 +134,20 @@ class _Case:
         alibi = params.core_attention_bias_type == "alibi"
         self.alibi, self.own_slopes = alibi, alibi and params.alibi_slopes_shape is not None
         self.fused: tex.NVTE_Fused_Attn_Backend | None = None
+        recipe = (params.fp8_meta or {}).get("recipe") if params.fp8 else None
+        self.in_fp8 = recipe if recipe is not None and asks_for_fp8(recipe) else None
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.params, name)
 
     def fused_backend(self) -> tex.NVTE_Fused_Attn_Backend:
         """The answer of tex.get_fused_attn_backend for this case."""
+        dtype = TE_DType[self.qkv_dtype]
+        if self.in_fp8:
+            dtype = get_fp8_te_dtype(self.in_fp8)
         # fmt: off
         self.fused = tex.get_fused_attn_backend(
-            self.is_training, TE_DType[self.qkv_dtype], TE_DType[self.qkv_dtype],
+            self.is_training, dtype, dtype,
             QKVLayout[self.qkv_layout], AttnBiasType[self.core_attention_bias_type],
             AttnMaskType[self.attn_mask_type], SoftmaxType[self.softmax_type],
             self.attention_dropout, self.num_heads, self.num_gqa_groups, self.max_seqlen_q,
@@ -208,8 +215,26 @@ RULES = (
     _needs((F2,), "qkv_dtype", HALF, "16 bits"),
     _needs((F3,), "qkv_dtype", (*HALF, torch.float8_e4m3fn), "16 bits or float8_e4m3fn"),
     _needs((FU,), "qkv_dtype", tuple(TE_DType), "a type of tex"),
-    _needs((F3, FU), "qkv_type", torch.Tensor, "torch.Tensor"),
-    _needs(ALL, "fp8", False, f"False: {NOT_YET}"),
+    _needs((F3, FU), "qkv_type", (torch.Tensor, Float8Tensor), "torch.Tensor or Float8Tensor"),
+    _Rule((F2,), lambda c: c.in_fp8, "attention in FP8"),
+    _Rule((F3,), lambda c: c.in_fp8 and c.is_training, "training in FP8"),
+    _Rule(
+        (UN,),
+        lambda c: c.in_fp8 and not emulates(),
+        "attention in FP8; needs NVTE_UnfusedDPA_Emulate_FP8=1",
+    ),
+    _Rule(ALL, lambda c: c.in_fp8 and c.return_max_logit, "return_max_logit in FP8"),
+    _Rule(
+        ALL,
+        lambda c: c.in_fp8 and c.inference_params is not None and c.in_fp8.fp8_mha,
+        "a KV cache with recipe.fp8_mha",
+    ),
+    _Rule((FU,), lambda c: c.in_fp8 and c.inference_params is not None, "a KV cache in FP8"),
+    _Rule(
+        (F3,),
+        lambda c: c.in_fp8 and c.inference_params is not None and c.q_format != "thd",
+        "a KV cache in FP8 with q in {q_format}; needs thd",
+    ),
     _needs((F2, FU, UN), "num_splits", 1),
     _needs(FL, "return_max_logit", False),
     _Rule(

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from te_attention.torch import dropout_mask, new_rng_state
-from transformer_engine.pytorch._refusal import refuse_later
+from transformer_engine.pytorch._refusal import require
 from transformer_engine.pytorch.utils import attention_mask_func
 from transformer_engine_torch.fused_attn import largest_of_heads
 
+from ._emulation import Rounding
 from ._engine import Backend, check_bias_and_offset
+from ._fp8 import emulates
 from ._layouts import formats_of
 from ._lengths import ConvertBSHDtoTHD, ConvertTHDtoBSHD, get_padding_mask
 from ._masks import get_alibi, get_full_mask, is_bottom_right
@@ -113,13 +115,16 @@ class UnfusedDotProductAttention(Backend):
 
         The last two arguments are additions: where sequences begin in thd tensors with gaps.
         """
-        if fp8 or fp8_output:
-            refuse_later(True, None)
+        require(fp8 or not fp8_output, "fp8_output", True, "False without fp8")
+        require(
+            not fp8 or emulates(), "fp8", True, "NVTE_UnfusedDPA_Emulate_FP8=1: it emulates FP8"
+        )
+        rounded = Rounding(fp8, fp8_meta, quantizers, qkv_layout)
+        query_layer, key_layer, value_layer = rounded.qkv(query_layer, key_layer, value_layer)
         if core_attention_bias_type != "alibi":
             check_bias_and_offset(
                 core_attention_bias_type, core_attention_bias, self.softmax_type, softmax_offset
             )
-        del fp8_meta, quantizers  # arguments of FP8
         q_format, kv_format = formats_of(qkv_layout)
         if inference_params is not None and inference_params.is_paged:
             key_layer, value_layer = inference_params.convert_paged_to_nonpaged(self.layer_number)
@@ -150,10 +155,12 @@ class UnfusedDotProductAttention(Backend):
             _, core_attention_bias = get_alibi(_alibi_cache, q.shape[1], *sizes, *actual, **options)
         scores, factor = self._scores(q, k, core_attention_bias_type, core_attention_bias)
         max_logit = _largest(scores, mask).to(q.dtype) * factor if self.return_max_logit else None
-        out = self._weighted(scores, v, mask, mask_type, factor, softmax_offset)
+        scores = rounded.scores(scores)
+        out = self._weighted(scores, v, mask, mask_type, factor, softmax_offset, rounded)
         (out,) = _zeroed(padding, out)
         tokens = query_layer.shape[0]
         out = _heads_last(out, q_format, cu_seqlens_q, tokens, cu_seqlens_q_padded)
+        out = rounded.out(out, fp8_output)
         return (out, max_logit) if self.return_max_logit else out
 
     def _scores(
@@ -191,6 +198,7 @@ class UnfusedDotProductAttention(Backend):
         mask_type: str,
         factor: float,
         softmax_offset: Tensor | None,
+        rounded: Rounding,
     ) -> Tensor:
         """O [b, heads, rows, dim]. A sink is an additional column, dropped after the softmax."""
         batch, heads, rows, cols = scores.shape
@@ -206,6 +214,7 @@ class UnfusedDotProductAttention(Backend):
                 state = new_rng_state(scores.device)
             keep = dropout_mask(state, self.attention_dropout, (batch, heads, rows, cols))
             probabilities = probabilities * keep / (1.0 - self.attention_dropout)
+        probabilities = rounded.probabilities(probabilities)
         groups, dim = v.shape[1], v.shape[-1]
         left = probabilities.to(v.dtype).reshape(batch * groups, heads // groups * rows, cols)
         right = v.reshape(batch * groups, cols, dim)

@@ -13,7 +13,8 @@ from torch.nn.modules import module as modules
 
 from te_attention.torch import PreparedAttention, new_rng_state
 from te_attention.torch.fp8 import FP8GlobalStateManager
-from transformer_engine.pytorch._refusal import NOT_YET, require
+from te_attention.torch.fp8._formats import is_fp8_tensor
+from transformer_engine.pytorch._refusal import require
 from transformer_engine.pytorch.constants import AttnTypes, SoftmaxTypes
 from transformer_engine.pytorch.cpu_offload import is_cpu_offload_enabled
 from transformer_engine.pytorch.distributed import checkpoint
@@ -24,6 +25,7 @@ from ._call import Call
 from ._engine import EngineCall, form_of
 from ._flash import FlashAttention
 from ._flash_package import module_of
+from ._fp8 import Fp8State, asks_for_fp8
 from ._fused import FusedAttention
 from ._masks import check_set_window_size, normalised_mask
 from ._selection import AttentionParams, Choice, cache_kind, get_attention_backend, refuse_all
@@ -135,7 +137,7 @@ def _group_size(group: object) -> int:
     return torch.distributed.get_world_size(group)
 
 
-class DotProductAttention(TransformerEngineBaseModule):
+class DotProductAttention(Fp8State, TransformerEngineBaseModule):
     """softmax(scale * q k^T + ...) v, with the interface of TransformerEngine's module.
 
     It also runs on the host. The environment variables NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and
@@ -206,6 +208,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         self._make_sink()
         self._make_backends(softmax_scale, layer_number)
         self._extra = torch.empty(0, dtype=torch.uint8)
+        self._loaded: dict | None = None
         self._register_load_state_dict_pre_hook(self._complete_state)
 
     def _make_sink(self) -> None:
@@ -248,14 +251,6 @@ class DotProductAttention(TransformerEngineBaseModule):
         self.cp_group, self.cp_global_ranks = cp_group, cp_global_ranks
         self.cp_stream, self.cp_comm_type = cp_stream, cp_comm_type
 
-    def get_extra_state(self) -> Tensor:
-        """Empty, or the extra state loaded from the checkpoint of an FP8 run."""
-        return self._extra
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Stores the extra state unchanged, so that a checkpoint of an FP8 run survives."""
-        self._extra = state
-
     def _complete_state(self, state_dict: dict, prefix: str, *_: object) -> None:
         """Adds the extra state to a checkpoint that lacks it or has it under its older name."""
         name = prefix + "_extra_state"
@@ -293,11 +288,6 @@ class DotProductAttention(TransformerEngineBaseModule):
 
         For thd pass max_seqlen_q and max_seqlen_kv; otherwise they are read from the device.
         """
-        require(not fp8_output, "fp8_output", True, f"False: {NOT_YET}")
-        if FP8GlobalStateManager.FP8_ENABLED:
-            recipe = FP8GlobalStateManager.get_fp8_recipe()
-            asked = getattr(recipe, "fp8_dpa", False) or getattr(recipe, "fp8_mha", False)
-            require(not asked, "recipe.fp8_dpa or recipe.fp8_mha", True, f"False: {NOT_YET}")
         # fmt: off
         call = Call(
             query_layer, key_layer, value_layer, attention_mask, qkv_format, cu_seqlens_q,
@@ -307,12 +297,15 @@ class DotProductAttention(TransformerEngineBaseModule):
             num_splits,
         )
         # fmt: on
-        if torch.compiler.is_compiling():
-            return self._run_uncompiled(call, checkpoint_core_attention)
-        return self._run(call, checkpoint_core_attention)
+        run = self._run_uncompiled if torch.compiler.is_compiling() else self._run
+        return run(call, checkpoint_core_attention, fp8_output)
 
-    def _run(self, call: Call, checkpoint_core_attention: bool) -> Tensor | tuple[Tensor, Tensor]:
+    def _run(
+        self, call: Call, checkpoint_core_attention: bool, fp8_output: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
         call.fill(self.__dict__)
+        if FP8GlobalStateManager.FP8_ENABLED or self.__dict__["fp8"] or is_fp8_tensor(call.q):
+            call.fp8 = self._prepare_fp8(call, fp8_output)
         if call.inference_params is not None:
             if self.attention_type != "cross":
                 self.attention_type = self.unfused_attention.attention_type = "cross"
@@ -342,6 +335,19 @@ class DotProductAttention(TransformerEngineBaseModule):
             get_rng_state_tracker=self.get_rng_state_tracker,
         )
 
+    def _prepare_fp8(self, call: Call, fp8_output: bool) -> dict | None:
+        """The arguments of a backend in FP8, or None: then FP8 tensors are dequantized."""
+        own = self.__dict__
+        own["fp8"] = FP8GlobalStateManager.FP8_ENABLED
+        if own["fp8"] and asks_for_fp8(FP8GlobalStateManager.get_fp8_recipe()):
+            own["_fp8_device"] = call.q.device
+            self.init_fp8_metadata()
+            words = {"fp8": True, "fp8_output": fp8_output}
+            return words | {"fp8_meta": self.fp8_meta, "quantizers": self.quantizers}
+        if is_fp8_tensor(call.q):
+            call.q, call.k, call.v = (t.dequantize() for t in (call.q, call.k, call.v))
+        return None
+
     # torch.compile cannot trace the choice of a backend, which reads addresses.
     _run_uncompiled = no_torch_dynamo()(_run)
 
@@ -357,7 +363,8 @@ class DotProductAttention(TransformerEngineBaseModule):
         ranks = 1 if own["cp_group"] is None else _group_size(own["cp_group"])
         backends = own["_modules"]
         of_backends = _settings(backends.get("flash_attention"), backends.get("fused_attention"))
-        key = (call.key(), ranks, _SETTINGS(own), of_backends)
+        fp8 = call.fp8 and (own["fp8_meta"]["found"], call.fp8["fp8_output"])
+        key = (call.key(), ranks, _SETTINGS(own), of_backends, fp8)
         latest, dispatch = _latest
         if latest != key:
             dispatch = _dispatches.get(key)
@@ -378,7 +385,7 @@ class DotProductAttention(TransformerEngineBaseModule):
         flash, version, fused, _, unfused, _ = choice
         if not (flash or fused or unfused):
             refuse_all(params)
-        ours = fused or (flash and module_of(version) is None)
+        ours = call.fp8 is None and (fused or (flash and module_of(version) is None))
         as_given = all(a is b for a, b in zip(given, (call.q, call.k, call.v), strict=True))
         chosen = self._modules.get("flash_attention" if flash else "fused_attention")
         if not (ours and as_given and self._has_direct_path(chosen)):
@@ -458,6 +465,8 @@ class DotProductAttention(TransformerEngineBaseModule):
             softmax_type=self.softmax_type,
             return_max_logit=self.return_max_logit,
             num_splits=call.num_splits,
+            fp8=call.fp8 is not None,
+            fp8_meta=call.fp8 and {n: self.fp8_meta[n] for n in ("recipe", "local_recipes")},
         )
 
     def _sink(self, call: Call) -> Tensor | None:
@@ -481,6 +490,7 @@ class DotProductAttention(TransformerEngineBaseModule):
             "bottom_right_diagonal": call.bottom_right,
             "alibi_slopes": call.slopes,
             "inference_params": call.inference_params,
+            **(call.fp8 or {}),
         }
         if flash:
             words |= {"flash_attention_backend": version, "num_splits": call.num_splits}
