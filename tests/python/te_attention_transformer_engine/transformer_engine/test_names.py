@@ -235,10 +235,6 @@ def test_quantize_nothing() -> None:
     out = utils.combine_and_dequantize("bshd_bshd_bshd", *tensors, des_nominal_dtype=torch.half)
     assert all(torch.equal(a, b.half()) for a, b in zip(out, tensors, strict=True))
     assert utils.get_attention_quantizers(False, {}) == (None,) * 6
-    with pytest.raises(ValueError, match="qkv_quantizer is a object; needs None: FP8"):
-        utils.combine_and_quantize("bshd_bshd_bshd", *tensors, object())
-    with pytest.raises(ValueError, match="fp8 is True; needs False: FP8"):
-        utils.get_attention_quantizers(True, {})
     small = tensors[0].to(torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match=r"k_fp8 is torch\.float8_e4m3fn; needs 16 bits or more"):
+    with pytest.raises(ValueError, match=r"k_fp8 is torch\.float8_e4m3fn; needs an FP8"):
         utils.combine_and_dequantize("bshd_bshd_bshd", tensors[0], small, small)

@@ -384,7 +384,7 @@ def test_state_of_older_and_of_fp8_checkpoints() -> None:
     assert set(state) == {"core_attention._extra_state", "core_attention.softmax_offset"}
     del state["core_attention._extra_state"]
     dpa.load_state_dict(state)
-    old = torch.arange(3, dtype=torch.uint8)
+    old = torch.frombuffer(bytearray(pickle.dumps({"scale_fwd": None})), dtype=torch.uint8)
     dpa.load_state_dict(state | {"core_attention.fused_attention._extra_state": old})
     assert torch.equal(dpa.state_dict()["core_attention._extra_state"], old)
 
@@ -438,7 +438,6 @@ THD = {"qkv_format": "thd", "attn_mask_type": "padding"}
         ({"core_attention_bias_type": "post_scale_bias"}, "core_attention_bias is None; needs"),
         ({"core_attention_bias": torch.zeros(1, 4, 8, 8)}, "core_attention_bias is .*; needs None"),
         ({"alibi_slopes": torch.zeros(4)}, "alibi_slopes is .*; needs None with bias type no_bias"),
-        ({"fp8_output": True}, "fp8_output is True; needs False"),
         ({"num_splits": 2}, "FlashAttention 2: num_splits is 2; needs 1"),
         (
             {

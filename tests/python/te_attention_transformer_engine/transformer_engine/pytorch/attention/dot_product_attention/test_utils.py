@@ -10,6 +10,7 @@ from packaging.version import Version
 
 import transformer_engine_torch as tex
 from dpa import BACKENDS, LAYOUTS, laid_out, only
+from transformer_engine.common.recipe import DelayedScaling
 from transformer_engine.pytorch.attention.dot_product_attention import _selection, utils
 from transformer_engine.pytorch.attention.dot_product_attention.utils import (
     AttentionParams,
@@ -181,8 +182,14 @@ def test_the_choice() -> None:
             {"FlashAttention 2": "mask causal with lengths 128 and 256; needs equal ones"},
         ),
         ({"context_parallel": True}, {"UnfusedDotProductAttention": "context_parallel is True"}),
-        ({"fp8": True}, {"UnfusedDotProductAttention": "fp8 is True; needs False"}),
-        ({"qkv_dtype": torch.float8_e4m3fn}, {"FusedAttention": "tex.get_fused_attn_backend"}),
+        (
+            {"fp8": True, "fp8_meta": {"recipe": DelayedScaling(fp8_dpa=True)}},
+            {"UnfusedDotProductAttention": "NVTE_UnfusedDPA_Emulate_FP8=1"},
+        ),
+        (
+            {"qkv_dtype": torch.float8_e4m3fn, "return_max_logit": True},
+            {"FusedAttention": "tex.get_fused_attn_backend"},
+        ),
     ],
 )
 def test_a_refusal_has_its_reason(params: dict, refused: dict[str, str]) -> None:
