@@ -54,6 +54,11 @@ def _attention_forward(config: Config, primals: dict) -> tuple[tuple, tuple]:
     return tuple(out[name] for name in config.outputs), kept
 
 
+def _zero(x: jax.Array) -> jax.Array | None:
+    """The cotangent of an array that needs none: dead code, but jax 0.7 cannot take None here."""
+    return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.floating) else None
+
+
 def _attention_backward(config: Config, kept: tuple, cotangents: tuple) -> tuple[dict]:
     arrays, o, lse, wanted = kept
     arriving = dict(zip(config.outputs, cotangents, strict=True))
@@ -65,7 +70,7 @@ def _attention_backward(config: Config, kept: tuple, cotangents: tuple) -> tuple
     options = config.options
     run = functools.partial(_call.backward, options, ("q", "k", "v", *wanted))
     out = batched(run, options.format == "thd", options.dropout > 0, wanted)(operands)
-    return ({name: out.get(f"d{name}") for name in arrays},)
+    return ({name: out.get(f"d{name}", _zero(x)) for name, x in arrays.items()},)
 
 
 _attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)

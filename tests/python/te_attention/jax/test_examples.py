@@ -9,9 +9,12 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "jax"
 
 
-@pytest.mark.parametrize(("name", "words"), [("quickstart.py", "cpu: accepts")])
-def test_it_runs(name: str, words: str) -> None:
-    command = [sys.executable, EXAMPLES / name]
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [("quickstart.py", (), "cpu: accepts"), ("gpt.py", ("--steps", "40"), "jax.nn: ")],
+)
+def test_it_runs(name: str, arguments: tuple, words: str) -> None:
+    command = [sys.executable, EXAMPLES / name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert words in done.stdout

@@ -41,7 +41,8 @@ def looped(f, axes):
 
         def member(i):
             return [
-                a if axis is None else jnp.take(a, i, axis) for a, axis in zip(x, axes, strict=True)
+                a if axis is None else a[(slice(None),) * axis + (i,)]
+                for a, axis in zip(x, axes, strict=True)
             ]
 
         outs = [f(*member(i)) for i in range(n)]
