@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from te_attention.torch.fp8._cast import dense, largest_into, quantize_together
-from te_attention.torch.fp8._formats import codes_of, format_of, is_current, is_fp8_tensor
+from te_attention.torch.fp8.cast import dense, largest_into, quantize_together
+from te_attention.torch.fp8.formats import codes_of, format_of, is_current, is_fp8_tensor
 from te_attention.torch.fp8.tensor import dequantized
 from te_attention.torch.operators import Arguments, ops, trimmed
 from transformer_engine_torch.calls import BackwardCall, ForwardCall

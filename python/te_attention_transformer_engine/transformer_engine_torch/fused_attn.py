@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from te_attention.torch import new_rng_state
-from te_attention.torch.fp8._formats import is_fp8_tensor
+from te_attention.torch.fp8.formats import is_fp8_tensor
 from te_attention.torch.operators import Arguments
 from te_attention.torch.operators import backward_out as backward_operator
 from te_attention.torch.operators import forward as forward_operator

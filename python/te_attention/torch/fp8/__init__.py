@@ -4,7 +4,7 @@ Names, arguments and meanings are TransformerEngine's, as far as attention needs
 NVIDIA's package are accepted where these classes are.
 """
 
-from te_attention.torch.fp8._formats import DType
+from te_attention.torch.fp8.formats import DType
 from te_attention.torch.fp8.manager import (
     FP8GlobalStateManager,
     autocast,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from te_attention.torch._library import OPS
-from te_attention.torch.fp8._cast import dense, find_scale, largest_into
-from te_attention.torch.fp8._formats import Fp8Format, format_of
+from te_attention.torch.fp8.cast import dense, find_scale, largest_into
+from te_attention.torch.fp8.formats import Fp8Format, format_of
 from te_attention.torch.fp8.tensor import Float8Tensor, Float8TensorStorage
 
 _REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

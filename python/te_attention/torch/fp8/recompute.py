@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from te_attention.torch.fp8._formats import is_current
+from te_attention.torch.fp8.formats import is_current
 from te_attention.torch.fp8.manager import FP8GlobalStateManager
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from te_attention.torch._library import OPS
-from te_attention.torch.fp8._formats import DType, format_of
+from te_attention.torch.fp8.formats import DType, format_of
 from te_attention.torch.fp8.quantizer import Float8CurrentScalingQuantizer, Float8Quantizer
 from te_attention.torch.fp8.recipe import Format, Recipe
 

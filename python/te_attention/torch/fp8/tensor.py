@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from te_attention.torch._library import OPS
-from te_attention.torch.fp8._cast import dense
-from te_attention.torch.fp8._formats import codes_of, format_of
+from te_attention.torch.fp8.cast import dense
+from te_attention.torch.fp8.formats import codes_of, format_of
 
 _dequantize = OPS.fp8_dequantize.default
 

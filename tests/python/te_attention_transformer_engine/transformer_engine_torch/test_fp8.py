@@ -7,8 +7,8 @@ import fp8_decoy
 import transformer_engine_torch as tex
 from fp8_reference import check, reference
 from te_attention.torch import fp8
-from te_attention.torch.fp8._cast import quantize_together
-from te_attention.torch.fp8._formats import is_fp8_tensor
+from te_attention.torch.fp8.cast import quantize_together
+from te_attention.torch.fp8.formats import is_fp8_tensor
 from transformer_engine.pytorch.cpp_extensions.fused_attn import (
     FusedAttnBackend,
     fused_attn_bwd,

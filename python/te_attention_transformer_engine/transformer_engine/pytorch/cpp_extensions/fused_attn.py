@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 import transformer_engine_torch as tex
-from te_attention.torch.fp8._formats import is_fp8_tensor
+from te_attention.torch.fp8.formats import is_fp8_tensor
 from transformer_engine_torch.calls import ForwardCall
 from transformer_engine_torch.fused_attn import TORCH_DTYPES, forward, largest_of_heads
 

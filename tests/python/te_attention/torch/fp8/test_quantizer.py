@@ -6,7 +6,7 @@ import torch
 from fp8_decoy import E4M3, CurrentQuantizer, Quantizer
 from te_attention.torch import fp8
 from te_attention.torch.fp8 import DType, Float8Tensor, Float8TensorStorage
-from te_attention.torch.fp8._cast import quantize_together
+from te_attention.torch.fp8.cast import quantize_together
 
 FORMATS = {
     DType.kFloat8E4M3: (torch.float8_e4m3fn, 448.0),

@@ -7,7 +7,7 @@ from operator import index
 import torch
 from torch import Tensor
 
-from te_attention.torch.fp8._formats import is_fp8_tensor
+from te_attention.torch.fp8.formats import is_fp8_tensor
 from transformer_engine.pytorch._refusal import refuse, require
 from transformer_engine.pytorch.constants import AttnBiasTypes
 

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from te_attention.torch._packing import packed_whole
 from te_attention.torch.fp8 import Float8CurrentScalingQuantizer
-from te_attention.torch.fp8._cast import is_dense, quantize_together
-from te_attention.torch.fp8._formats import codes_of, is_current, is_fp8_tensor
+from te_attention.torch.fp8.cast import is_dense, packed_whole, quantize_together
+from te_attention.torch.fp8.formats import codes_of, is_current, is_fp8_tensor
 from te_attention.torch.fp8.tensor import dequantized
 from te_attention.torch.operators import ops
 from transformer_engine.pytorch._refusal import require

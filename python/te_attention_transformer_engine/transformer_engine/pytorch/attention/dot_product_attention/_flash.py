@@ -6,7 +6,7 @@ from torch import Tensor
 
 import transformer_engine_torch as tex
 from te_attention.torch import Fp8
-from te_attention.torch.fp8._formats import codes_of, is_fp8_tensor
+from te_attention.torch.fp8.formats import codes_of, is_fp8_tensor
 from transformer_engine.pytorch._refusal import refuse_later, require
 from transformer_engine.pytorch.cpu_offload import start_offload
 

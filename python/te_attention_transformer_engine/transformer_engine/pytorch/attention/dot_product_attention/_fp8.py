@@ -18,7 +18,7 @@ from te_attention.torch.fp8 import (
     Recipe,
     RecipeState,
 )
-from te_attention.torch.fp8._formats import format_of
+from te_attention.torch.fp8.formats import format_of
 from transformer_engine.pytorch._refusal import refuse
 from transformer_engine.pytorch.cpp_extensions.fused_attn import META_DP, META_S
 

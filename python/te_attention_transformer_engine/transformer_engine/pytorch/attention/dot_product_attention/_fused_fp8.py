@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from te_attention.torch.fp8 import Float8TensorStorage, FP8GlobalStateManager
-from te_attention.torch.fp8._formats import format_of, is_current, is_fp8_tensor
+from te_attention.torch.fp8.formats import format_of, is_current, is_fp8_tensor
 from te_attention.torch.fp8.recompute import forward_quantizers, frozen
 from te_attention.torch.fp8.tensor import dequantized
 from transformer_engine.pytorch.constants import TE_DType

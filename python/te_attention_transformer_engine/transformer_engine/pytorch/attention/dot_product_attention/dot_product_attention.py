@@ -13,7 +13,7 @@ from torch.nn.modules import module as modules
 
 from te_attention.torch import PreparedAttention, new_rng_state
 from te_attention.torch.fp8 import FP8GlobalStateManager
-from te_attention.torch.fp8._formats import is_fp8_tensor
+from te_attention.torch.fp8.formats import is_fp8_tensor
 from transformer_engine.pytorch._refusal import require
 from transformer_engine.pytorch.constants import AttnTypes, SoftmaxTypes
 from transformer_engine.pytorch.cpu_offload import is_cpu_offload_enabled

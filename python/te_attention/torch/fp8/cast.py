@@ -9,7 +9,7 @@ from torch import Tensor
 
 from te_attention.torch._library import OPS
 from te_attention.torch._packing import packed_whole
-from te_attention.torch.fp8._formats import format_of, is_current
+from te_attention.torch.fp8.formats import format_of, is_current
 
 _amax, _scale = OPS.amax.default, OPS.fp8_scale.default
 _joint, _joint_current = OPS.fp8_quantize_joint.default, OPS.fp8_quantize_joint_current.default
