@@ -1,28 +1,28 @@
-// The words of the matrix unit (AMX): products of the tiles of packed_tiles.h. Included by
-// flash_amx.cpp after it, inside its namespace.
+// AMX primitives: products of the tiles of packed_tiles.h. Included by flash_amx.cpp after it,
+// inside its namespace.
 #pragma once
 
-// The instructions, as words that the compiler does not move memory accesses across: those of GCC
-// 12 do not say what they read.
+// The instructions as asm statements with a memory clobber, because GCC 12's intrinsics do not
+// declare the memory that they read.
 template <int T>
-TEA_WORD void load_tile(const void* from, int64_t pitch) {
+TEA_PRIMITIVE void load_tile(const void* from, int64_t pitch) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(pitch), "i"(T) : "memory");
 }
 template <int T>
-TEA_WORD void store_tile(void* to, int64_t pitch) {
+TEA_PRIMITIVE void store_tile(void* to, int64_t pitch) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(pitch), "i"(T) : "memory");
 }
 template <int T>
-TEA_WORD void zero_tile() {
+TEA_PRIMITIVE void zero_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(T));
 }
 template <int C, int A, int B>
-TEA_WORD void multiply_tile() {
+TEA_PRIMITIVE void multiply_tile() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 
-// All eight tile registers in their full size while this lives. The registers are the caller's
-// again afterwards, and an idle unit costs nothing at a context switch.
+// In its scope all eight tile registers are configured with their full size. The destructor
+// releases them, so that context switches do not save tile state.
 class Configured {
  public:
   Configured() {
@@ -35,18 +35,18 @@ class Configured {
   Configured& operator=(const Configured&) = delete;
 };
 
-// Which terms of A and B meet. One product after the other shares a term with the one before, which
-// then is in its tiles already. Beside it the vectors do quarters [from, to) of their share of a
-// step.
+// The terms of A and B that a product combines. Consecutive products share a term, which then is
+// already in tile registers. Vector code computes quarters [from, to) of its share of a step
+// concurrently.
 struct Round {
   int a, b;
   bool loads_a, loads_b;
   int from, to;
 };
 
-// bf16 is one term. fp32 is three, the largest first: what is left out, products of a second with a
-// third and of two thirds, is below 2^-24 of the whole. The largest product comes last, so that a
-// sum is rounded at its full size once.
+// bf16 has one term. fp32 has three, the largest first. The omitted products, of a second with a
+// third term and of two third terms, are below 2^-24 of the total. The largest product is the last,
+// so that the sum is rounded at full magnitude once.
 template <int T>
 inline constexpr Round kRounds[] = {{0, 0, true, true, 0, 4}};
 template <>
@@ -55,9 +55,9 @@ inline constexpr Round kRounds<3>[] = {{2, 0, true, true, 0, 1},  {1, 0, true, f
                                        {0, 2, false, true, 3, 3}, {0, 0, false, true, 3, 4}};
 
 // M x N products of tiles of one round at step k. `between` is called after each product with the
-// quarters [from, to) of a step that are its share, if any.
+// quarters [from, to) of a step that it computes, if any.
 template <int M, int N, int T, int I, class Between>
-TEA_WORD void multiply_round(int64_t k, const Tiles& a, const Tiles& b, Between& between) {
+TEA_PRIMITIVE void multiply_round(int64_t k, const Tiles& a, const Tiles& b, Between& between) {
   constexpr Round now = kRounds<T>[I];
   const auto done = [&]<int product>(Number<product>) __attribute__((always_inline)) {
     constexpr int from = now.from + (now.to - now.from) * product / (M * N);
@@ -85,10 +85,10 @@ TEA_WORD void multiply_round(int64_t k, const Tiles& a, const Tiles& b, Between&
 }
 
 // M x N tiles of C = or += A B over `steps` tiles of k, of T terms each. What `between` does on
-// vectors runs beside the products.
+// vectors runs concurrently with the products.
 template <int M, int N, int T, class Between>
-TEA_WORD void multiply_tiles(int64_t steps, const Tiles& a, const Tiles& b, float* c, int64_t ldc,
-                             bool add, Between& between) {
+TEA_PRIMITIVE void multiply_tiles(int64_t steps, const Tiles& a, const Tiles& b, float* c,
+                                  int64_t ldc, bool add, Between& between) {
   const int64_t pitch = ldc * static_cast<int64_t>(sizeof(float));
   float* const below = c + kSide * ldc;
   if (add) {

@@ -1,10 +1,10 @@
-// Backward on the matrix unit. Included by flash_amx.cpp after amx_operands.h, inside its
+// Backward with AMX. Included by flash_amx.cpp after amx_operands.h, inside its
 // namespace.
 #pragma once
 
 constexpr int kStep = 128;  // keys of one step of backward
 
-// One block of rows on its way over the keys, which adds to the gradients.
+// Processes the keys for one block of rows and adds to the gradients.
 template <int T>
 class WalkBack {
  public:
@@ -30,13 +30,13 @@ class WalkBack {
     dout_ = pack_block(dout, take(n.deep_v * kGroups * kTileBytes));
     q_pairs_ = pack_block_pairs(q, kSmall, take(n.wide_k * 2 * kTileBytes));
     dout_pairs_ = pack_block_pairs(dout, 1, take(n.wide_v * 2 * kTileBytes));
-    const int64_t first = block.group.seen.begin;
-    const Columns seen{block.all.begin - first, block.all.end - first};
+    const int64_t first = block.group.visible.begin;
+    const Columns visible{block.all.begin - first, block.all.end - first};
     scores_ = {packed_.rows_k(0), q_, n.deep_k, first,
-               q.ordinary && packed_.is_ordinary(seen, kOrdinaryK)};
+               q.ordinary && packed_.is_ordinary(visible, kOrdinaryK)};
     load_rows(view);
     ordinary_ = T == 1 || (scores_.ordinary && dout.ordinary && is_moderate() &&
-                           packed_.is_ordinary(seen, kOrdinaryV));
+                           packed_.is_ordinary(visible, kOrdinaryV));
   }
 
   static int64_t scratch(const Problem& p) {
@@ -46,13 +46,13 @@ class WalkBack {
            T * (3 * kStepBytes + tiles * kTileBytes) / 4;
   }
 
-  // Whether the operands are what products of their terms are exact for.
+  // Whether the products of the operands' terms are exact.
   bool is_ordinary() const { return ordinary_; }
   const UnitScores<T>& unit_scores() const { return scores_; }
 
   void operator()() {
     add_dsink();
-    const int64_t base = block_.group.seen.begin;
+    const int64_t base = block_.group.visible.begin;
     const Sizes& n = packed_.size;
     for (int64_t j = (block_.all.begin - base) / kDepth * kDepth; base + j < block_.all.end;
          j += kStep) {
@@ -77,7 +77,7 @@ class WalkBack {
  private:
   static constexpr int64_t kStepBytes = int64_t{kStep} * kRows * 2;  // P or dS of a step, one term
 
-  // Tiles of k along the rows, 32 at a time. Rows without anything to see have P = dS = 0.
+  // Tiles of k along the rows, 32 at a time. Rows without a visible key have P = dS = 0.
   int64_t deep() const { return tiles_of(t_.lanes(), kDepth); }
 
   void load_rows(const View& view) {

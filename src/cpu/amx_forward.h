@@ -1,15 +1,15 @@
-// Forward on the matrix unit. Included by flash_amx.cpp after amx_operands.h, inside its namespace.
+// Forward with AMX. Included by flash_amx.cpp after amx_operands.h, inside its namespace.
 #pragma once
 
 constexpr int kMostKeys = 512;  // of a panel: keys that are multiplied by V at a time
 
-// The scores of kDepth keys, [key][row]: small enough to stay in the first cache until they are
-// exponentials. Logits are s * factor.
+// The scores of kDepth keys, [key][row], which stay in the L1 cache until the exponentials are
+// computed. Logits are s * factor.
 struct Chunk {
   int64_t first, keys;
   float* s;
   float factor;
-  bool whole;  // every row sees every key, and logits are the scores times the factor
+  bool whole;  // all keys are visible to all rows, and logits are scores times the factor
 };
 
 // The largest logits by lane, of N vectors of rows.
@@ -23,7 +23,7 @@ void raise_maxima(const Chunk& chunk, float* max) {
 }
 
 // x / ln 2 - y, rounded once: what is left of a large logit is exact.
-TEA_WORD VF above(VF x, VF y) {
+TEA_PRIMITIVE VF above(VF x, VF y) {
   return (VF)_mm512_fmsub_ps((__m512)x, _mm512_set1_ps(kLog2e), (__m512)y);
 }
 
@@ -86,8 +86,8 @@ class Exponentials {
   VF base_[N], sum_[N];
 };
 
-// One block of rows on its way over the keys. While the matrix unit works on the scores of a chunk
-// and on V of an earlier panel of chunks, the vectors turn the scores before it into exponentials.
+// Processes the keys for one block of rows. While AMX computes the scores of a chunk and the
+// product of an earlier panel with V, vector code computes the exponentials of the previous chunk.
 //
 // Exponentials are relative to a base, which is a maximum of the row, but not always the last one:
 // only where that is larger by kSlack are O and the sum taken to a new base. Where all rows have a
@@ -112,7 +112,7 @@ class Walk {
     const Columns all{block.all.begin - base_key(), block.all.end - base_key()};  // as backward
     scores_ = {packed_.rows_k(0), queries_, packed_.size.deep_k, base_key(),
                q.ordinary && packed_.is_ordinary(all, kOrdinaryK)};
-    ordinary_ = scores_.ordinary && packed_.is_ordinary(seen(), kOrdinaryV);
+    ordinary_ = scores_.ordinary && packed_.is_ordinary(visible(), kOrdinaryV);
     std::fill_n(out.max, kRows, kNone), std::fill_n(reference_, kRows, kNone);
     std::fill_n(out.sum, kRows, 0.0f), std::fill_n(base_, kRows, 0.0f);
   }
@@ -122,7 +122,7 @@ class Walk {
            T * (2 * kPanelBytes + Sizes(p).deep_k * kGroups * kTileBytes) / 4;
   }
 
-  // Whether the operands are what products of their terms are exact for.
+  // Whether the products of the operands' terms are exact.
   bool is_ordinary() const { return ordinary_; }
   const UnitScores<T>& unit_scores() const { return scores_; }
 
@@ -156,9 +156,9 @@ class Walk {
   static constexpr int64_t kPanelBytes = int64_t{kMostKeys} * kRows * 2;  // of one term
 
   int64_t groups() const { return t_.lanes() / kSide; }
-  int64_t base_key() const { return block_.group.seen.begin; }
+  int64_t base_key() const { return block_.group.visible.begin; }
   // The keys of the walk, in the packed head.
-  Columns seen() const { return {columns_.begin - base_key(), columns_.end - base_key()}; }
+  Columns visible() const { return {columns_.begin - base_key(), columns_.end - base_key()}; }
 
   // The chunk from `first` on, in one of two buffers.
   Chunk chunk(int64_t first, int which) const {
@@ -166,7 +166,7 @@ class Walk {
     return {first, keys, s_ + which * kDepth * kRows, 1, false};
   }
 
-  // Keys of a panel: so many chunks as its product has parts, each of which runs beside one chunk.
+  // Keys of a panel: one chunk for each part of its product, which runs concurrently with it.
   int64_t panel_keys() const {
     const int64_t parts = Product<T>::parts_of(packed_.size.wide_v, groups());
     return std::clamp<int64_t>(parts * kDepth, Product<T>::kLeastPanel, kMostKeys);
@@ -174,7 +174,7 @@ class Walk {
 
   template <int N>
   void over_chunks() {
-    const int64_t skipped = seen().begin / kDepth * kDepth;
+    const int64_t skipped = visible().begin / kDepth * kDepth;
     Chunk now = chunk(base_key() + skipped, 0);
     if (now.first >= columns_.end) {
       std::fill_n(out_.o, padded(p_.v_dim()) * kRows, 0.0f);
@@ -188,7 +188,7 @@ class Walk {
       Chunk next = chunk(now.first + kDepth, which);
       exponentials<N>(now, next);
       panel_.keys += kDepth;
-      if (panel_.keys == panel_keys_) hand_over(next.first);
+      if (panel_.keys == panel_keys_) enqueue_panel(next.first);
       if (next.first >= columns_.end) break;
       now = next;
     }
@@ -196,7 +196,7 @@ class Walk {
     move_base<N>(true);
   }
 
-  // P and its sums of one chunk, beside the scores of the next.
+  // P and its sums of one chunk, concurrently with the scores of the next.
   template <int N>
   void exponentials(const Chunk& now, Chunk& next) {
     const bool trusting = now.whole && started_;
@@ -230,7 +230,7 @@ class Walk {
     for (int n = 0; n < N; ++n) add_to(out_.sum + n * kSide, all.sum(n));
   }
 
-  // The scores of the next chunk and a part of the product that waits, beside exponentials.
+  // The scores of the next chunk and a part of the pending product, concurrently with exponentials.
   template <int N>
   TEA_INLINE void products(Exponentials<N, T>& all, Chunk& next) {
     const Product<T> product = scores(next);
@@ -306,7 +306,7 @@ class Walk {
   }
 
   // The panel is complete: it waits for its product, and the other buffer is filled.
-  void hand_over(int64_t next_key) {
+  void enqueue_panel(int64_t next_key) {
     finish_waiting();
     waiting_ = panel_, part_ = 0;
     panel_ = {next_key, 0, panel_.p == probs_ ? probs_ + T * kPanelBytes : probs_};
@@ -331,7 +331,7 @@ class Walk {
 
   void finish_values() {
     finish_waiting();
-    if (panel_.keys) hand_over(panel_.first + panel_.keys);
+    if (panel_.keys) enqueue_panel(panel_.first + panel_.keys);
     finish_waiting();
   }
 

@@ -1,5 +1,5 @@
-// What the matrix unit multiplies: keys and values packed once per kv head, and the rows of a
-// block. Included by flash_amx.cpp after amx.h, inside its namespace.
+// Operands of AMX products: keys and values packed once per kv head, and the rows of a block.
+// Included by flash_amx.cpp after amx.h, inside its namespace.
 #pragma once
 
 constexpr int kGroups = kRows / kSide;
@@ -19,7 +19,7 @@ struct Sizes {
 template <int T>
 using Element = std::conditional_t<T == 1, uint16_t, float>;
 
-// What reads term t of rows.
+// Reads term t of rows.
 template <int T, int t>
 auto rows_of(float factor = 1) {
   if constexpr (T == 1)
@@ -29,7 +29,7 @@ auto rows_of(float factor = 1) {
 }
 
 template <int T, class Body>
-TEA_WORD void each_term(Body&& body) {
+TEA_PRIMITIVE void each_term(Body&& body) {
   [&]<int... t>(std::integer_sequence<int, t...>) { (body(Number<t>{}), ...); }
   (std::make_integer_sequence<int, T>{});
 }
@@ -63,7 +63,7 @@ constexpr std::byte kOrdinaryK{1}, kOrdinaryV{2};
 template <int T>
 struct Packed {
   Packed(const Problem& p, const Group& g, Pass pass, const std::byte* memory)
-      : size(p), memory_(memory), chunks_(tiles_of(g.seen.end - g.seen.begin, kDepth)) {
+      : size(p), memory_(memory), chunks_(tiles_of(g.visible.end - g.visible.begin, kDepth)) {
     const auto take = [&](int64_t tiles_of_a_chunk) {
       const int64_t from = term_;
       term_ += chunks_ * tiles_of_a_chunk * kTileBytes;
@@ -124,12 +124,12 @@ void pack_head(const View& view, const Group& g, Pass pass, int64_t first, std::
   const Problem& p = view.p;
   const Packed<T> packed(p, g, pass, memory);
   const RowsOf of_k = view.rows(TEA_K), of_v = view.rows(TEA_V);
-  const int64_t end = std::min(first + kPackedKeys, g.seen.end - g.seen.begin);
+  const int64_t end = std::min(first + kPackedKeys, g.visible.end - g.visible.begin);
   for (int64_t j = first; j < end; j += kDepth) {
     const Element<T>*k[kDepth]{}, *v[kDepth]{};
     std::byte ordinary = kOrdinaryK | kOrdinaryV;
     for (int64_t i = 0; i < std::min<int64_t>(kDepth, end - j); ++i) {
-      const RowAt at{g.kv, g.b, g.kv_head, g.seen.begin + j + i};
+      const RowAt at{g.kv, g.b, g.kv_head, g.visible.begin + j + i};
       k[i] = static_cast<const Element<T>*>(view.address(of_k, at));
       v[i] = static_cast<const Element<T>*>(view.address(of_v, at));
       if (!is_ordinary(k[i], p.dim_qk)) ordinary &= ~kOrdinaryK;
@@ -152,7 +152,7 @@ void pack_head(const View& view, const Group& g, Pass pass, int64_t first, std::
   }
 }
 
-// Where the rows of a block begin; those that see nothing count as zero.
+// The addresses of a block's rows; rows without a visible key count as zero.
 template <int T>
 struct BlockRows {
   BlockRows(const View& view, const RowBlock& block, tea_tensor t, int64_t elements)
@@ -182,7 +182,7 @@ Tiles pack_block(const BlockRows<T>& rows, std::byte* to) {
   return {to, kTileBytes, kGroups * kTileBytes, 64, term};
 }
 
-// The rows of a block times `factor` as B, two rows beside each other, [term][32 rows][16 columns].
+// The rows of a block times `factor` as B, in pairs of adjacent rows, [term][32 rows][16 columns].
 template <int T>
 Tiles pack_block_pairs(const BlockRows<T>& rows, float factor, std::byte* to) {
   const int64_t half = tiles_of(rows.dim, kSide) * kTileBytes, term = kRows / kDepth * half;
@@ -193,8 +193,8 @@ Tiles pack_block_pairs(const BlockRows<T>& rows, float factor, std::byte* to) {
   return {to, kTileBytes, half, 64, term};
 }
 
-// The scores of a block by the unit, where vectors do the rest: they are the same in both passes,
-// whatever V, dO and O are.
+// The scores of a block by AMX; vector code computes the rest. They are the same in both passes,
+// for any V, dO and O.
 template <int T>
 struct UnitScores {
   Tiles keys, queries;
@@ -204,10 +204,10 @@ struct UnitScores {
   // The tile that has this column begins here.
   int64_t first(int64_t column) const { return base + (column - base) / kDepth * kDepth; }
 
-  void operator()(Tile<float>& t, bool wants_bend) const {
+  void operator()(Tile<float>& t, bool wants_cap_slope) const {
     Tiles k = keys;
     k.data = keys.at((t.first - base) / kSide);
     Product<T>{tiles_of(t.cols, kSide), t.lanes() / kSide, steps, k, queries, t.s, kRows, false}();
-    t.logits(wants_bend);
+    t.logits(wants_cap_slope);
   }
 };

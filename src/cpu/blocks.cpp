@@ -1,4 +1,4 @@
-// Cuts the rows of a group, and finds what each row sees.
+// Cuts the rows of a group into blocks, and determines the visible columns of each row.
 #include "cpu/blocks.h"
 
 #include <algorithm>
@@ -6,8 +6,8 @@
 namespace tea::cpu {
 namespace {
 
-// Later rows see later columns: the first row that sees any begins, and the last one ends.
-Columns seen(const Group& g) {
+// Visible ranges move monotonically, so the first and last rows with a visible column bound them.
+Columns visible(const Group& g) {
   const int64_t first = std::max<int64_t>(0, -g.band.hi);
   const int64_t last = std::min(g.q.length, g.kv.length - g.band.lo) - 1;
   if (first > last) return {0, 0};
@@ -24,7 +24,7 @@ Group make_group(const View& view, int64_t b, int64_t kv_head) {
   g.q = view.queries(b), g.kv = view.keys(b), g.origin = view.origin(b);
   g.delta = diagonal(p.bottom_right, g.q.length, g.kv.length) + g.origin.shift;
   g.band = band(p.mask(), g.delta, g.origin.row, g.origin.column);
-  g.seen = seen(g);
+  g.visible = visible(g);
   return g;
 }
 

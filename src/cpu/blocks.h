@@ -1,4 +1,4 @@
-// How query rows are cut into blocks: up to kRows rows that share their keys and values, taken from
+// Blocks of query rows: up to kRows rows that share their keys and values, from
 // one head or, where heads are short, from several heads of one group.
 #pragma once
 #include <cstddef>
@@ -19,8 +19,8 @@ struct Group {
   int64_t delta;  // column - row of the diagonal, before the origin
   Band band;
   int64_t heads;                      // query heads that share the keys
-  Columns seen;                       // what some row sees
-  const std::byte* packed = nullptr;  // K and V of `seen`, as the kernels want them
+  Columns visible;                    // columns visible to any row
+  const std::byte* packed = nullptr;  // K and V of `visible`, as the kernels want them
 
   int64_t rows() const { return heads * q.length; }  // of all its heads, one after the other
   int64_t blocks() const { return (rows() + kRows - 1) / kRows; }
@@ -35,9 +35,9 @@ struct RowBlock {
   int count;
   int64_t row[kRows];
   int64_t head[kRows];
-  Columns columns[kRows];  // what the row sees; empty for lanes beyond count
-  Columns all;             // what some row sees
-  Columns common;          // what each of the rows sees
+  Columns columns[kRows];  // columns visible to the row; empty for lanes beyond count
+  Columns all;             // columns visible to any row
+  Columns common;          // columns visible to every row
 
   RowAt at(int lane) const { return {group.q, group.b, head[lane], row[lane]}; }
   bool sees(int lane) const { return columns[lane].begin < columns[lane].end; }

@@ -1,6 +1,6 @@
-// Attention of few rows to many keys: decoding. Lanes lie across the head dimension, so that K and
-// V are read once, as they lie, for all rows of a kv head, and no lane is idle. Included once per
-// instruction set, after flash_kernel.h.
+// Decoding: attention of few rows to many keys. Lanes correspond to elements of the head dimension,
+// so that K and V are read once, without packing, for all rows of a kv head, and no lane is idle.
+// Included once per instruction set, after flash_kernel.h.
 //
 // Scores: s = q.k for a tile of keys after the other; then scale, bias, cap, ALiBi, mask and
 // maximum of each row. Values: P = exp(s - max) and its sum; then O += P V, again tile by tile.
@@ -21,7 +21,7 @@ constexpr bool is_e4m3(int32_t dtype) { return dtype == TEA_E4M3; }
 constexpr float unit_of(int32_t dtype) { return is_e4m3(dtype) ? 256 : 1; }
 
 template <class Vec>
-TEA_WORD Vec read(const char* from) {
+TEA_PRIMITIVE Vec read(const char* from) {
   Vec v;
   __builtin_memcpy(&v, from, sizeof v);
   return v;
@@ -31,7 +31,7 @@ TEA_WORD Vec read(const char* from) {
 #define TEA_HALVES_TO_FLOATS(x) from_halves(x)
 #define TEA_U16_TO_U32(x) __builtin_convertvector(x, VU)
 #define TEA_I8_TO_I16(x) __builtin_convertvector(x, VH)
-TEA_WORD VF from_halves(VH halves) {
+TEA_PRIMITIVE VF from_halves(VH halves) {
   VF out{};
   for (int i = 0; i < kVector; ++i) out[i] = fp16_decode(halves[i]);
   return out;
@@ -40,7 +40,7 @@ TEA_WORD VF from_halves(VH halves) {
 
 // kVector elements as floats, in units of unit_of(T).
 template <int32_t T>
-TEA_WORD VF widen(const char* from) {
+TEA_PRIMITIVE VF widen(const char* from) {
   if constexpr (T == TEA_FP32) {
     return read<VF>(from);
   } else if constexpr (T == TEA_BF16) {
@@ -63,19 +63,19 @@ inline constexpr int64_t kElementBytes = T == TEA_FP32                    ? 4
 
 // The elements of a row from `at` on. The last vector may reach beyond the row, where it is zero.
 template <int32_t T>
-TEA_WORD VF elements(const char* row, int64_t at) {
+TEA_PRIMITIVE VF elements(const char* row, int64_t at) {
   return widen<T>(row + at * kElementBytes<T>);
 }
 template <int32_t T>
-TEA_WORD VF last_elements(const char* row, int64_t at, int64_t dim) {
+TEA_PRIMITIVE VF last_elements(const char* row, int64_t at, int64_t dim) {
   constexpr int64_t bytes = kElementBytes<T>;
   char rest[kVector * bytes] = {};
   std::memcpy(rest, row + at * bytes, static_cast<size_t>((dim - at) * bytes));
   return widen<T>(rest);
 }
 
-// Fetches keys into the second cache, one line after the other, while others are worked on. In that
-// order, though kernels read several keys beside each other: memory answers it three times faster.
+// Prefetches keys into the L2 cache, line by line, while others are processed. Kernels read several
+// keys at a time, but memory serves this order three times faster.
 // Not into the first: then each line waits in one of the few places for what that cache misses, and
 // the processor no longer fetches on its own.
 class Fetch {
@@ -101,14 +101,14 @@ class Fetch {
 
 // From two vectors the sums of both halves of each block of 2 n lanes: a's, then b's.
 template <int n, int... lane>
-TEA_WORD VF fold(VF a, VF b, std::integer_sequence<int, lane...>) {
+TEA_PRIMITIVE VF fold(VF a, VF b, std::integer_sequence<int, lane...>) {
   return __builtin_shufflevector(a, b, (lane % (2 * n) < n ? lane : lane - n + kVector)...) +
          __builtin_shufflevector(a, b, (lane % (2 * n) < n ? lane + n : lane + kVector)...);
 }
 
 // Lane i of the result: the sum of the lanes of v[i].
 template <int n = kVector / 2>
-TEA_WORD VF sums_of_lanes(VF (&v)[kVector]) {
+TEA_PRIMITIVE VF sums_of_lanes(VF (&v)[kVector]) {
 #pragma GCC unroll 8
   for (int i = 0; i < n; ++i)
     v[i] = fold<n>(v[i], v[i + n], std::make_integer_sequence<int, kVector>{});
@@ -119,7 +119,7 @@ TEA_WORD VF sums_of_lanes(VF (&v)[kVector]) {
 }
 
 // x >= 0 as an fp8 type holds it: to nearest even, saturated; NaN stays.
-TEA_WORD VF rounded_to_fp8(VF x, int32_t dtype) {
+TEA_PRIMITIVE VF rounded_to_fp8(VF x, int32_t dtype) {
   const int dropped = is_e4m3(dtype) ? 20 : 21;                    // bits of the significand
   const VF smallest = splat(is_e4m3(dtype) ? 0x1p-6f : 0x1p-14f);  // of full precision
   const VF magic = splat(is_e4m3(dtype) ? 0x1.8p14f : 0x1.8p7f);   // its last bit is a subnormal's
@@ -391,9 +391,9 @@ class FewRows {
   float slope_[kFewRows];
 };
 
-// The keys of a part, tile after tile; the first is fetched at once. Rows are rarely neighbours, so
-// the processor cannot guess them. Heads whose keys lie beside each other take turns at each tile,
-// which is fetched as a whole then; others come one after the other.
+// Iterates over the keys of a part by tiles, and prefetches the next tile, because rows are rarely
+// contiguous and the hardware cannot predict them. Heads with adjacent keys are interleaved tile by
+// tile, and the tile is prefetched for all of them; other heads are processed sequentially.
 template <class Rows>
 class KeyTiles {
  public:
@@ -433,7 +433,7 @@ class KeyTiles {
     int64_t first, count;
     typename Rows::Keys keys;
   };
-  // Bytes of a key of all heads that take turns.
+  // Bytes of a key over all interleaved heads.
   int64_t line() const { return bytes_ * static_cast<int64_t>(together_); }
   Fetch fetch(const Place& place) const { return {place.keys, place.count, line()}; }
 

@@ -1,7 +1,7 @@
 // Attention of few rows to many keys by dot products of pairs of bf16 numbers, for types whose
 // numbers bf16 holds exactly: fp8 and bf16. As decode_kernel.h, but that 64 elements of a key are
 // read at a time, codes of fp8 are looked up in tables of registers, and P is bf16 where it meets
-// two values beside each other. (A P of fp8 is cast to fp8 anyway.) Included by
+// two adjacent values. (A P of fp8 is cast to fp8 anyway.) Included by
 // flash_avx512_bf16.cpp after decode_kernel.h and amx_vectors.h, inside its namespace.
 #pragma once
 

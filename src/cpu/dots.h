@@ -1,13 +1,13 @@
 // Products of the tiles of packed_tiles.h by AVX-512's dot products of two bf16 numbers, for
-// processors without a matrix unit. Included by flash_avx512_bf16.cpp after it, inside its
+// processors without AMX. Included by flash_avx512_bf16.cpp after it, inside its
 // namespace.
 #pragma once
 
 // M rows x N vectors of C = or += A B over `steps` tiles of k; `a` begins with the first of the
 // rows. Each step of two k's multiplies M pairs of A, one by one, by N vectors of pairs of B.
 template <int M, int N>
-TEA_WORD void multiply_pairs(int64_t steps, const Tiles& a, const Tiles& b, float* c, int64_t ldc,
-                             bool add) {
+TEA_PRIMITIVE void multiply_pairs(int64_t steps, const Tiles& a, const Tiles& b, float* c,
+                                  int64_t ldc, bool add) {
   __m512 sum[M][N];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
@@ -40,8 +40,8 @@ TEA_WORD void multiply_pairs(int64_t steps, const Tiles& a, const Tiles& b, floa
 }
 
 // C = or += A B in parts of two tiles of rows by four of columns; `rows` and `columns` count tiles,
-// `steps` tiles of k. There is one term; what would run beside the products of a matrix unit does
-// not here, as the same units do both.
+// `steps` tiles of k. There is one term. Unlike with AMX, vector work does not run concurrently,
+// because the same execution units do both.
 template <int T>
 struct Product {
   static_assert(T == 1);

@@ -1,5 +1,5 @@
-// Shares the work of the tiled engine out to threads. How it is cut depends on the problem only,
-// never on the number of threads, so that results do not either.
+// Distributes the work of the tiled engine over threads. The partition depends only on the problem,
+// not on the number of threads, so that the results do not depend on it either.
 #include "cpu/flash.h"
 
 #include <algorithm>
@@ -58,7 +58,7 @@ class Kept {
       all.erase(fits);
     }
   }
-  // What is larger than packed heads usually are goes back to the system.
+  // Memory larger than usual packed heads is returned to the system.
   ~Kept() {
     auto& all = idle();
     if (!buffer_ || buffer_->size() * int64_t{sizeof(Real)} > kPackedBytes || all.size() >= kMost)
@@ -126,7 +126,7 @@ class PackedHeads {
       Group& g = groups_[i];
       std::byte* const to = memory_.get() + begin_[i];
       g.packed = to;
-      for (int64_t first = 0; first < g.seen.end - g.seen.begin; first += kPackedKeys)
+      for (int64_t first = 0; first < g.visible.end - g.visible.begin; first += kPackedKeys)
         parts.push_back({&g, first, to});
     }
     view.parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t i) {
@@ -146,7 +146,7 @@ class PackedHeads {
 template <class Real>
 class Forward {
  public:
-  // `few`: the kernels for few rows, if there are such.
+  // `few`: the kernels for few rows, if the instruction set has them.
   Forward(const View& view, const Kernels<Real>& kernels, const Kernels<Real>& few)
       : view_(view), tiles_(kernels), few_(few) {}
 
@@ -442,9 +442,9 @@ class Backward {
     view_.set_sink_gradient(dsink);
   }
 
-  // A pass of its own, over the elements of dbias: whoever owns some of them computes every dS that
-  // is summed into them, in order. So it is deterministic, and needs one block of rows, never S x
-  // S.
+  // A separate pass over the elements of dbias: the owner of an element computes every dS that is
+  // summed into it, in order. It is therefore deterministic, and needs memory for one block of
+  // rows, not for S x S.
   void bias_gradient() const {
     const Shape shape = tensor_info(TEA_DBIAS).shape(view_.p, view_.size);
     if (shape.elements() == 0) return;

@@ -32,14 +32,14 @@ struct FewHead {
   double amax;
 };
 
-// What forward finds beside its outputs.
+// Results of forward in addition to its outputs.
 struct Amax {
   double s = 0, o = 0;
 };
 
-// Where backward adds: dK and dV of one kv head, [length][padded dim]; dsink by lane. If `dbias` is
-// set, only the gradient of the bias is computed, with the two strides below (0 where it is
-// summed).
+// The memory to which backward adds: dK and dV of one kv head, [length][padded dim]; dsink by lane.
+// If `dbias` is set, only the gradient of the bias is computed, with the two strides below (0 where
+// it is summed).
 template <class Real>
 struct Gradients {
   Real *dk, *dv, *dbias;
@@ -57,7 +57,7 @@ struct Kernels {
   // the calling thread.
   int64_t (*scratch)(const Problem&);
   // Where keys and values are rearranged once per kv head: the bytes of a head, and what packs keys
-  // [first, first + kPackedKeys) of Group::seen into them. Null: they are read as they lie.
+  // [first, first + kPackedKeys) of Group::visible into them. Null: they are read as they lie.
   int64_t (*packed_bytes)(const Problem&, const Group&, Pass);
   void (*pack)(const View&, const Group&, Pass, int64_t first, std::byte* packed);
   // Attends to `columns` of the block; initialises `out`.
@@ -71,7 +71,7 @@ struct Kernels {
   double (*store_keys)(const View&, tea_tensor, tea_tensor scale, const Group&, Real* rows);
   // Blocks of few rows, where there are functions for them: the logits over `columns` and their
   // maxima; then, with out.max as large or larger, the rest of what `attend` does. Of several kv
-  // heads of a sequence that follow each other: keys that lie beside each other are read together.
+  // heads of a sequence that follow each other: adjacent keys are read together.
   void (*few_scores)(const View&, std::span<FewHead<Real>> heads, Columns columns) = nullptr;
   void (*few_values)(const View&, std::span<FewHead<Real>> heads, Columns columns) = nullptr;
 };

@@ -1,7 +1,7 @@
-// The tiled kernels for the matrix unit (AMX) of recent Xeons, for bf16 and fp32: products in its
-// tiles, everything between them in AVX-512. As in flash_kernel.h, query rows lie across the lanes.
-// Keys and values are packed once per kv head. bf16: P and dS are rounded to bf16 for the second
-// products. fp32: each operand is the sum of three terms in bf16.
+// The tiled kernels for AMX, the matrix extension of recent Xeons, for bf16 and fp32: products in
+// its tiles, everything between them in AVX-512. As in flash_kernel.h, query rows lie across the
+// lanes. Keys and values are packed once per kv head. bf16: P and dS are rounded to bf16 for the
+// second products. fp32: each operand is the sum of three terms in bf16.
 #include "cpu/flash_common.h"
 
 #if defined(__x86_64__)
@@ -87,7 +87,7 @@ void backward_amx(const View& view, const RowBlock& block, Gradients<float>& g, 
     kAvx512.single->backward(view, block, g, scratch);
 }
 
-// The gradient of a bias is left to AVX-512, which reads K and V as they lie.
+// AVX-512 computes the gradient of a bias, because it reads K and V without packing.
 void backward_any(const View& view, const RowBlock& block, Gradients<float>& g, float* scratch) {
   if (g.dbias) return kAvx512.single->backward(view, block, g, scratch);
   with_terms(view.p, [&]<int T>(Number<T>) { backward_amx<T>(view, block, g, scratch); });

@@ -6,7 +6,7 @@
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")
-#include "cpu/avx512_words.h"
+#include "cpu/avx512_primitives.h"
 
 namespace tea::cpu {
 namespace {

@@ -1,6 +1,6 @@
-// The kernels for processors that multiply pairs of bf16 numbers by AVX-512. bf16 takes the walks
-// over packed keys of the matrix unit, for those that have none: P and dS are rounded to bf16 for
-// the second products. Few rows of bf16 and fp8 have a kernel of their own. All else is AVX-512's.
+// The kernels for processors that multiply pairs of bf16 numbers by AVX-512. bf16 uses the loops
+// over packed keys of the AMX kernels: P and dS are rounded to bf16 for the second products. Few
+// rows of bf16 and fp8 have a separate kernel. The AVX-512 kernels compute everything else.
 #include "cpu/flash_common.h"
 
 #if defined(__x86_64__)
@@ -60,7 +60,7 @@ auto with_pair_type(int32_t dtype, Body&& body) {
   }
 }
 
-// What is left to AVX-512 are types whose numbers are not pairs of bf16.
+// The AVX-512 kernels run the types whose numbers are not pairs of bf16.
 void few_scores_pairs(const View& view, std::span<FewHead<float>> heads, Columns columns) {
   if (!is_pair_type(view.p.dtype)) return kAvx512.single->few_scores(view, heads, columns);
   with_pair_type(view.p.dtype,

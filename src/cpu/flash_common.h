@@ -1,5 +1,5 @@
-// What the kernels of every instruction set include before their target options are switched on, so
-// that no inline function of these headers is compiled for a machine that may not be there.
+// Included by the kernels of every instruction set before their target options, so that no inline
+// function of these headers is compiled for instructions that the processor may lack.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
-// The tiled algorithm. A block of query rows lies across the lanes of its vectors, so that scores
-// are [key][row]: row maxima and sums need no shuffles, keys and values are read as they lie, one
-// element at a time. Included once per instruction set, after simd.h and tile.h.
+// The tiled algorithm. The lanes of a vector correspond to the query rows of a block, so that
+// scores are [key][row]: row maxima and sums need no shuffles, and keys and values are read without
+// packing, one element at a time. Included once per instruction set, after simd.h and tile.h.
 //
 // Forward, for each tile of keys: S = K Q^T; scores; online softmax; O^T = O^T * rescale + V^T P.
 // Backward: S and P again; dP = V dO^T; dS = P (dP - delta); dV += P dO; dK += dS Q; dQ^T += K^T
@@ -30,7 +30,7 @@ class Tile {
     dout = take(dv_ * kRows), dout_rows = take(dv_ * kRows), o = take(dv_ * kRows);
     k_copy_ = take(dk_ * kCols), v_copy_ = take(dv_ * kCols);
     constexpr int64_t tile = int64_t{kCols} * kRows;
-    s = take(tile), dp = take(tile), bend = take(tile), bias_ = take(tile), keep = take(tile);
+    s = take(tile), dp = take(tile), cap_slope = take(tile), bias_ = take(tile), keep = take(tile);
     lse = take(kRows), delta = take(kRows);
     slope_ = take(kRows), begin_ = take(kRows), end_ = take(kRows);
     prepare_lanes();
@@ -39,9 +39,10 @@ class Tile {
   Real *q, *q_rows, *dq;       // Q^T [dim][row], Q [row][dim], dQ^T
   Real *dout, *dout_rows, *o;  // dO^T, dO, O^T
   Operand<Real> k{}, v{};      // [key][dim]
-  Real *s, *dp, *bend, *keep;  // [key][row]: scores then P; dP then dS; slope of the cap; dropout
-  Real *lse, *delta;           // [row]
-  int64_t first = 0;           // column of the tile's first key
+  Real *s, *dp, *cap_slope,
+      *keep;          // [key][row]: scores then P; dP then dS; slope of the cap; dropout
+  Real *lse, *delta;  // [row]
+  int64_t first = 0;  // column of the tile's first key
   int64_t cols = 0;
 
   // Rows that are worked on: the block's, in whole vectors. FP8 looks at its tiles as a whole.
@@ -52,7 +53,7 @@ class Tile {
   int64_t dim_k() const { return dk_; }
   int64_t dim_v() const { return dv_; }
 
-  // Rows of a tensor into rows[lane][stride]; lanes that see nothing are zero.
+  // Loads rows of a tensor into rows[lane][stride]; lanes without a visible key are zero.
   void load_queries(tea_tensor t, double scale, int64_t dim, int64_t stride, Real* rows) const {
     const Subnormals kept(true);
     const RowsOf of = view_.rows(t);
@@ -63,7 +64,7 @@ class Tile {
     }
   }
 
-  // Moves to the keys [begin, end): what the rows see of them.
+  // Moves to the keys [begin, end) and sets the rows' visible ranges among them.
   void move(int64_t begin, int64_t end) {
     first = begin, cols = end - begin;
     partial_ = !whole({begin, end});
@@ -74,7 +75,7 @@ class Tile {
     }
   }
 
-  // Whether each lane has a row, and it sees all of these keys.
+  // Whether each lane has a row to which all of these keys are visible.
   bool whole(Columns keys) const {
     const Columns& all = block_.common;
     return block_.count == kRows && keys.begin >= std::max(all.begin, limit_.begin) &&
@@ -88,25 +89,25 @@ class Tile {
   }
 
   // S = K Q^T, then the logits.
-  void scores(bool wants_bend) {
+  void scores(bool wants_cap_slope) {
     multiply<Real>(cols, lanes(), p_.dim_qk, k, q, kRows, s, kRows, false);
-    logits(wants_bend);
+    logits(wants_cap_slope);
   }
 
-  // Everything between the product and the softmax. What a row does not see is -infinity.
-  // `wants_bend`: also the slope of the soft cap.
-  void logits(bool wants_bend) {
+  // Score modifications and masking, between the product and the softmax. Masked scores are
+  // -infinity. `wants_cap_slope`: also the slope of the soft cap.
+  void logits(bool wants_cap_slope) {
     const Subnormals kept(true);
     if (p_.bias) load_bias();
     for (int lane = 0; lane < lanes(); lane += kLanes<Real>)
-      is_plain() ? plain_scores(lane) : general_scores(lane, wants_bend);
+      is_plain() ? plain_scores(lane) : general_scores(lane, wants_cap_slope);
   }
 
   // Whether logits are scores times the scale.
   bool is_plain() const { return !p_.bias && !p_.alibi && !(p_.softcap > 0); }
 
-  // x where the row sees key j of the tile, else `hidden`.
-  V<Real> where_seen(V<Real> x, int lane, int64_t j, Real hidden) const {
+  // x if key j of the tile is visible to the row, else `hidden`.
+  V<Real> where_visible(V<Real> x, int lane, int64_t j, Real hidden) const {
     if (!partial_) return x;
     const V<Real> column = splat(static_cast<Real>(j));
     const auto seen = (load(begin_ + lane) <= column) & (column < load(end_ + lane));
@@ -186,11 +187,11 @@ class Tile {
     const auto scale = static_cast<Real>(p_.scale_value());
     for (int64_t j = 0; j < cols; ++j) {
       Real* at = s + j * kRows + lane;
-      store(at, where_seen(load(at) * scale, lane, j, -kInfinity));
+      store(at, where_visible(load(at) * scale, lane, j, -kInfinity));
     }
   }
 
-  void general_scores(int lane, bool wants_bend) {
+  void general_scores(int lane, bool wants_cap_slope) {
     const auto scale = static_cast<Real>(p_.scale_value()), cap = static_cast<Real>(p_.softcap);
     V<Real> position;
     for (int i = 0; i < kLanes<Real>; ++i)
@@ -207,13 +208,13 @@ class Tile {
         x = t * cap;
         slope_of_cap = Real{1} - t * t;
       }
-      if (wants_bend) store(bend + at, slope_of_cap);
+      if (wants_cap_slope) store(cap_slope + at, slope_of_cap);
       if (p_.bias == TEA_BIAS_POST_SCALE) x += load(bias_ + at);
       if (p_.alibi) {
         const V<Real> distance = position - static_cast<Real>(j);
         x -= slopes * (distance < 0 ? -distance : distance);
       }
-      store(s + at, where_seen(x, lane, j, -kInfinity));
+      store(s + at, where_visible(x, lane, j, -kInfinity));
     }
   }
 
@@ -330,7 +331,7 @@ void apply_dropout(Tile<Real>& t) {
 template <class Real>
 struct VectorScores {
   int64_t first(int64_t column) const { return column; }
-  void operator()(Tile<Real>& t, bool wants_bend) const { t.scores(wants_bend); }
+  void operator()(Tile<Real>& t, bool wants_cap_slope) const { t.scores(wants_cap_slope); }
 };
 
 template <class Real, class Scores>
@@ -370,7 +371,7 @@ double attend(const View& view, const RowBlock& block, Columns columns, Partial<
   return attend(view, block, columns, out, scratch, VectorScores<Real>{});
 }
 
-// What is written of one row beside O; returns the factor of O.
+// Writes the statistics of one row; returns the factor of O.
 template <class Real>
 double finish_row(const View& view, const RowBlock& block, int lane, Partial<Real> all) {
   const Problem& p = view.p;
@@ -423,24 +424,24 @@ struct Pair {
 
 // Of row `lane` and key j, where exp(logit - LSE) is `prob`.
 template <class Real>
-TEA_WORD Pair<Real> gradient_of_logit(const Problem& p, const Tile<Real>& t, V<Real> prob, int lane,
-                                      int64_t j) {
+TEA_PRIMITIVE Pair<Real> gradient_of_logit(const Problem& p, const Tile<Real>& t, V<Real> prob,
+                                           int lane, int64_t j) {
   const int64_t at = j * kRows + lane;
   const V<Real> keep = p.drops() ? load(t.keep + at) : splat(Real{1});
   const V<Real> dx = prob * (keep * load(t.dp + at) - load(t.delta + lane));
-  return {t.where_seen(prob * keep, lane, j, 0), t.where_seen(dx, lane, j, 0)};
+  return {t.where_visible(prob * keep, lane, j, 0), t.where_visible(dx, lane, j, 0)};
 }
 
-// The gradient of q.k + pre-scale bias. What is hidden is 0 even where the slope of the cap is NaN.
+// The gradient of q.k + pre-scale bias. Masked elements are 0 even if the slope of the cap is NaN.
 template <class Real>
-TEA_WORD V<Real> before_scale(const Problem& p, const Tile<Real>& t, V<Real> dx, Real scale,
-                              int lane, int64_t j) {
+TEA_PRIMITIVE V<Real> before_scale(const Problem& p, const Tile<Real>& t, V<Real> dx, Real scale,
+                                   int lane, int64_t j) {
   if (!(p.softcap > 0)) return dx * scale;
-  return t.where_seen(dx * load(t.bend + j * kRows + lane) * scale, lane, j, 0);
+  return t.where_visible(dx * load(t.cap_slope + j * kRows + lane) * scale, lane, j, 0);
 }
 
 template <class Real>
-TEA_WORD V<Real> probability(const Tile<Real>& t, int lane, int64_t at) {
+TEA_PRIMITIVE V<Real> probability(const Tile<Real>& t, int lane, int64_t at) {
   V<Real> x = load(t.s + at) - load(t.lse + lane);
   // Next to a large LSE its rounding may be more than the logits that it is the sum of.
   if constexpr (sizeof(Real) == 8) x = x > V<Real>{} ? V<Real>{} : x;
@@ -463,7 +464,7 @@ void add_delta(const Problem& p, Tile<Real>& t) {
       const int64_t at = j * kRows + lane;
       const V<Real> keep = p.drops() ? load(t.keep + at) : splat(Real{1});
       const V<Real> x = probability(t, lane, at) * keep * load(t.dp + at);
-      store(t.delta + lane, load(t.delta + lane) + t.where_seen(x, lane, j, 0));
+      store(t.delta + lane, load(t.delta + lane) + t.where_visible(x, lane, j, 0));
     }
 }
 

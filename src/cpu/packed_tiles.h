@@ -33,7 +33,7 @@ struct Nothing {
 // ------------------------------------------------------------------------------------- packing
 
 // Which of the elements [from, from + 16) a row of n has. Null stands for a row of zeros.
-TEA_WORD __mmask16 first_16(int64_t from, int64_t n) {
+TEA_PRIMITIVE __mmask16 first_16(int64_t from, int64_t n) {
   return static_cast<__mmask16>(n - from >= 16 ? 0xFFFF : (1u << (n - from)) - 1);
 }
 
@@ -82,7 +82,7 @@ struct Fp32Rows {
 };
 
 // 16 rows of 16 words, transposed, as a tile.
-TEA_WORD void store_transposed(V<float> (&row)[kSide], std::byte* to) {
+TEA_PRIMITIVE void store_transposed(V<float> (&row)[kSide], std::byte* to) {
   transpose_lanes<float>(row);
 #pragma GCC unroll 16
   for (int i = 0; i < kSide; ++i) _mm512_store_si512(to + 64 * i, (__m512i)row[i]);

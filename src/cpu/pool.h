@@ -1,5 +1,5 @@
-// Where the items of a call run: on the library's own threads, a fixed set that runs the items of
-// one call at a time, or on the caller's.
+// The threads that run the items of a call: the library's own threads, a fixed set that runs the
+// items of one call at a time, or on the caller's.
 #pragma once
 #include <cstdint>
 #include <functional>

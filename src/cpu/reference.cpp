@@ -1,6 +1,6 @@
-// The definition. For each row: scores of the visible columns, softmax, dropout, the sum of values;
-// and the same backwards. Every rule of docs/semantics.md stands here once, in the order it
-// applies.
+// The definition. For each row: scores of the visible columns, softmax, dropout, the sum of values,
+// and the gradients of these. Every rule of docs/semantics.md is implemented here once, in the
+// order of its application.
 #include "cpu/reference.h"
 
 #include <algorithm>
@@ -77,7 +77,7 @@ void for_each_item(const View& view, Body&& body) {
     for (int64_t g = 0; g < view.p.heads_kv; ++g) body(load_item(view, b, g));
 }
 
-// What one (sequence, query head) pair needs for its scores and probabilities.
+// Scores and probabilities of one (sequence, query head) pair.
 class Head {
  public:
   Head(const View& view, const Item& item, int64_t head)
@@ -89,28 +89,28 @@ class Head {
   RowAt query(int64_t i) const { return {item_.q, item_.b, h, i}; }
 
   struct Score {
-    double value;  // what enters the softmax
-    double bend;   // d value / d (scale * (q.k + pre-scale bias)): the slope of the soft cap
+    double value;      // the logit: the input of the softmax
+    double cap_slope;  // d value / d (scale * (q.k + pre-scale bias)): the slope of the soft cap
   };
 
   Score score(std::span<const double> q, int64_t i, int64_t j) const {
-    double x = dot(q, row_of(item_.k, j, p_.dim_qk)), bend = 1;
+    double x = dot(q, row_of(item_.k, j, p_.dim_qk)), cap_slope = 1;
     if (p_.bias == TEA_BIAS_PRE_SCALE) x += bias(i, j);
     x *= p_.scale_value();
     if (p_.softcap > 0) {
       x = softcap(x, p_.softcap);
-      bend = softcap_slope(x, p_.softcap);
+      cap_slope = softcap_slope(x, p_.softcap);
     }
     if (p_.bias == TEA_BIAS_POST_SCALE) x += bias(i, j);
     if (p_.alibi)
       x -= slope_ * static_cast<double>(
                         alibi_distance(i + item_.origin.row, item_.delta, j + item_.origin.column));
-    return {x, bend};
+    return {x, cap_slope};
   }
 
   double sink() const { return view_.sink(h); }
 
-  // What dropout multiplies a probability with: 0 or 1 / (1 - p); 1 without dropout.
+  // The dropout factor of a probability: 0 or 1 / (1 - p); 1 without dropout.
   double keep(int64_t i, int64_t j) const {
     if (!p_.drops()) return 1;
     const uint32_t stream = dropout_stream(item_.b + item_.origin.batch, h + item_.origin.head);
@@ -177,7 +177,7 @@ class Forward {
     const double lse = log_add(nothing ? -kInfinity : max + std::log(sum), head.sink());
 
     std::ranges::fill(o_, 0.0);
-    // Beside a bias of -1e30 the logarithm of the sum is lost in LSE.
+    // With a bias of -1e30 the logarithm of the sum is below the precision of LSE.
     const double norm = head.sink() == -kInfinity ? 1 / sum : std::exp(max - lse);
     if (!nothing) values(item, head, i, c, norm);
     o_amax_ = std::fmax(o_amax_, largest(o_));
@@ -293,14 +293,14 @@ class Backward {
 
   // One probability: its part in dV, dBias, dQ and dK.
   void pair(const Item& item, const Head& head, int64_t i, int64_t j, RowSums sums) {
-    const auto [x, bend] = head.score(q_, i, j);
+    const auto [x, cap_slope] = head.score(q_, i, j);
     const double prob = probability(x, sums.lse), keep = head.keep(i, j);
     const double s8 = cast(prob * keep * view_.scalar(TEA_S_SCALE), p_.dtype);
     add(row_of(dv_, j, p_.v_dim()), s8 * view_.scalar(TEA_S_SCALE_INV), dout_);
 
     const double dprob = keep * dot(dout_, row_of(item.v, j, p_.v_dim()));
     const double dx = prob * (dprob - sums.delta);
-    const double dqk = dx * bend * p_.scale_value();  // the gradient of q.k + pre-scale bias
+    const double dqk = dx * cap_slope * p_.scale_value();  // the gradient of q.k + pre-scale bias
     if (!dbias_.empty()) dbias_at(item.b, head.h, i, j) += p_.bias == TEA_BIAS_PRE_SCALE ? dqk : dx;
     dp_amax_ = std::fmax(dp_amax_, std::fabs(dqk));
     const double ds8 = cast(dqk * view_.scalar(TEA_DP_SCALE), ds_type_);

@@ -7,7 +7,7 @@ namespace tea::cpu {
 
 Attempt plan_reference(const Problem& problem, const Device& device);
 
-// The fields of a Problem that it understands.
+// The fields of a Problem that the engine supports.
 std::span<const Known> known_fields();
 
 inline constexpr Engine kReference{"reference", known_fields, plan_reference};

@@ -1,5 +1,6 @@
-// What backward needs of each row before it visits the keys: LSE, delta = dO . O - dLSE, and the
-// gradient of the sinks. Included once per instruction set, between tile.h and flash_kernel.h.
+// The values of each row that backward needs before its loop over the keys: LSE, delta = dO . O -
+// dLSE, and the gradient of the sinks. Included once per instruction set, between tile.h and
+// flash_kernel.h.
 #pragma once
 
 template <class Real>

@@ -10,8 +10,8 @@ namespace {
 constexpr int64_t kEnoughParts = 64;  // about so many where keys are long
 constexpr int64_t kMostParts = 1024;  // so that partial results stay few
 constexpr int64_t kLeastKeys = 512;   // of a part: below, the merge costs more than it wins
-// Few rows: heads of one sequence often lie in the same pages of memory, so parts are short enough
-// that the processor still knows these pages when it comes to the next head.
+// Few rows: heads of one sequence often share pages of memory, so parts are short enough
+// that these pages are still in the TLB for the next head.
 constexpr int64_t kMostKeysOfFew = 2048;
 
 int64_t length(const Columns& c) { return std::max<int64_t>(c.end - c.begin, 0); }
@@ -29,7 +29,7 @@ int64_t step_of(bool few, int64_t keys) {
 
 void cut(Schedule& to, int64_t at, int64_t step) {
   Piece& piece = to.pieces[static_cast<size_t>(at)];
-  const Columns whole = piece.group->seen;
+  const Columns whole = piece.group->visible;
   Columns all = whole;
   if (length(whole) > step) all = make_block(*piece.group, piece.first, kRows).all;
   if (length(all) <= step) return to.parts.push_back({at, whole});
@@ -52,11 +52,11 @@ Schedule schedule(const View& view, std::span<const Group> groups, bool few) {
   for (const Group& g : groups)
     for (int64_t first = 0; first < g.rows(); first += kRows) {
       out.pieces.push_back({&g, first});
-      keys += length(g.seen);
+      keys += length(g.visible);
     }
   const int64_t step = splits(view, few) ? step_of(few, keys) : INT64_MAX;
   for (size_t at = 0; at < out.pieces.size(); ++at) cut(out, static_cast<int64_t>(at), step);
-  // The same keys of neighbouring heads follow each other.
+  // Parts with the same keys of consecutive heads are adjacent.
   std::stable_sort(out.parts.begin(), out.parts.end(), [&](const Part& a, const Part& b) {
     const auto place = [&](const Part& part) {
       return std::pair(out.pieces[static_cast<size_t>(part.piece)].group->b, part.columns.begin);

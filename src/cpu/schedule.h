@@ -1,5 +1,5 @@
-// How forward is cut into items of work. It depends on the problem and its lengths, never on the
-// number of threads, so that results do not either.
+// The partition of forward into work items. It depends on the problem and its lengths, not on the
+// number of threads, so that the results do not depend on it either.
 #pragma once
 #include <span>
 #include <vector>
@@ -24,9 +24,8 @@ struct Piece {
   int64_t first_slot = -1;  // of its parts, if there are several
 };
 
-// The keys of a piece, or some of them; those that no row of the block sees do not count. Partial
-// results of pieces with several parts have numbered slots, which follow each other in the order of
-// their keys.
+// The keys of a piece, or a part of them, without keys that are masked for all rows of the block.
+// Partial results of pieces with several parts have numbered slots, in the order of their keys.
 struct Part {
   int64_t piece;
   Columns columns;

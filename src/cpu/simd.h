@@ -1,4 +1,4 @@
-// The words the tiled kernels are written in: vectors of float and double, by the compiler's vector
+// Primitives of the tiled kernels: vectors of float and double, by the compiler's vector
 // extension. Included once per instruction set, inside its namespace and under its target options,
 // with kBytes the width of a vector register.
 #pragma once
@@ -10,7 +10,7 @@ typedef int64_t VL __attribute__((vector_size(kBytes)));
 typedef uint32_t VU __attribute__((vector_size(kBytes)));
 typedef uint64_t VQ __attribute__((vector_size(kBytes)));
 
-#define TEA_WORD static inline __attribute__((always_inline))
+#define TEA_PRIMITIVE static inline __attribute__((always_inline))
 
 // The vector of a type, the vector of integers as wide as it, and how many fit.
 template <class Real>
@@ -33,37 +33,37 @@ template <class Real>
 inline constexpr int kLanes = kBytes / static_cast<int>(sizeof(Real));
 
 template <class Real>
-TEA_WORD V<Real> load(const Real* p) {
+TEA_PRIMITIVE V<Real> load(const Real* p) {
   V<Real> v;
   __builtin_memcpy(&v, p, sizeof v);
   return v;
 }
 template <class Real>
-TEA_WORD void store(Real* p, V<Real> v) {
+TEA_PRIMITIVE void store(Real* p, V<Real> v) {
   __builtin_memcpy(p, &v, sizeof v);
 }
 template <class Real>
-TEA_WORD V<Real> splat(Real x) {
+TEA_PRIMITIVE V<Real> splat(Real x) {
   return x - V<Real>{};  // x - 0 keeps NaN and the sign of zero
 }
 template <class Vec>
-TEA_WORD Vec larger(Vec a, Vec b) {
+TEA_PRIMITIVE Vec larger(Vec a, Vec b) {
   return a > b ? a : b;
 }
 // NaN if a is.
 template <class Vec>
-TEA_WORD Vec at_least(Vec a, Vec low) {
+TEA_PRIMITIVE Vec at_least(Vec a, Vec low) {
   return a < low ? low : a;
 }
 template <class Vec>
-TEA_WORD Vec at_most(Vec a, Vec high) {
+TEA_PRIMITIVE Vec at_most(Vec a, Vec high) {
   return a > high ? high : a;
 }
 
 // exp with a relative error below 2 ulp of float: n = round(x / ln 2), a polynomial for the rest in
 // [-ln2/2, ln2/2], and n added to the exponent. Below -87.3 the result is 0, above 88.37, where n
 // would leave the exponent, it stays finite; NaN stays NaN.
-TEA_WORD VF exponential(VF x) {
+TEA_PRIMITIVE VF exponential(VF x) {
 #ifdef TEA_TIMES_POWER  // a set that rounds, and scales by powers of two whatever they are
   const VF clamped = at_most(x, splat(88.37f));
   const VF n = TEA_ROUND(clamped * 1.44269504f);
@@ -88,28 +88,28 @@ TEA_WORD VF exponential(VF x) {
 #endif
   return x < splat(-87.3f) ? VF{} : scaled;
 }
-TEA_WORD VD exponential(VD x) {
+TEA_PRIMITIVE VD exponential(VD x) {
   for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_exp(x[i]);
   return x;
 }
 
 // tanh through exp; near zero by its series, where 1 - 2 / (...) would cancel.
-TEA_WORD VF hyperbolic_tangent(VF x) {
+TEA_PRIMITIVE VF hyperbolic_tangent(VF x) {
   const VF y = 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f), s = x * x;
   const VF series =
       x + x * s * (-0.333333333f + s * (0.133333333f + s * (-0.0539682540f + s * 0.0218694885f)));
   return (s < splat(0.0324f)) ? series : y;
 }
-TEA_WORD VD hyperbolic_tangent(VD x) {
+TEA_PRIMITIVE VD hyperbolic_tangent(VD x) {
   for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_tanh(x[i]);
   return x;
 }
 
 // Products of the even 32-bit lanes as 64-bit lanes.
-TEA_WORD VQ multiply_even(VU a, uint32_t b) { return TEA_MULTIPLY_EVEN(a, VU{} + b); }
+TEA_PRIMITIVE VQ multiply_even(VU a, uint32_t b) { return TEA_MULTIPLY_EVEN(a, VU{} + b); }
 
 // The full products of 32-bit lanes with b.
-TEA_WORD void multiply_wide(VU a, uint32_t b, VU& low, VU& high) {
+TEA_PRIMITIVE void multiply_wide(VU a, uint32_t b, VU& low, VU& high) {
   const VQ even = multiply_even(a, b), odd = multiply_even((VU)((VQ)a >> 32), b);
   const VQ half = VQ{} + 0xFFFFFFFFu;
   low = (VU)((even & half) | (odd << 32));

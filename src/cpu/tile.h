@@ -1,4 +1,4 @@
-// What the tiled kernels do with rows and tiles: load and store rows of any type, transpose,
+// Operations of the tiled kernels on rows and tiles: load and store rows of any type, transpose,
 // multiply. Included once per instruction set, after simd.h.
 #pragma once
 
@@ -67,7 +67,7 @@ double largest(const Real* x, int64_t n) {
 
 // One step of a transposition: exchanges bit S of the number of the row with that of the lane.
 template <int S, class Real>
-TEA_WORD void transpose_step(V<Real> (&row)[kLanes<Real>]) {
+TEA_PRIMITIVE void transpose_step(V<Real> (&row)[kLanes<Real>]) {
   constexpr int n = kLanes<Real>;
   if constexpr (S < n) {
     I<Real> low, high;
@@ -88,7 +88,7 @@ TEA_WORD void transpose_step(V<Real> (&row)[kLanes<Real>]) {
 
 // As many rows as lanes.
 template <class Real>
-TEA_WORD void transpose_lanes(V<Real> (&row)[kLanes<Real>]) {
+TEA_PRIMITIVE void transpose_lanes(V<Real> (&row)[kLanes<Real>]) {
   transpose_step<1, Real>(row);
 }
 
@@ -117,8 +117,8 @@ struct Operand {
 // C[M][N vectors] = or += A B over k; B and C row-major. The sum over k starts at zero and is added
 // to C once, so that errors grow with the length of a chunk of k, not with all of it.
 template <int M, int N, class Real>
-TEA_WORD void multiply_micro(int64_t k, Operand<Real> a, const Real* b, int64_t ldb, Real* c,
-                             int64_t ldc, bool add) {
+TEA_PRIMITIVE void multiply_micro(int64_t k, Operand<Real> a, const Real* b, int64_t ldb, Real* c,
+                                  int64_t ldc, bool add) {
   V<Real> sum[M][N];
   for (int m = 0; m < M; ++m)
     for (int n = 0; n < N; ++n) sum[m][n] = V<Real>{};

@@ -40,7 +40,7 @@ Origin View::origin(int64_t b) const {
 }
 
 void View::report(int32_t bit) const {
-  // Several threads may find nonsense at once, and several runs may share one word.
+  // Several threads may report at the same time, and several runs may share one word.
   if (run.status) std::atomic_ref(*run.status).fetch_or(bit, std::memory_order_relaxed);
 }
 

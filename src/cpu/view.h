@@ -1,5 +1,5 @@
-// How the reference sees one execution: sequences found, rows as doubles, FP8 scales resolved.
-// Nothing here computes attention.
+// One execution in the form for the reference: sequences, rows as doubles, FP8 scales resolved.
+// This file does not compute attention.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -24,7 +24,7 @@ struct RowsOf {
   int64_t table_stride, page_size, pages;
 };
 
-// Row i of head h in sequence b, which lies where `sequence` says.
+// Row i of head h in sequence b, whose position is `sequence`.
 struct RowAt {
   Sequence sequence;
   int64_t b, h, i;

@@ -1,5 +1,5 @@
-// Capacities: the sizes that a graph of cuDNN is built for. Sizes that only a run knows are rounded
-// up, so that runs of similar sizes share a graph.
+// Capacities: the sizes for which a graph of cuDNN is built. Sizes that only a run specifies are
+// rounded up, so that runs of similar sizes share a graph.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -53,12 +53,12 @@ inline Capacity capacity_of(const Problem& p, const Geometry& size) {
   return c;
 }
 
-// Whether rows can be without a result: behind the end of a sequence, or with nothing to attend.
+// Whether rows can be without a result: past the end of a sequence, or without a visible key.
 inline bool leaves_rows(const Problem& p) {
   return p.q_form || p.kv_form || p.window_left || p.window_right || (p.causal && p.bottom_right);
 }
 
-// What plan() asks cuDNN about where only runs know the sizes.
+// The sizes with which plan() queries cuDNN if only runs specify the sizes.
 inline Capacity example_of(const Problem& p) {
   Geometry size{};
   size.batch = p.varies() ? 2 : p.batch;

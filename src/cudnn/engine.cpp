@@ -1,4 +1,4 @@
-// From Problem and Run to a graph and its pointers, and what cuDNN must not be asked.
+// Translates Problem and Run to a graph and its pointers, and refuses what cuDNN does not support.
 #include "cudnn/engine.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ struct Cudnn final : Executable {
   void forward(const Run& run) const override { go(run, Direction::kForward); }
   void backward(const Run& run) const override { go(run, Direction::kBackward); }
 
-  // The graph, or why there is none.
+  // The graph, or the reason of a refusal.
   std::variant<Refusal, std::shared_ptr<const Graph>> make(const Geometry& size,
                                                            const GraphKey& key) const {
     TEA_REFUSE_IF(
@@ -162,7 +162,7 @@ std::string ragged_limit(const Problem& p) {
          "needs the same";
 }
 
-// What cuDNN accepts and gets wrong, or writes beyond the tensor for.
+// Problems that cuDNN accepts, but computes wrongly or writes outside the tensor for.
 std::string bias_limit(const Problem& p) {
   if (!p.bias) return "";
   if (fixed_and_empty(p)) return "a size is 0; needs at least 1 with a bias";
@@ -176,7 +176,7 @@ std::string bias_limit(const Problem& p) {
   return "";
 }
 
-// What its graphs of fp8 have no place for.
+// Options that its graphs of fp8 do not support.
 std::string fp8_limit(const Problem& p, const Device& device) {
   if (!p.is_fp8()) return "";
   if (device.sm < kLeastFp8Sm)

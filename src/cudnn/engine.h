@@ -1,6 +1,6 @@
-// The engine that runs cuDNN's attention, forward and backward, for types of 16 bits and FP8. Its
-// graphs are built for sizes, which takes time, and its kernels are not ours: so it runs where it
-// is named, and its backward pass in plans of hopper-cudnn (composite/hopper.h).
+// The engine that runs cuDNN's attention, forward and backward, for 16-bit types and FP8. Building
+// a graph for given sizes takes time, and we do not control its kernels. It therefore runs only if
+// it is selected explicitly, and its backward pass in plans of hopper-cudnn (composite/hopper.h).
 #pragma once
 #include "core/engine.h"
 #include "cudnn/library.h"
@@ -21,7 +21,7 @@ uint64_t backward_workspace(const Problem& problem, const Geometry& size);
 // dropout. (ALiBi is there only with a causal mask.)
 bool takes_origin(const Problem& problem, const Run& run);
 
-// The fields of a Problem that it understands.
+// The fields of a Problem that the engine supports.
 std::span<const Known> known_fields();
 
 inline constexpr Engine kCudnn{"cudnn", known_fields, plan, workspace, true};

@@ -27,7 +27,7 @@ inline constexpr const char* kMeasured = "bench/results/h200/cudnn-checks.jsonl"
 inline bool is_ragged(const Problem& p) {
   return p.q_form == TEA_RAGGED || p.kv_form == TEA_RAGGED;
 }
-// Rows that would see keys behind the last one, where lengths do not say how many there are.
+// Rows that would attend to keys past the last one, if there are no lengths.
 inline bool looks_behind_the_keys(const Problem& p) {
   if (!is_dense(p)) return false;
   if (!p.causal && !p.window_right) return true;

@@ -36,7 +36,7 @@ inline constexpr Faster kFaster[] = {
     {90, 91900, 91900, 256, 256, 128, 1 << 25},
 };
 
-// What the rows speak of: gradients of dense self-attention, causal or full, without any option.
+// The problems of the table: gradients of dense self-attention, causal or full, without any option.
 // Every row and every key has a result there, so that nothing can be NaN that is not used. In fp16
 // no heads may share keys: each head's gradient is rounded before the sum, and overflows there.
 inline bool is_plain(const Problem& p) {

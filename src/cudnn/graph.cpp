@@ -21,7 +21,7 @@
 #include "cudnn/library.h"
 
 namespace cudnn_frontend {
-void* cudnn_dlhandle = nullptr;  // where the frontend looks its functions up
+void* cudnn_dlhandle = nullptr;  // the library in which the frontend looks functions up
 }
 
 namespace tea::cudnn {
@@ -287,7 +287,7 @@ class Builder {
   Tensor value() { return keys(TEA_V, "v", p_.v_dim(), size_.v, n_.pages_v, kStartsV); }
   Rows lse_rows() { return rows(true, p_.heads_q, 1, size_.lse, kStartsLse); }
 
-  // What follows sets one feature of the attributes of either direction.
+  // The functions below set one feature each of the attributes of either direction.
 
   template <class Attributes>
   void add_scale(Attributes& a) {
@@ -323,7 +323,7 @@ class Builder {
     return {size(TEA_BROADCAST_BATCH, n_.batch), size(TEA_BROADCAST_HEAD, p_.heads_q),
             size(TEA_BROADCAST_ROW, n_.max_q), size(TEA_BROADCAST_COL, n_.max_kv)};
   }
-  // A dimension that is not there still needs a stride that is no nonsense.
+  // A missing dimension also needs a valid stride.
   static Dims bias_strides(const tea_bias_strides& s, const Dims& dim) {
     Dims out{s.batch, s.head, s.row, s.col};
     for (size_t i = 4; i-- > 0;)
@@ -386,7 +386,7 @@ class Builder {
         .set_paged_attention_max_seq_len_kv(static_cast<int>(n_.max_kv));
   }
 
-  // What forward writes of each row besides O.
+  // The row statistics that forward writes.
   void add_row_outputs(fe::graph::SDPA_attributes& a) {
     const auto written = [this](int slot, const char* name) {
       Tensor out = input(slot, name, lse_rows(), fe::DataType_t::FLOAT);
@@ -485,7 +485,7 @@ class Builder {
   std::array<Tensor, kSlots> tensors_;
 };
 
-// What cuDNN said, in a line: the first reason that a candidate gave, if any did.
+// cuDNN's error in one line: the first reason of a candidate, if any.
 std::string said(fe::error_t status) {
   const std::string text = status.get_message();
   const std::string mark = "Reason: ";
@@ -504,7 +504,7 @@ fe::error_t compile(fe::graph::Graph& graph) {
   return status;
 }
 
-// Where the frontend looks cuDNN's functions up. The text says why there is none; empty: it is
+// Loads cuDNN for the frontend. Returns the reason of a failure; empty: it is
 // there.
 std::string find_cudnn() {
   const Library cudnn = library();

@@ -1,5 +1,5 @@
-// One graph of cuDNN: a problem, a direction and capacities, built once and run many times. All
-// that knows cuDNN's own types is behind this header.
+// One graph of cuDNN: a problem, a direction and capacities, built once and run many times. This
+// header hides cuDNN's types.
 #pragma once
 #include <array>
 #include <memory>
@@ -84,11 +84,11 @@ inline std::vector<GraphKey> graphs_of(const Problem& p, const Capacity& n, Pass
   return keys;
 }
 
-// What the frontend by itself says against the graph on a GPU of this sm; empty: nothing. Nothing
+// The frontend's own reason against the graph on a GPU of this sm; empty: none. Nothing
 // is built, so no GPU is needed: the library gives its version only.
 std::string objection(const Problem& problem, const Geometry& size, const GraphKey& key, int sm);
 
-// The graph, or what cuDNN said. Strides are those of `size`, whose other values are not read.
+// The graph, or cuDNN's error. Strides are those of `size`, whose other values are not read.
 std::variant<Refusal, std::shared_ptr<const Graph>> build(const Problem& problem,
                                                           const Geometry& size, const GraphKey& key,
                                                           const Device& device);

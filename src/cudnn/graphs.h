@@ -1,4 +1,4 @@
-// The graphs of one plan, by what they were built for: a bounded cache, most recently used first.
+// The graphs of one plan by capacity: a bounded cache, most recently used first.
 #pragma once
 #include <iterator>
 #include <list>
@@ -10,7 +10,7 @@
 
 namespace tea::cudnn {
 
-// Thread-safe. Who runs a graph holds it: one that leaves meanwhile lives as long.
+// Thread-safe. A caller that runs a graph holds a reference, so eviction does not destroy it.
 class Graphs {
  public:
   using Ref = std::shared_ptr<const Graph>;
@@ -23,7 +23,7 @@ class Graphs {
   }
 
   // Another thread may have built the same graph meanwhile: the first one stays, and is returned.
-  // What leaves is destroyed, which waits for the device, when others may look again.
+  // Evicted graphs are destroyed, which waits for the device, after the lock is released.
   Ref insert(const GraphKey& key, Ref graph) {
     std::list<Entry> evicted;
     const std::lock_guard lock(mutex_);

@@ -12,7 +12,8 @@ struct Library {
   size_t version = 0;  // 91900 is 9.19.0
 };
 
-// What the process has loaded by this name already (PyTorch does), else what the loader finds.
+// The library that the process has already loaded (PyTorch does), else the one that the loader
+// finds.
 Library load(const std::string& name);
 
 // libcudnn.so.9. Where it was not found it is looked for again: a framework may load it later.

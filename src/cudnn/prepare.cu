@@ -92,8 +92,8 @@ __device__ Range with_result(const Clear& c, int64_t b, int64_t length) {
   const int64_t other = sequence_of(c.other, b).length;
   const int64_t length_q = c.keys ? other : length, length_kv = c.keys ? length : other;
   const Band bound = band(c.mask, diagonal(c.mask.bottom_right, length_q, length_kv), 0, 0);
-  // A row sees columns row + lo .. row + hi of `other`; a column is seen by rows col - hi .. col -
-  // lo.
+  // A row attends to columns row + lo .. row + hi of `other`; a column is visible to rows col - hi
+  // .. col - lo.
   const int64_t lo = c.keys ? -bound.hi : bound.lo, hi = c.keys ? -bound.lo : bound.hi;
   const int64_t begin = max(int64_t{0}, -hi), end = min(length, other - lo);
   return other > 0 ? Range{begin, end} : Range{0, 0};

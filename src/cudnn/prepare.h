@@ -1,5 +1,5 @@
-// What cuDNN wants to read from device memory and callers give in another form: lengths, starts of
-// ragged sequences in elements, page tables without nonsense. And what it leaves unwritten.
+// Kernels before and after cuDNN's graph: conversion of lengths, of the starts of ragged sequences
+// (in elements) and of page tables (clamped), and clearing of rows that cuDNN does not write.
 #pragma once
 #include <cstdint>
 
@@ -56,7 +56,7 @@ struct Prepare {
 };
 void prepare(const Prepare& work, void* stream);
 
-// Each amax becomes the larger one of itself and of what this run found; NaN is passed over.
+// Each amax becomes the maximum of itself and of this run's value, ignoring NaN.
 inline constexpr int kMostRaised = 4;
 struct Raise {
   const float* from[kMostRaised];

@@ -7,7 +7,7 @@
 namespace tea::cudnn {
 namespace {
 
-constexpr uint64_t kPiece = 256;  // alignment of what lies in the workspace
+constexpr uint64_t kPiece = 256;  // alignment of the pieces of the workspace
 constexpr float kNothing = -__builtin_huge_valf();
 
 Side queries(const Problem& p, const Run& run) {
@@ -103,13 +103,13 @@ Layout layout(const Problem& p, const Geometry& size, const Capacity& n, Directi
   return out;
 }
 
-// What cuDNN may have. Forward: where the keys of a single query are shared out, O in fp32, a
+// cuDNN's workspace. Forward: if the keys of a single query are split, O in fp32, a
 // maximum and a sum of each part. Backward: dQ in fp32, once on sm_90, and on sm_100 but for fp8,
 // and twice elsewhere; four numbers of a row, and where heads share keys the gradients of K and V
 // by query head. The frontend declares those: of fp8 in fp32, of 16 bits as Q is stored, but with
 // room for fp32 where they are ragged. Then they lie as far apart as the tensors' own rows, or have
-// room for every sequence's longest. Beside the gradient of a bias it keeps as much in 16 bits, in
-// tiles of 128.
+// room for every sequence's longest. For the gradient of a bias it stores as much again in 16 bits,
+// in tiles of 128.
 uint64_t library_bound(const Problem& p, const Geometry& size, const Capacity& n, Direction d,
                        Passes passes) {
   constexpr uint64_t kSlack = 1 << 20, kMostParts = 64;

@@ -1,5 +1,5 @@
-// What one execution needs around cuDNN's graph: a place in the workspace for what is made before
-// it, the kernels' parameters, and how much cuDNN may have for itself.
+// The parts of one execution around cuDNN's graph: the layout of the workspace, the parameters of
+// the kernels before and after the graph, and the size of cuDNN's own workspace.
 #pragma once
 #include <optional>
 
@@ -8,7 +8,7 @@
 
 namespace tea::cudnn {
 
-// Where the engine's own slots lie in the workspace; what is left is cuDNN's.
+// The offsets of the engine's own slots in the workspace; cuDNN uses the rest.
 struct Layout {
   uint64_t offset[kSlots] = {}, library = 0;
 };
@@ -36,7 +36,7 @@ std::optional<Finish> finishing(const Problem& problem, const Run& run, const Po
 // Of fp8, after the graph; none where no amax is recorded.
 std::optional<Raise> raising(const Run& run, const Pointers& slots, Direction direction);
 
-// After the graph: what clears rows without a result, on either side.
+// After the graph: parameters of the kernel that clears rows without a result, on either side.
 Clear clearing(const Problem& problem, const Run& run, const Pointers& slots, Direction direction);
 Clear clearing_of_keys(const Problem& problem, const Run& run);  // backward
 

@@ -1,6 +1,6 @@
-// Tensors of more than 2^31 elements, and strides beyond 2^31, beside sums in double at sampled
-// rows: forward on every engine of the CPU but the reference, which takes too long, backward on the
-// first. Needs 14 GiB; `make large` runs it.
+// Tensors of more than 2^31 elements, and strides beyond 2^31, compared with sums in double at
+// sampled rows: forward on every engine of the CPU but the reference, which takes too long,
+// backward on the first. Needs 14 GiB; `make large` runs it.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -1,5 +1,5 @@
-// The words of src/cpu/amx.h and amx_vectors.h: how operands lie in tiles, their products, and what
-// the vectors beside them compute, against plain loops.
+// The primitives of src/cpu/amx.h and amx_vectors.h, compared with plain loops: the layout of
+// operands in tiles, their products, and the vector code.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -216,7 +216,7 @@ TEST_F(Amx, MultipliesFp32) {
   }
 }
 
-// What a kernel reads with a factor, two rows beside each other.
+// Rows times a factor, in pairs of adjacent rows.
 TEST_F(Amx, PacksPairsOfFp32) {
   constexpr int kDim = 24;
   const std::vector<float> numbers = full_numbers(kDepth * kDim);

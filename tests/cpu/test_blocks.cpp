@@ -42,8 +42,8 @@ TEST(Blocks, CoverEveryRowOfTheGroupOnce) {
       }
       EXPECT_EQ(seen.size(), static_cast<size_t>(heads * length));
       if (all.begin >= all.end) all = {0, 0};
-      EXPECT_EQ(group.seen.begin, all.begin);
-      EXPECT_EQ(group.seen.end, all.end);
+      EXPECT_EQ(group.visible.begin, all.begin);
+      EXPECT_EQ(group.visible.end, all.end);
     }
 }
 

@@ -73,7 +73,7 @@ TEST(Flash, FewRowsOfEveryKind) {
     }
 }
 
-// So many keys that the heads of a sequence take turns at them, where they lie beside each other.
+// Enough keys that heads of a sequence with adjacent keys are interleaved.
 TEST(Flash, FewRowsOfHeadsTogether) {
   for (const std::string& engine : kit::host_engines()) {
     if (engine == "reference") continue;

@@ -1,5 +1,5 @@
-// plan_amx: the kernels for the matrix unit against the oracle, with every option, and what fp32 in
-// three terms holds. (test_walks.cpp has what bf16 shares with AVX-512's products of pairs.)
+// plan_amx: the AMX kernels against the oracle, with every option, and the precision of fp32 in
+// three terms. (test_walks.cpp tests the parts that bf16 shares with AVX-512's products of pairs.)
 #include <array>
 #include <cmath>
 
@@ -21,7 +21,7 @@ TEST(FlashAmx, RefusesDevices) {
   EXPECT_TRUE(std::holds_alternative<Refusal>(plan_amx(Problem{}, Device{0, 90})));
 }
 
-// What the two engines write of one problem.
+// The outputs of the two engines for one problem.
 struct Written {
   std::vector<uint8_t> amx, avx512;
 };

@@ -31,8 +31,8 @@ TEST(FlashAvx512Bf16, FewRows) {
         }
 }
 
-// What lies beside a key must not be read, and the key beyond an odd one counts as zero: 0 times an
-// infinity would be NaN.
+// Memory adjacent to a key must not be read, and the key beyond an odd one counts as zero: 0 times
+// an infinity would be NaN.
 TEST(FlashAvx512Bf16, AnInfiniteLastValueStaysInfinite) {
   if (!kAvx512Bf16.available()) GTEST_SKIP() << "this processor lacks the instructions";
   for (const char* type : {"dtype=bf16", "dtype=e5m2"})

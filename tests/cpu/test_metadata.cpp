@@ -1,6 +1,6 @@
-// Nonsense in lengths, offsets and page tables, on every engine of the host and through the C API:
-// one word at a time is replaced, in tensors that end, or begin, exactly at a page that nobody may
-// touch. Nothing crashes, the status word says what was wrong and nothing else, and the sequences
+// Invalid lengths, offsets and page tables, on every engine of the host and through the C API:
+// one word at a time is replaced, in tensors that end, or begin, exactly at a page without access
+// rights. Nothing crashes, the status word reports exactly the invalid array, and the sequences
 // that the word has no part in are right.
 #include <gtest/gtest.h>
 
@@ -77,8 +77,8 @@ class Plan {
 
   bool training() const { return training_; }
   void execute(tea_run run) const {
-    // Nonsense can make sequences overlap. Several threads then write the rows that they share: a
-    // race of the metadata's making, which ThreadSanitizer is right to report.
+    // Invalid metadata can make sequences overlap. Several threads then write the shared rows, a
+    // data race that ThreadSanitizer reports correctly.
     if (kit::kThreadSanitizer) run.parallel_for = one_after_another;
     ASSERT_EQ(tea_forward(plan_, &run), TEA_OK) << tea_error();
     if (!training_) return;
@@ -130,7 +130,7 @@ struct Side {
   int64_t capacity, tokens;
 };
 
-// The rule of te_attention.h: values are clamped to capacity, and what had to be is nonsense.
+// The rule of te_attention.h: invalid values are clamped to the capacity and reported.
 Extent extent(const Form& form, const Metadata& m, const Side& side, int64_t n) {
   if (form.paged && side.cu == TEA_CU_SEQLENS_Q) return {0, form.max_q, true};
   const auto i = static_cast<size_t>(n);
@@ -252,7 +252,7 @@ class Batch {
     return table[static_cast<size_t>(n * kTablePages + i / kPageSize)] * kPageSize + i % kPageSize;
   }
 
-  // Where the element `flat` of sequence n lies in the memory of the batch.
+  // The index of element `flat` of sequence n in the memory of the batch.
   int64_t index(tea_tensor t, int64_t n, int64_t flat) const {
     const Sequence& s = sequences_[static_cast<size_t>(n)];
     if (t == TEA_BIAS || t == TEA_DBIAS) {
@@ -362,7 +362,7 @@ TEST_P(BadMetadata, IsClampedAndReportedAndHurtsNoOtherSequence) {
     }
 }
 
-// All words nonsense at once.
+// All words are invalid at once.
 TEST_P(BadMetadata, OfEverySequenceIsSurvived) {
   for (const Form& form : kForms)
     for (const kit::Flush flush : {kit::Flush::kStart, kit::Flush::kEnd}) {

@@ -120,7 +120,7 @@ TEST(Pool, AnExceptionDoesNotPassThroughTheCallersThreads) {
   EXPECT_EQ(finished, 9);
 }
 
-// What `context` points to says which items a careless caller runs.
+// `context` points to the items that an incorrect parallel_for runs.
 std::string complaint(std::vector<int64_t> items) {
   const auto run = [](void* context, int64_t, void (*body)(void*, int64_t), void* argument) {
     for (const int64_t i : *static_cast<std::vector<int64_t>*>(context)) body(argument, i);

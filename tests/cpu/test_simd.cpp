@@ -16,7 +16,7 @@ constexpr int kBytes = 16;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// |got - exact| in units of the last place of a float beside `exact`.
+// |got - exact| in units of the last place of the float nearest to `exact`.
 double ulps(float got, double exact) {
   const float near = std::fabs(static_cast<float>(exact));
   const double ulp = std::fmax(static_cast<double>(std::nextafter(near, kInfinity) - near),
@@ -29,7 +29,7 @@ struct Worst {
   float at = 0;
 };
 
-// The largest error over every 61st float whose magnitude lies in [low, high] and that has the
+// The largest error over every 61st float whose magnitude is in [low, high] and that has the
 // given sign.
 template <class Got, class Exact>
 Worst worst(float low, float high, float sign, Got got, Exact exact) {

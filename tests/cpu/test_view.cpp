@@ -1,4 +1,4 @@
-// View: where rows lie, what nonsense in lengths and page tables does, scales that are missing.
+// View: addresses of rows, invalid lengths and page tables, missing scales.
 #include <gtest/gtest.h>
 
 #include <array>

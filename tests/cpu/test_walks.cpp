@@ -1,4 +1,4 @@
-// The walks of amx_forward.h and amx_backward.h, by the matrix unit and by AVX-512's products of
+// The loops over keys of amx_forward.h and amx_backward.h, by AMX and by AVX-512's products of
 // pairs, against the oracle at sizes that the random cases do not reach.
 #include "core/plan.h"
 #include "cpu/flash.h"
@@ -15,7 +15,7 @@ class Walks : public testing::TestWithParam<const InstructionSet*> {
       GTEST_SKIP() << engine() << ": this processor lacks the instructions";
   }
   static const char* engine() { return GetParam()->engine; }
-  // What the set multiplies.
+  // The dtypes that the instruction set multiplies.
   static std::vector<std::string> types() {
     std::vector<std::string> out = {"dtype=bf16 "};
     if (GetParam()->multiplies(TEA_FP32)) out.push_back("dtype=fp32 ");
@@ -65,7 +65,7 @@ TEST_P(Walks, TrustsABaseOnlyWhileItHolds) {
         }
 }
 
-// What shifts logits, or the sum, far from where the exponentials of the keys are.
+// Options that shift logits, or the sum, far from the exponentials of the keys.
 TEST_P(Walks, FarSinksAndBiases) {
   for (const char* options :
        {"softmax=learnable softcap=30 | sink_mean=50",
@@ -93,7 +93,7 @@ TEST_P(Walks, Regressions) {
        {// No key to pack, so no memory to pack it in.
         "dtype=bf16 training=1 q_form=ragged kv_form=ragged heads_q=2 heads_kv=2 dim_qk=64 | "
         "lens_q=3 lens_kv=0 max_q=3 max_kv=8 seed=1 values=randn",
-        // Lanes without a row read a bias that nobody wrote.
+        // Lanes without a row read an uninitialised bias.
         "dtype=bf16 bias_dtype=fp32 training=1 deterministic=1 lse_gradient=1 q_form=ragged "
         "kv_form=ragged gaps=1 heads_q=2 heads_kv=1 dim_qk=72 bias=post_scale alibi=slopes | "
         "lens_q=1,1,0,1 lens_kv=1,1,0,1 max_q=1 max_kv=8 gap=3 seed=5798 values=negative",

@@ -1,4 +1,4 @@
-// What a product of packed tiles must give, whichever instructions multiply them. Included inside a
+// The expected product of packed tiles, for any instructions. Included inside a
 // namespace after packed_tiles.h and what multiplies.
 #pragma once
 

@@ -43,7 +43,7 @@ class CudnnDescription : public testing::TestWithParam<const char*> {
   }
 };
 
-// What is said against the graphs of a problem; empty: nothing against any.
+// The reason against the graphs of a problem; empty: none.
 std::string objections(const std::string& what, int sm) {
   const Problem p = Problem::parse(what).normalised();
   std::string said;

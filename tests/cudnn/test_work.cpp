@@ -1,4 +1,4 @@
-// Where things lie in the workspace, and what the two kernels around cuDNN's are told.
+// The layout of the workspace, and the parameters of the two kernels around cuDNN's graph.
 #include <gtest/gtest.h>
 
 #include "cudnn/work.h"
@@ -114,7 +114,8 @@ TEST(CudnnPointers, StandInForScalesThatAreNotGiven) {
   EXPECT_EQ(slots[TEA_DK_SCALE], slots[kOne]);
 }
 
-// cuDNN writes MAX and SUM_EXP, or LSE: the one that is not wanted lies in the workspace.
+// cuDNN writes MAX and SUM_EXP, or LSE; those that the caller does not request are in the
+// workspace.
 TEST(CudnnFinishing, MakesLseOfMaxAndSumExp) {
   const auto made = [](const std::string& more) {
     const Problem p = problem("batch=2 seqlen_q=8 seqlen_kv=8 " + more);
@@ -180,7 +181,7 @@ TEST(CudnnClearing, IsLeftOutWhereEveryRowHasAResult) {
       is_empty(problem("batch=1 seqlen_q=8"), default_geometry(problem("batch=1 seqlen_q=8"))));
 }
 
-// What may be asked for where the problem gives all sizes.
+// The bound of the workspace if the problem specifies all sizes.
 uint64_t most(const std::string& what, Direction d = Direction::kBackward,
               Passes passes = Passes::kBoth) {
   const Problem p = Problem::parse(what);
@@ -218,8 +219,8 @@ TEST(CudnnWorkspace, HasRoomForSumsOfSharedHeadsInFp32) {
             807403776u);
 }
 
-// What cuDNN 9.19 asks for on an A100, L40S or RTX 5090, and on a B200 with fp8, as it says where
-// it plans for a GPU that is not there. Plans for sm_90 need one of the sums.
+// The workspace of cuDNN 9.19 on an A100, L40S or RTX 5090, and on a B200 with fp8, as it says
+// where it plans for a GPU that is not there. Plans for sm_90 need one of the sums.
 TEST(CudnnWorkspace, HasRoomForTwoSumsOfDq) {
   EXPECT_GE(most("dtype=bf16 training=1 heads_q=64 heads_kv=8 dim_qk=128 batch=1 seqlen_q=8192 "
                  "seqlen_kv=8192 causal=1"),
@@ -237,7 +238,7 @@ TEST(CudnnWorkspace, HasRoomForTwoSumsOfDq) {
             4u * 16 * 4096 * 128);
 }
 
-// What it asks for on an H200 and on a B200: 32 and 5 parts of the keys. The first was refused.
+// The workspace on an H200 and on a B200: 32 and 5 parts of the keys. The first was refused.
 TEST(CudnnWorkspace, HasRoomForThePartsOfOneQuerysKeys) {
   const std::string decode = "dtype=bf16 heads_q=64 heads_kv=8 dim_qk=128 seqlen_kv=8192 ";
   EXPECT_GE(most(decode + "batch=1 seqlen_q=1", Direction::kForward), 1065088u);

@@ -1,4 +1,4 @@
-// What an engine answers to a problem before anything runs: no device is needed for it.
+// The answer of an engine to a problem before a run: no device is needed for it.
 #pragma once
 #include <string>
 #include <variant>

@@ -19,7 +19,7 @@ struct Approx {
 };
 
 // The error of exp(x) if x is off by `error`. Kept finite: beyond that the number is unknown
-// anyway, and 0 * infinity would spoil the bounds of its neighbours.
+// anyway, and 0 * infinity would invalidate the bounds of adjacent elements.
 TEA_BOTH double exp_error(double x, double error) {
   return error < 1 ? std::exp(x) * std::expm1(error) : std::exp(std::min(x + error, 300.0));
 }

@@ -122,7 +122,7 @@ class Side {
     gpu_->wait();
   }
 
-  // What differs from the other side; empty if nothing does. Both are used up.
+  // The differences from the other side; empty if there are none. Both are used up.
   std::string difference(Side& other) {
     if (error_ != other.error_) return "errors: " + error_ + ", and: " + other.error_;
     if (used_ != other.used_ || tensors_.size() != other.tensors_.size()) return "another case";

@@ -1,5 +1,5 @@
-// The bounds, row by row beside the oracle: each step of oracle.cpp with the error that an engine
-// in lower precision adds to it and takes over from the steps before.
+// The error bounds, row by row in parallel to the oracle: each step of oracle.cpp with the error
+// that an engine in lower precision adds to it and takes over from the steps before.
 #include "kit/bounds.h"
 
 #include <algorithm>
@@ -44,7 +44,8 @@ class Bounds {
   void values(const Pair& pair, const Row& r, double p_error, double blown, double roundings);
   Tensor store(Tensor& t, double factor, double scale, const Rounding& type) const;
 
-  // What rounding P and dS costs, which an engine may do before or after it multiplies by `factor`.
+  // The error of rounding P and dS, which an engine may do before or after it multiplies by
+  // `factor`.
   double rounding_of_p(double x, double factor) const {
     return p_.p.unit * abs(x) + p_.p.floor * factor;
   }
@@ -204,7 +205,7 @@ void Bounds::gradients(const Row& r, double shift_error) {
     const Pair& pair = r.pairs[n];
     const double off = pairs_[n].log + r_.lse.bound[r.at] + u_ * abs(r.lse);
     const double p_error = exp_error(pair.x - r.lse, off) + flush_;
-    // Such a P may be infinite in the engine, which not even a zero factor makes small.
+    // P may be infinite in the engine then, so that even a zero factor gives NaN.
     const double blown = p_error > FLT_MAX ? p_error : 0;
     values(pair, r, p_error, blown, rows);
 

@@ -9,7 +9,7 @@
 
 namespace tea::oracle {
 
-// What the engine under test rounds. The outputs lse, max, sum_exp and dsink are always fp32.
+// The rounding of the engine under test. The outputs lse, max, sum_exp and dsink are always fp32.
 struct Precision {
   double unit_acc;  // unit roundoff of scores, exponentials and accumulators
   // Of P and dS before the second product. kExact's for an engine that keeps them. For FP8 the

@@ -10,7 +10,7 @@
 
 namespace tea::kit {
 
-// What the tensors hold. Padding, gaps, unused pages and outputs are poisoned in every class.
+// The contents of the tensors. Padding, gaps, unused pages and outputs are poisoned in every class.
 enum class Values {
   kRandn,
   kOneHot,       // one large element per row

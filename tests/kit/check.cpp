@@ -33,7 +33,7 @@ std::string number(double x) {
 bool has_own_dropout(std::string_view engine) { return engine == "cudnn"; }
 bool has_own_amax(std::string_view engine) { return engine == "cudnn"; }
 
-// What is in the outputs against what should be there.
+// Compares the outputs with the expected values.
 class Comparison {
  public:
   Comparison(const Inputs& inputs, Report& report)
@@ -330,7 +330,7 @@ bool multiplies_bf16(std::string_view engine, const Problem& p) {
 }
 
 // Whether an engine keeps P and dS as it computes them. In fp8 a P that differs in its last bit may
-// be cast to the neighbouring value.
+// be cast to the adjacent value.
 bool keeps_p(std::string_view engine, const Problem& p) {
   if (engine == "reference") return true;
   return engine.starts_with("cpu") && !p.is_fp8() && !multiplies_bf16(engine, p);
@@ -425,7 +425,7 @@ std::vector<Report> check(const Case& c, const std::vector<std::string>& engines
   for (const std::string& engine : engines) {
     Report report{c.text(), engine, {}, {}, stage.device};
     try {
-      // What an engine broke is not the next one's fault.
+      // Restore memory, so that the next engine is not blamed for the damage.
       if (!inputs || !out.back().ok()) inputs.emplace(c);
       report = Checker(c, *inputs, engine, stage).run();
     } catch (const GpuLost& e) {

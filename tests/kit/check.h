@@ -33,15 +33,16 @@ struct Report {
   std::string text() const;
 };
 
-// What the engine is known to round. The reference computes in double and keeps P and dS.
+// The known rounding of an engine. The reference computes in double and keeps P and dS.
 oracle::Precision precision_of(std::string_view engine, const Problem& problem);
 
-// Whether an engine multiplies what lies in padding, gaps and unused pages by zero, so that it must
-// be finite there (docs/kernels/cudnn.md). Others get NaN to see.
+// Whether an engine multiplies the contents of padding, gaps and unused pages by zero, so that they
+// must be finite (docs/kernels/cudnn.md). For other engines they are NaN.
 bool needs_finite_padding(std::string_view engine);
 
-// What an engine's own dropout keeps on a GPU, [batch][head][row][column]: where O is not zero when
-// all scores are alike and V is the identity, for dim_v keys after the other. Throws Error.
+// The mask of an engine's own dropout on a GPU, [batch][head][row][column]: true where O is not
+// zero when all scores are alike and V is the identity, for dim_v keys after the other. Throws
+// Error.
 std::vector<char> kept_by(const Case& c, std::string_view engine, int device,
                           const std::function<void(Inputs&)>& change = {});
 

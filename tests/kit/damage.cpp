@@ -1,4 +1,4 @@
-// What an engine may not do to the memory that it was given.
+// Detects forbidden writes of an engine to the given memory.
 #include <cmath>
 
 #include "kit/codec.h"

@@ -1,4 +1,4 @@
-// What is drawn, and how often.
+// The distribution of the random draws.
 #include "kit/draw.h"
 
 #include <algorithm>

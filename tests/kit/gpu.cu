@@ -1,4 +1,4 @@
-// Gpu, by CUDA's runtime; unmapped neighbours by its driver.
+// Gpu, by CUDA's runtime; unmapped address ranges by its driver.
 #include <cuda.h>
 #include <cuda_runtime.h>
 

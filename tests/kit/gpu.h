@@ -31,7 +31,7 @@ class Gpu {
   };
   Block block(size_t bytes);
   uint8_t* scratch(size_t bytes);
-  // Memory whose first or last byte lies beside an address range where nothing is mapped, so that
+  // Memory whose first or last byte is adjacent to an unmapped address range, so that
   // an access beyond it faults. One piece for each `slot`, in the same place whenever it is asked
   // for with the same sizes. `alignment`: of the first byte; leaves less than that between the last
   // byte and the border.
@@ -48,7 +48,7 @@ class Gpu {
   // minute.
   void wait();
 
-  // What is put on the stream between the two calls becomes a graph, which replay() runs.
+  // The work on the stream between the two calls becomes a graph, which replay() runs.
   void begin_capture();
   void end_capture();
   void replay();

@@ -1,4 +1,4 @@
-// Memory between two pages that nobody may touch: an access outside, of even one byte, crashes.
+// Memory between two pages without access rights: an access outside, of even one byte, crashes.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>

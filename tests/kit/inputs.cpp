@@ -251,7 +251,7 @@ void Inputs::fill(Poison poison) {
   for (const Storage& s : storages_) filled.emplace_back(s.data(), s.data() + s.size());
 }
 
-// What was written is what counts: rounded, and shared where strides or pages share.
+// The values as written: rounded, and shared if strides or pages share memory.
 void Inputs::read_back() {
   for (const tea_tensor t : {TEA_Q, TEA_K, TEA_V, TEA_DOUT, TEA_DLSE}) {
     const Place& place = places_[t];

@@ -14,7 +14,7 @@
 
 namespace tea::kit {
 
-// What is in memory that must not be used and in outputs: NaN (all bits set), or 1e30 (or the
+// The contents of outputs, and of memory that must not be used: NaN (all bits set), or 1e30 (or the
 // largest value of a smaller type); and ordinary numbers, for an engine that must find such there.
 // Workspaces are garbage of the first two kinds in any case.
 enum class Poison { kNan, kLarge, kThree, kMinusTwo };
@@ -52,7 +52,7 @@ class Inputs {
   // Where a tensor's first element is in memory.
   uint8_t* memory(tea_tensor t) { return static_cast<uint8_t*>(pointers_[t]); }
 
-  // What the engine did that it must not, a line each: redzones, inputs, holes, padding, status.
+  // The violations of the engine, one per line: redzones, inputs, holes, padding, status.
   std::vector<std::string> damage(Written direction) const;
   // Nothing at all was written since run(): what a refused call must leave.
   bool untouched() const;

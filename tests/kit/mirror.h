@@ -9,8 +9,8 @@
 
 namespace tea::kit {
 
-// What is around every tensor: redzones; nothing that is mapped, before or behind it; or whatever
-// the allocator puts there, for a sanitizer, which is shown a workspace that nobody has written.
+// The memory around every tensor: redzones; nothing that is mapped, before or behind it; or
+// whatever the allocator puts there, for a sanitizer, for which the workspace is uninitialised.
 enum class Around { kRedzones, kUnmappedBefore, kUnmappedBehind, kAllocations };
 
 class Mirror {
@@ -23,7 +23,8 @@ class Mirror {
   const tea_run& upload(uint64_t workspace);
   // Waits for the GPU and brings everything back.
   void fetch();
-  // What only the mirror can see: redzones of the workspace, of the status word and of the origin.
+  // Checks that only the mirror can make: redzones of the workspace, of the status word and of the
+  // origin.
   std::vector<std::string> damage() const;
 
  private:

@@ -1,6 +1,6 @@
 // A deliberately plain engine to try the oracle's bounds on: one thread, arithmetic in Real, P and
-// dS rounded before the second products, keys in tiles with a running maximum. It can be told to
-// make one mistake, which the bounds must then reveal.
+// dS rounded before the second products, keys in tiles with a running maximum. It can be configured
+// to make one mistake, which the bounds must then reveal.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@ namespace tea::oracle {
 enum class Mistake {
   kNone,
   kNoRescale,         // a new maximum leaves the accumulators as they are
-  kLastKeyTwice,      // a tile overlaps its neighbour
+  kLastKeyTwice,      // a tile overlaps the next one
   kNoKeepScale,       // dropout without 1 / (1 - p)
   kNoDropInBackward,  // of dP; dV has it
   kNoDelta,
@@ -54,7 +54,7 @@ class Naive {
 
  private:
   struct Score {
-    Real x, bend;
+    Real x, cap_slope;
   };
 
   Real keep(int64_t j) const {
@@ -217,7 +217,7 @@ class Naive {
     const Real dp = dot(dout, &c_.v[key(j) * c_.dim_v], c_.dim_v) *
                     static_cast<Real>(f.dout_scale_inv * f.v_scale_inv);
     const Real ds = p * ((mistake_ == Mistake::kNoDropInBackward ? 1 : kept) * dp + shift);
-    const Real g = ds * s.bend * scale;
+    const Real g = ds * s.cap_slope * scale;
     const bool scaled = (c_.bias_kind == Bias::kPreScale) != (mistake_ == Mistake::kOtherDbias);
     if (!c_.bias.empty())
       out.dbias.value[row_ * c_.max_kv + j] = nearest(scaled ? g : ds, p_.dbias);

@@ -51,7 +51,7 @@ struct Case {
   Fp8 fp8;
 };
 
-// What row i of a sequence does with column j, which it sees.
+// The contribution of column j, which is visible, to row i of a sequence.
 struct Pair {
   int64_t col = 0, key = 0;        // j, and the flat index of its key and value
   double keep = 1;                 // 0 or 1 / (1 - dropout)

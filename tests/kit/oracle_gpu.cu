@@ -85,7 +85,7 @@ __device__ Approx product(const Given& c, const double* a, const double* b, int6
 }
 
 struct Score {
-  Approx x, bend{1, 0};  // the logit; the slope of the softcap
+  Approx x, cap_slope{1, 0};  // the logit; the slope of the softcap
 };
 
 __device__ void cap(const Given& c, Score& s) {
@@ -95,7 +95,7 @@ __device__ void cap(const Given& c, Score& s) {
   s.x = {c.softcap * t, c.softcap * (fmax(above - t, t - below) + 4 * c.unit)};
   const double slope = 1 - t * t;
   const double ends = fmax(fabs((1 - above * above) - slope), fabs((1 - below * below) - slope));
-  s.bend = {slope, fmax(ends, fabs(x) < e ? 1 - slope : 0) + 12 * c.unit};
+  s.cap_slope = {slope, fmax(ends, fabs(x) < e ? 1 - slope : 0) + 12 * c.unit};
 }
 
 __device__ Score score(const Given& c, int64_t b, int64_t h, int64_t i, int64_t j) {
@@ -126,7 +126,8 @@ __device__ double max_of_lanes(double x) {
   return x;
 }
 
-// What a row does with a column, for O and for the gradients. `weight`: of the value in O.
+// The contribution of a column to a row, for O and for the gradients. `weight`: factor of the value
+// in O.
 struct Terms {
   Approx weight, dv, dqk;
   bool blown;        // dS may leave the range of the type that it is rounded to
@@ -158,9 +159,9 @@ __device__ Terms gradient_terms(const Given& c, const Stats& s, const Score& sco
   const double te = a.error + s.shift_error + 2 * u * (fabs(a.value) + fabs(s.shift));
   const double unsure = dp * (fabs(t) + te) + 2 * u * fabs(p * t) + c.flush;
   const Approx after{p * t, p * te + fmax(unsure, blown)};
-  const Approx before{after.value * score.bend.value,
-                      after.error * (fabs(score.bend.value) + score.bend.error) +
-                          fabs(after.value) * (score.bend.error + u)};
+  const Approx before{after.value * score.cap_slope.value,
+                      after.error * (fabs(score.cap_slope.value) + score.cap_slope.error) +
+                          fabs(after.value) * (score.cap_slope.error + u)};
   const Approx g{c.scale * before.value,
                  fabs(c.scale) * (before.error + 2 * u * fabs(before.value))};
   out.dqk = rounded(g, c.p, fmax(1.0, fabs(c.scale)));
@@ -403,8 +404,7 @@ Given given(const Case& c, const Precision& p, Memory& memory) {
                      c.origin_step[3] || c.origin_step[4];
   if (moves) throw std::invalid_argument("shift or origin_step is not 0; the GPU's oracle needs 0");
   std::copy(c.origin, c.origin + 4, g.origin);
-  g.drop_below =
-      static_cast<uint32_t>(std::lround(double{static_cast<float>(c.dropout)} * 65536));
+  g.drop_below = static_cast<uint32_t>(std::lround(double{static_cast<float>(c.dropout)} * 65536));
   g.factor_kept = 1 / (1 - c.dropout);
   g.softcap = c.softcap, g.scale = c.scale, g.seed = c.seed, g.offset = c.offset;
   g.unit = p.unit_acc, g.flush = p.unit_acc < 1e-12 ? DBL_MIN : FLT_MIN;
@@ -412,7 +412,7 @@ Given given(const Case& c, const Precision& p, Memory& memory) {
   return g;
 }
 
-// What the engine stores has the rounding of its type on top.
+// The stored value has the rounding of its type in addition.
 Tensor stored(std::vector<double> value, std::vector<double> bound, const Rounding& type,
               double flush, Tensor* amax = nullptr) {
   Peak peak{0};

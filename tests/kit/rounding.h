@@ -9,7 +9,7 @@ namespace tea::oracle {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// What rounding to a type costs: relative to a value, at least, and where the type ends.
+// The rounding error of a type: relative to a value, at least, and where the type ends.
 struct Rounding {
   double unit = 0;   // half the distance from 1 to the next value
   double floor = 0;  // half the smallest subnormal

@@ -22,8 +22,8 @@ struct Opened {
 
 }  // namespace
 
-// What Python asks of a tensor: rows as [batch or page, row, head, column], LSE as [batch, row,
-// head], a bias as [batch, head, row, column]; strides in elements.
+// The properties of a tensor for Python: rows as [batch or page, row, head, column], LSE as [batch,
+// row, head], a bias as [batch, head, row, column]; strides in elements.
 struct kit_tensor {
   void* data;
   int32_t used, dtype;  // a tea_dtype, 0 for integers
@@ -75,7 +75,7 @@ KIT_API void kit_tensor_of(Opened* opened, int32_t index, kit_tensor* out) {
   std::memcpy(out->stride, place.stride.data(), sizeof out->stride);
 }
 
-// What one direction wrote that it must not have; empty: nothing. Then what is there counts as the
+// The forbidden writes of one direction; empty: none. Then the current contents count as the
 // state before the next direction.
 KIT_API tea_status kit_damage(Opened* opened, int32_t backward, char* text, size_t capacity) {
   return tea::guarded([&] {

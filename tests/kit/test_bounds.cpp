@@ -149,9 +149,9 @@ TEST_P(WrongEngine, IsNoticedWhereItReadsAnOptionWrongly) {
       {"bias shifted",
        [](Case& c) { std::rotate(c.bias.begin(), c.bias.begin() + 1, c.bias.end()); }},
       {"no ALiBi", [](Case& c) { c.slopes.clear(); }},
-      {"slope of a neighbour", [](Case& c) { c.slopes[5] *= 1.1; }},
+      {"slope of another head", [](Case& c) { c.slopes[5] *= 1.1; }},
       {"no sink", [](Case& c) { c.sink.assign(4, -1e4); }},
-      {"sink of a neighbour", [](Case& c) { std::swap(c.sink[0], c.sink[1]); }},
+      {"sink of another head", [](Case& c) { std::swap(c.sink[0], c.sink[1]); }},
       {"no softcap", [](Case& c) { c.softcap = 0; }},
       {"softcap", [](Case& c) { c.softcap = 7; }},
       {"scale", [](Case& c) { c.scale *= 1.02; }},
@@ -219,7 +219,7 @@ TEST(Bounds, JudgesByTheBound) {
   EXPECT_TRUE(t.accepts(5, NAN));
 }
 
-// A matrix unit takes subnormal operands as zero, and flushes sums that are.
+// AMX treats subnormal operands as zero, and flushes subnormal sums.
 TEST(Bounds, AnOperandThatMayCountAsZeroIsItsError) {
   constexpr double kLeast = 0x1p-126;
   const auto bound = [](Approx a, double x, double least = 0x1p-126) {

@@ -32,8 +32,8 @@ TEST(Codec, DecodesEveryCodeAsTheLibraryDoes) {
     }
 }
 
-// Between two neighbours: the middle goes to the even one, anything beside it to the nearer.
-TEST(Codec, RoundsToNearestEvenBetweenAllNeighbours) {
+// Between two adjacent codes: the midpoint rounds to the even one, other values to the nearer one.
+TEST(Codec, RoundsToNearestEvenBetweenAllAdjacentCodes) {
   for (const int32_t dtype : kSmall)
     for (uint64_t code = 0; code + 1 < codes(dtype) / 2; ++code) {
       const double low = decode(dtype, code), high = decode(dtype, code + 1);

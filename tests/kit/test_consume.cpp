@@ -24,7 +24,7 @@ struct Row {
   const char* field;
   Effect effect;
   const char* base;
-  const char* changes;  // words put in place of the base's, or beside them; then | and more words
+  const char* changes;  // words that replace those of the base, or are added; then | and more words
 };
 
 constexpr const char* kBase =

@@ -28,7 +28,7 @@ Case plain(int64_t rows, int64_t cols, uint64_t seed = 1) {
   return c;
 }
 
-// What row sees what column, as text: a line per row, # where visible.
+// The visible columns of each row, as text: a line per row, # where visible.
 std::string picture(const Case& c) {
   std::string text;
   for (int64_t i = 0; i < c.max_q; ++i) {

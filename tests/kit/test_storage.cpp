@@ -1,4 +1,4 @@
-// The redzones notice a byte on either side, and beside nothing at all.
+// The redzones detect a byte written on either side, also of empty memory.
 #include <gtest/gtest.h>
 
 #include "kit/storage.h"

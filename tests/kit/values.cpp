@@ -14,7 +14,7 @@ namespace {
 
 using Array = std::vector<double>;
 
-// What a row is drawn from: the tensor's role and the class together.
+// The seed of a row: the tensor's role and the class together.
 struct Draw {
   Values values;
   tea_tensor tensor;
@@ -25,7 +25,7 @@ struct Draw {
 bool is_score_operand(tea_tensor t) { return t == TEA_Q || t == TEA_K; }
 bool is_wide(int32_t dtype) { return dtype == TEA_BF16 || dtype == TEA_FP32 || dtype == TEA_FP64; }
 
-// Such that scale * q.k comes to about `logit`.
+// Chosen such that scale * q.k is about `logit`.
 double operand_size(const Problem& p, double logit, bool adds_up) {
   const double dim = p.dim_qk, terms = adds_up ? dim : std::sqrt(dim);
   return std::sqrt(logit / (std::max(std::fabs(p.scale_value()), 1e-3) * terms));

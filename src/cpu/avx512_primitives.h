@@ -1,4 +1,4 @@
-// AVX-512's instructions behind the words of simd.h, tile.h and decode_kernel.h.
+// AVX-512 instructions for the primitives of simd.h, tile.h and decode_kernel.h.
 #pragma once
 
 #define TEA_MULTIPLY_EVEN(a, b) ((VQ)_mm512_maskz_mul_epu32(0xFF, (__m512i)(a), (__m512i)(b)))
