@@ -1,4 +1,4 @@
-// Times decoding on the CPU beside the speed at which the same threads read the same keys and
+// Times decoding on the CPU, and the bandwidth at which the same threads read the same keys and
 // values. One row of 32 heads over 8 kv heads, head dimension 128, by dtype and layout.
 //
 // usage: bench_cpu_decode [KEYS [RUNS [ENGINE]]]
@@ -49,8 +49,8 @@ double seconds(Body&& body) {
 }
 
 int threads() {
-  const char* text = std::getenv("TE_ATTENTION_THREADS");
-  return text ? std::atoi(text) : static_cast<int>(std::thread::hardware_concurrency());
+  const char* text = tea_setting("TE_ATTENTION_THREADS");
+  return *text ? std::atoi(text) : static_cast<int>(std::thread::hardware_concurrency());
 }
 
 uint64_t sum(const uint64_t* from, size_t n) {

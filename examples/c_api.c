@@ -11,7 +11,7 @@ static _Alignas(16) float lse[kHeadsQ][kSeqlen];
 int main(void) {
   for (int j = 0; j < kSeqlen; ++j) v[j][0][0] = (float)j;  // q and k are zero: equal scores
 
-  // What to compute. Zero means the default: contiguous [batch, seqlen, heads, dim], scale
+  // The operation. Zero means the default: contiguous [batch, seqlen, heads, dim], scale
   // 1 / sqrt(dim), no bias, no window, no dropout.
   const tea_problem problem = {.struct_size = sizeof problem,
                                .dtype = TEA_FP32,

@@ -319,6 +319,9 @@ TEA_API tea_status tea_cache_limit(size_t capacity); /* 0: empty the cache and d
 
 TEA_API const char* tea_error(void); /* the last error of this thread; valid until its next call */
 TEA_API const char* tea_version(void); /* "major.minor.patch" */
+/* The value of an environment variable of docs/environment.md, read once per process; "" if it is
+   not set. NULL: the library does not read a variable of this name. */
+TEA_API const char* tea_setting(const char* variable);
 
 #ifdef __cplusplus
 }

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import te_attention
 from te_attention import _library as core
+from te_attention import environment
 
 PROBLEM = "dtype=bf16 batch=1 heads_q=8 heads_kv=8 dim_qk=64 seqlen_q=128 seqlen_kv=128"
 INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
@@ -101,14 +102,13 @@ def _gpus() -> list[str]:
 
 def collect_env() -> list[str]:
     """The facts about the machine that a bug report needs. None of them identifies the user."""
-    ours = sorted(name for name in os.environ if name.startswith(("TE_ATTENTION_", "NVTE_")))
     return [
         *info(),
         f"python      {platform.python_version()} ({platform.python_implementation()})",
         f"system      {platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}",
         *(f"gpu         {gpu}" for gpu in _gpus()),
         *(f"{name:<11} {_version(name)}" for name in PACKAGES),
-        *(f"{name}={os.environ[name]}" for name in ours),
+        *(f"{name}={value}" for name, value in environment.variables_set().items()),
     ]
 
 

@@ -3,6 +3,7 @@
 
 #include "core/boundary.h"
 #include "core/cost.h"
+#include "core/env.h"
 #include "core/growth.h"
 #include "core/plan.h"
 
@@ -143,6 +144,13 @@ tea_status tea_cache_limit(size_t capacity) {
 }
 
 const char* tea_error(void) { return tea::last_error(); }
+
+const char* tea_setting(const char* variable) {
+  for (const tea::SettingRow& row : tea::settings())
+    if (variable && std::strcmp(row.variable, variable) == 0)
+      return tea::setting(row.setting).c_str();
+  return nullptr;
+}
 
 #define TEXT(x) #x
 #define VERSION(major, minor, patch) TEXT(major) "." TEXT(minor) "." TEXT(patch)

@@ -11,14 +11,16 @@ namespace {
 constexpr SettingRow kSettings[] = {
     {Setting::kEngine, "TE_ATTENTION_ENGINE", nullptr, nullptr,
      "name of the engine for every problem whose caller selects none"},
-    {Setting::kDeterministic, "TE_ATTENTION_DETERMINISTIC", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0",
-     "1: every problem is deterministic"},
     {Setting::kLog, "TE_ATTENTION_LOG", "NVTE_DEBUG", "1",
      "1: each new plan prints its engine and problem to standard error"},
     {Setting::kThreads, "TE_ATTENTION_THREADS", nullptr, nullptr,
      "number of threads of the CPU engine, whatever its callers request"},
     {Setting::kOpenMp, "OMP_NUM_THREADS", nullptr, nullptr,
      "number of threads of the CPU engine by default; without it the cores of the process"},
+    {Setting::kCheck, "TE_ATTENTION_CHECK", nullptr, nullptr,
+     "1: front ends wait for each call on a GPU and raise if it reports invalid lengths or pages"},
+    {Setting::kNondeterministic, "NVTE_ALLOW_NONDETERMINISTIC_ALGO", nullptr, nullptr,
+     "0: every problem is deterministic"},
     {Setting::kFusedAttnBackend, "NVTE_FUSED_ATTN_BACKEND", nullptr, nullptr,
      "0: the nvte functions report the backend F16_max512_seqlen if it supports the problem"},
 };

@@ -1,6 +1,6 @@
-// The only place of the library that reads the environment. Our own variables and
-// TransformerEngine's aliases are rows of one table. (TE_ATTENTION_CHECK is of the PyTorch
-// operators, which know the public API alone.)
+// The environment variables of the library in one table: at most four of our own, and those of
+// TransformerEngine that it accepts. No other C++ file reads the environment; front ends call
+// tea_setting(). docs/environment.md lists the table.
 #pragma once
 #include <span>
 #include <string>
@@ -8,7 +8,15 @@
 
 namespace tea {
 
-enum class Setting { kEngine, kDeterministic, kLog, kThreads, kOpenMp, kFusedAttnBackend };
+enum class Setting {
+  kEngine,
+  kLog,
+  kThreads,
+  kOpenMp,
+  kCheck,
+  kNondeterministic,
+  kFusedAttnBackend
+};
 
 struct SettingRow {
   Setting setting;
@@ -21,9 +29,9 @@ std::span<const SettingRow> settings();
 
 // The text of a variable or of its alias, read once per process; empty if unset.
 const std::string& setting(Setting which);
-// The same, read now: for what callers change while they run.
+// The current text of a variable, for those that programs change while they run.
 std::string setting_now(Setting which);
-// Set, and neither "" nor "0".
+// Whether a variable is set, and neither "" nor "0".
 bool setting_on(Setting which);
 
 }  // namespace tea

@@ -43,7 +43,7 @@ std::string names(std::span<const Engine> engines) {
 // The problem that runs: the canonical form, with the options from the environment.
 Problem canonical(const Problem& problem) {
   Problem p = problem.normalised();
-  if (setting_on(Setting::kDeterministic)) p.deterministic = 1;
+  if (setting(Setting::kNondeterministic) == "0") p.deterministic = 1;
   return p;
 }
 

@@ -29,7 +29,7 @@ struct Cast {
   }
 };
 
-// What the operators of current scaling find out.
+// The results of the operators of current scaling.
 struct Current {
   Tensor scale, scale_inv, amax;
 

@@ -1,15 +1,14 @@
 // The status word: on the stack for the host; on a GPU it is allocated only if it will be read.
 #include "torch/report.h"
 
-#include <cstdlib>
 #include <string_view>
 
 namespace tea::torch_ops {
 namespace {
 
 bool waits_for_devices() {
-  static const char* value = std::getenv("TE_ATTENTION_CHECK");
-  return value && *value && std::string_view(value) != "0";
+  static const std::string_view value = tea_setting("TE_ATTENTION_CHECK");
+  return !value.empty() && value != "0";
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ TEST(Api, ErrorsBelongToTheirThread) {
   std::thread([] {
     EXPECT_STREQ(tea_error(), "");
     tea_problem p{};
-    tea_problem_parse("nonsense", &p);
+    tea_problem_parse("invalid", &p);
   }).join();
   EXPECT_EQ(tea_error(), mine);
 }

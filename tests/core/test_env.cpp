@@ -5,11 +5,12 @@
 #include <cstdlib>
 
 #include "core/env.h"
+#include "te_attention.h"
 
 namespace tea {
 namespace {
 
-// What a setting reads as in a process that starts with `variable` = `value`.
+// Checks the text of a setting in a process that starts with `variable` = `value`.
 void expect_in_child(const char* variable, const char* value, Setting which, const char* text,
                      bool on) {
   EXPECT_EXIT(
@@ -23,10 +24,9 @@ void expect_in_child(const char* variable, const char* value, Setting which, con
 
 TEST(Env, OwnVariablesAndAliases) {
   expect_in_child("TE_ATTENTION_ENGINE", "reference", Setting::kEngine, "reference", true);
-  expect_in_child("TE_ATTENTION_DETERMINISTIC", "1", Setting::kDeterministic, "1", true);
-  expect_in_child("TE_ATTENTION_DETERMINISTIC", "0", Setting::kDeterministic, "0", false);
-  expect_in_child("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0", Setting::kDeterministic, "1", true);
-  expect_in_child("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1", Setting::kDeterministic, "", false);
+  expect_in_child("TE_ATTENTION_CHECK", "1", Setting::kCheck, "1", true);
+  expect_in_child("TE_ATTENTION_CHECK", "0", Setting::kCheck, "0", false);
+  expect_in_child("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0", Setting::kNondeterministic, "0", false);
   expect_in_child("NVTE_DEBUG", "1", Setting::kLog, "1", true);
   expect_in_child("NVTE_FUSED_ATTN_BACKEND", "0", Setting::kFusedAttnBackend, "0", false);
   expect_in_child("NVTE_FUSED_ATTN_BACKEND", "1", Setting::kFusedAttnBackend, "1", true);
@@ -42,6 +42,18 @@ TEST(Env, SomeSettingsMayChangeInAProcess) {
         std::exit(first && setting_now(Setting::kFusedAttnBackend) == "1" ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");
+}
+
+TEST(Env, FrontEndsReadTheTable) {
+  EXPECT_EXIT(
+      {
+        setenv("TE_ATTENTION_CHECK", "1", 1);
+        const bool found = std::string_view(tea_setting("TE_ATTENTION_CHECK")) == "1";
+        std::exit(found && *tea_setting("TE_ATTENTION_THREADS") == 0 ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_EQ(tea_setting("PATH"), nullptr);
+  EXPECT_EQ(tea_setting(nullptr), nullptr);
 }
 
 TEST(Env, AtMostFourVariablesOfOurOwn) {

@@ -53,7 +53,7 @@ TEST(Growth, LongerStructsMustEndInZeros) {
                 shown(sizeof(tea_cp_valid)) + ", or zeros beyond: a newer field is set");
 }
 
-// Memory that nobody has set claims any size: it must not be searched for zeros up to 4 GiB.
+// Uninitialised memory may have any size: it must not be searched for zeros up to 4 GiB.
 TEST(Growth, NoStructIsSoLarge) {
   std::vector<char> memory(8192);
   auto* const caller = new (memory.data()) tea_cp_valid{};

@@ -245,7 +245,7 @@ struct AsksAtTheEnd {
 };
 
 // Its plans would free what belongs to a driver, or to cuDNN, that has ended before; and threads
-// that still run would ask nobody.
+// that still run would use a destroyed planner.
 TEST(Planner, LivesUntilTheProcessHasEnded) {
   testing::GTEST_FLAG(death_test_style) = "threadsafe";  // a process of its own
   EXPECT_EXIT(

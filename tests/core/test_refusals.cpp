@@ -1,4 +1,4 @@
-// What is refused about a problem, as one table: the field, the value seen, the value needed; and
+// The refusals of problems, as one table: the field, the value seen, the value needed; and
 // that a refusal leaves no plan and writes nothing.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// What is refused about a run, as one table: the argument, the value seen, the value needed; and
-// that nothing at all was written, neither to a tensor nor beside one.
+// The refusals of runs, as one table: the argument, the value seen, the value needed; and
+// that nothing was written, neither to a tensor nor outside one.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -255,7 +255,7 @@ TEST(RunRefusal, EveryUnusedTensorIsRefusedByName) {
   EXPECT_GE(refused, 50);
 }
 
-// What is wrong with the other arguments of the C API.
+// Invalid values of the other arguments of the C API.
 bool says(const char* fragment) {
   return std::string(tea_error()).find(fragment) != std::string::npos;
 }

@@ -137,7 +137,7 @@ TEST(Checks, PassOnlyWhatTheTableAccepts) {
           void* tensors[TEA_TENSOR_COUNT] = {};
           for (const TensorInfo& other : tensor_table())
             if (other.use(call.p, d) == Use::kRequired) tensors[other.index] = call.memory.data();
-          // Where dsink is given, it asks for the sink beside the table.
+          // dsink requires the sink, in addition to the rules of the table.
           if (call.p.softmax == TEA_SOFTMAX_LEARNABLE) tensors[TEA_SINK] = call.memory.data();
           ASSERT_TRUE(Checks(call.p).pass(tensors, d));
           // 256 stands for NULL.

@@ -6,7 +6,8 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tools"), str(ROOT / "python/te_attention")]
+import environment  # noqa: E402
 import report  # noqa: E402
 
 import checks  # noqa: E402
@@ -78,6 +79,33 @@ class Pages(unittest.TestCase):
 class GeneratedPages(unittest.TestCase):
     def test_performance_is_what_the_records_say(self):
         self.assertEqual(report.PAGE.read_text(), report.page(), "run bench/report.py")
+
+    def test_environment_lists_the_variables_that_are_read(self):
+        page = (ROOT / "docs/environment.md").read_text()
+        _, library, packages = re.split(r"^<!-- .* -->\n", page, flags=re.MULTILINE)
+        source = (ROOT / "src/core/env.cpp").read_text()
+        row = r'\{Setting::\w+, "(\w+)", (?:nullptr, nullptr|"(\w+)", "(\w+)"),\s*"([^"]*)"\}'
+        rows = [
+            f"| `{name}`{f', or `{alias}={value}`' if alias else ''} | {meaning} |"
+            for name, alias, value, meaning in re.findall(row, source)
+        ]
+        self.assertEqual(len(rows), source.count("{Setting::"))
+        self.assertEqual(re.findall(r"^\| `.*", library, re.MULTILINE), rows)
+        rows = [
+            f"| `{name}` | {default} | {meaning} |"
+            for name, (default, meaning) in environment.VARIABLES.items()
+        ]
+        self.assertEqual(re.findall(r"^\| `.*", packages, re.MULTILINE), rows)
+
+    def test_the_environment_is_read_in_one_place_of_each_language(self):
+        read = re.compile(r"\bgetenv\(|\bos\.(environ|getenv)\b")
+        readers = [
+            path.relative_to(ROOT).as_posix()
+            for folder in ("src", "python")
+            for path in sorted((ROOT / folder).rglob("*"))
+            if path.suffix in checks.CPP | {".py"} and read.search(path.read_text())
+        ]
+        self.assertEqual(readers, ["src/core/env.cpp", "python/te_attention/environment.py"])
 
     def test_support_has_every_problem_of_the_list(self):
         rows = re.findall(r"^\| (.+?) \|", support.PAGE.read_text(), re.MULTILINE)

@@ -27,7 +27,7 @@ class Formats:
 
 
 def options_of(case: Case, device: str) -> dict:
-    """What attention() takes beside q, k and v."""
+    """The arguments of attention() after q, k and v."""
 
     def tensor(name: str) -> torch.Tensor | None:
         value = case[name]
@@ -96,7 +96,7 @@ def _write_forward(case: Case, formats: Formats, o, lse, largest) -> None:
 
 
 def run(line: str, choice: int, large: bool, device: str = "cpu", engine: str = "") -> str:
-    """What is wrong with a case, or nothing. `choice` picks the formats and the way backward."""
+    """The error of a case, or "". `choice` picks the formats and the way backward."""
     with Case(line) as case:
         case.fill(large)
         formats = Formats(case, choice)

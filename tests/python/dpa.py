@@ -36,7 +36,7 @@ GRADIENTS = ("DQ", "DK", "DV", "DBIAS", "DSINK")
 
 
 class Config(NamedTuple):
-    """What a test varies."""
+    """The parameters of a test."""
 
     layout: str
     mask: str
@@ -187,7 +187,7 @@ class Outcome:
         return found, self.wrong(found)
 
     def wrong(self, found: dict[str, torch.Tensor]) -> str:
-        """What the oracle says."""
+        """The results of the oracle."""
         for name, value in (found | {"LSE": self.lse}).items():
             self.case[name].copy_(value.detach())
         for name in GRADIENTS:  # TransformerEngine knows no gradient of an offset that is zero

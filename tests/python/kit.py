@@ -66,7 +66,7 @@ def draw(seed: int) -> str:
 
 
 class Case:
-    """One case in memory. `fields`: its problem, with every stride; sizes of the run beside it."""
+    """One case in memory. `fields`: its problem, with every stride, and the sizes of the run."""
 
     def __init__(self, line: str) -> None:
         self.line = line
@@ -92,7 +92,7 @@ class Case:
         return self.field(f"{side}_form", "dense")
 
     def fill(self, large: bool) -> None:
-        """Outputs and what nobody may read become NaN, or 1e30."""
+        """Fills outputs, and memory that must not be read, with NaN or 1e30."""
         KIT.kit_fill(self._handle, int(large))
 
     def damage(self, backward: bool) -> str:

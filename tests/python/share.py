@@ -1,6 +1,6 @@
 """A share of the tests, for one of several processes: -p share --share 2/4 runs tests 2, 6, 10 ...
 
-Neighbours cost about the same, so that the shares do too.
+Consecutive tests take about the same time, so that the shares do too.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import pytest
 
 
 def part(items: Sequence, share: str) -> list:
-    """Those of `items` that belong to share "n/of"."""
+    """The `items` that belong to share "n/of"."""
     number, _, of = share.partition("/")
     if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
         raise pytest.UsageError(f"--share is {share}; needs N/OF with N from 1 to OF")

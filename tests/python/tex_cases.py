@@ -234,7 +234,7 @@ class Call:
 
 
 def run(choice: Choice, large: bool, device: str = "cpu") -> str:
-    """What is wrong with a call, or nothing."""
+    """The error of a call, or ""."""
     with Case(choice.line()) as case:
         case.fill(large)
         call = Call(case, choice, device)

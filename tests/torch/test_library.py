@@ -119,10 +119,10 @@ class Never(TorchFunctionMode):
 
 @pytest.mark.parametrize("name", [o.name for o in OPTIONS if o.type == "Tensor?"])
 def test_trimming_compares_no_tensors(name: str) -> None:
-    beside = {"offsets_q": "cu_seqlens_q", "offsets_kv": "cu_seqlens_kv"}
-    beside |= {"page_table_v": "page_table"}
+    required = {"offsets_q": "cu_seqlens_q", "offsets_kv": "cu_seqlens_kv"}
+    required |= {"page_table_v": "page_table"}
     t = torch.zeros(1)
-    arguments = Arguments(t, t, t, **dict.fromkeys({name, beside.get(name, name)}, t))
+    arguments = Arguments(t, t, t, **dict.fromkeys({name, required.get(name, name)}, t))
     with Never():
         assert trimmed(arguments)[-1] is t
 

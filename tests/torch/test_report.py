@@ -1,4 +1,4 @@
-"""Nonsense in lengths, pages and origins is refused on the CPU, where it is known after the run."""
+"""Invalid lengths, pages and origins are refused on the CPU after the run."""
 
 import os
 import subprocess

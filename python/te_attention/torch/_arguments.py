@@ -8,8 +8,8 @@ from te_attention.torch._options import MINIMAL, NAMES, OPTIONS
 NUM_INPUTS = 3  # q, k and v precede the options
 NONE = 0.0  # of softcap and dropout: one object, so that trimmed() recognises it
 
-# What forward, backward and explain take, with the defaults of their schema. A window of -1 is
-# unbounded; a length of -1 follows from the tensors.
+# The arguments of forward, backward and explain, with the defaults of their schema. A window of -1
+# is unbounded; a length of -1 follows from the tensors.
 _DEFAULTS = tuple(NONE if option.type == "float" else option.default for option in OPTIONS)
 Arguments = namedtuple("Arguments", NAMES, defaults=_DEFAULTS[NUM_INPUTS:])
 

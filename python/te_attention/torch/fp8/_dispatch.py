@@ -1,4 +1,4 @@
-"""What operations of PyTorch do with Float8Tensors. See tensor.py."""
+"""PyTorch's operations on Float8Tensors. See tensor.py."""
 
 from __future__ import annotations
 

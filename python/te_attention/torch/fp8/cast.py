@@ -57,7 +57,7 @@ def find_scale(tensors: list[Tensor], quantizer: object) -> Tensor:
 
 
 def _buffers(tensors: list[Tensor]) -> tuple[list[Tensor], list[Callable | None]]:
-    """What to cast, and for each how parts of it are found: all as one, or the last two."""
+    """The tensors to cast, each with a function that splits it: all as one, or the last two."""
     if len(tensors) == 3:
         for start in (0, 1):
             found = packed_whole(tuple(tensors[start:]))

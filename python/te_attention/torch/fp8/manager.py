@@ -38,7 +38,7 @@ def get_default_recipe() -> Recipe:
 
 
 class FP8GlobalStateManager:
-    """What autocast() sets, and the states of delayed scaling that its end updates."""
+    """The state set by autocast(), and the states of delayed scaling that its end updates."""
 
     FP8_ENABLED = False
     FP8_CALIBRATION = False
@@ -100,7 +100,7 @@ class FP8GlobalStateManager:
 
     @classmethod
     def get_autocast_state(cls) -> tuple:
-        """What set_autocast_state() takes."""
+        """The argument for set_autocast_state()."""
         return (
             cls.FP8_ENABLED,
             cls.FP8_CALIBRATION,

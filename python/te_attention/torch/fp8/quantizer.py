@@ -19,7 +19,7 @@ _quantize_current = OPS.fp8_quantize_current.default
 
 
 class Quantizer:
-    """What both kinds have in common.
+    """Base class of the quantizers.
 
     `internal` ones return a Float8TensorStorage, which autograd does not know; the others a
     Float8Tensor, whose gradient passes to the input as it is. `rowwise_usage` and

@@ -1,10 +1,11 @@
 """Recipes: how scales of FP8 tensors are chosen. Names and defaults are TransformerEngine's."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple
+
+from te_attention import environment
 
 
 class FormatMaxValues(NamedTuple):
@@ -112,7 +113,7 @@ class DelayedScaling(Recipe):
             raise ValueError("scaling_factor_compute_algo is a function; needs None")
 
     def __repr__(self) -> str:
-        """What tells recipes apart whose amaxes are reduced together."""
+        """A key that distinguishes recipes whose amaxes are reduced together."""
         return (
             f"recipe_type={type(self).__name__}, margin={self.margin}, "
             f"format={self.fp8_format.name}, amax_history_len={self.amax_history_len}, "
@@ -121,7 +122,7 @@ class DelayedScaling(Recipe):
 
 
 def _power_2_scales() -> bool:
-    return os.getenv("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES", "0") == "1"
+    return environment.read("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES") == "1"
 
 
 def _current_params() -> QParams:

@@ -25,7 +25,7 @@ def get_fp8_torch_dtype(fp8_recipe: Recipe, fprop_tensor: bool = True) -> torch.
 
 
 class RecipeState:
-    """What a recipe keeps for one direction of a module."""
+    """The state of a recipe for one direction of a module."""
 
     recipe: Recipe
     mode: str

@@ -1,4 +1,4 @@
-"""What TransformerEngine's frameworks share: the recipes of FP8."""
+"""The common part of TransformerEngine's frameworks: the recipes of FP8."""
 
 from transformer_engine.common import recipe
 

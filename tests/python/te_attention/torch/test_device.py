@@ -136,7 +136,7 @@ def test_compile(mode: str) -> None:
 
 
 def microseconds(call, count: int = 500) -> float:
-    """What the host spends on a call: the least of five rounds, in microseconds."""
+    """The host time of a call: the least of five rounds, in microseconds."""
     for _ in range(100):
         call()
     best = float("inf")

@@ -381,7 +381,7 @@ def test_a_row_that_a_finite_bias_hides_is_the_mean_of_the_values(
     x = (q.float() @ k.float().mT / 4 + bias).double()
     wrong = (o - x.softmax(-1) @ (v.double() + 9)).abs().amax(-1)
     assert wrong[..., 3:].amax() < 0.1
-    # What is left of the scores beside the bias is a matter of rounding.
+    # The scores are below the precision of their sum with the bias.
     assert wrong[..., :3].amax() < (0.1 if least < -1e12 else 2)
     o[..., 3:, :].sum().backward()
     for tensor in (q, k, v):

@@ -1,4 +1,4 @@
-"""Inputs that are parts of one tensor: the gradients lie in one, and are what they are apart."""
+"""Inputs that are parts of one tensor: so are the gradients, equal to those of separate inputs."""
 
 from collections.abc import Callable
 

@@ -173,7 +173,7 @@ SIGNATURES = {
 
 
 def found(path: str) -> object:
-    """What a dotted path below transformer_engine names."""
+    """The object at a dotted path below transformer_engine."""
     parts, value = path.split("."), None
     for i, part in enumerate(parts):
         if value is None or (inspect.ismodule(value) and not hasattr(value, part)):

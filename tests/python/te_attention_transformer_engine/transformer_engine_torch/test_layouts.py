@@ -1,4 +1,4 @@
-"""What the names of the layouts say."""
+"""The layouts, parsed from their names."""
 
 import pytest
 import torch

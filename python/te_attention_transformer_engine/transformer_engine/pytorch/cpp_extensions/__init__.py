@@ -2,7 +2,7 @@
 
 from transformer_engine_torch import *  # noqa: F403
 
-# What has the same name comes second.
+# The module with the same names is imported second.
 # isort: split
 from transformer_engine.pytorch.cpp_extensions.fused_attn import fused_attn_bwd, fused_attn_fwd
 

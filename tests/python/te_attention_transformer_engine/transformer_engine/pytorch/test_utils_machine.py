@@ -1,4 +1,4 @@
-"""What is asked about the machine, the initialisers, and tensors in parts."""
+"""Properties of the machine, the initialisers, and tensors in parts."""
 
 import pytest
 import torch

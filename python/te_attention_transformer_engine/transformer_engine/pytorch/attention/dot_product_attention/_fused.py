@@ -1,11 +1,11 @@
 """FusedAttention: our engines behind TransformerEngine's functions and autograd function."""
 
-import os
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
+from te_attention import environment
 from transformer_engine.pytorch._refusal import refuse, refuse_later, require
 from transformer_engine.pytorch.constants import TE_DType
 from transformer_engine.pytorch.cpp_extensions.fused_attn import (
@@ -134,7 +134,7 @@ class FusedAttention(Backend):
         common = (attention_dropout, attention_dropout_ctx, attention_type, layer_number)
         super().__init__(softmax_scale, *common, deterministic)
         self.softmax_type, self.return_max_logit = softmax_type, return_max_logit
-        if os.getenv(_FLASH_BACKWARD, "0") != "0":
+        if environment.read(_FLASH_BACKWARD) != "0":
             refuse(_FLASH_BACKWARD, "set", "0: flash-attn is no part of Fused")
 
     def forward(

@@ -6,7 +6,6 @@ engines implement Fused, which supports what tex.get_fused_attn_backend accepts.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,6 +14,7 @@ import torch
 from packaging.version import Version
 
 import transformer_engine_torch as tex
+from te_attention import environment
 from te_attention.torch.fp8 import Float8Tensor, get_fp8_te_dtype
 from transformer_engine.pytorch._refusal import refuse
 from transformer_engine.pytorch.constants import TE_DType
@@ -36,7 +36,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def _level(name: str) -> int:
-    text = os.getenv(name, "0")
+    text = environment.read(name)
     if not text.strip().isdecimal():
         refuse(name, repr(text), "a number")
     return int(text)
@@ -174,7 +174,7 @@ class _Rule(NamedTuple):
 
 
 def _off(backends: tuple[str, ...], name: str) -> _Rule:
-    return _Rule(backends, lambda _: os.getenv(name, "1") == "0", f"{name} is 0")
+    return _Rule(backends, lambda _: environment.read(name) == "0", f"{name} is 0")
 
 
 def _needs(backends: tuple[str, ...], name: str, allowed: object, words: str = "") -> _Rule:

@@ -1,11 +1,11 @@
 """Attention in plain PyTorch with the scores in memory: the reference of the other backends."""
 
-import os
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
+from te_attention import environment
 from te_attention.torch import dropout_mask, new_rng_state
 from transformer_engine.pytorch._refusal import require
 from transformer_engine.pytorch.utils import attention_mask_func
@@ -81,7 +81,7 @@ class UnfusedDotProductAttention(Backend):
         self.return_max_logit = return_max_logit
         self.scale_mask_softmax = FusedScaleMaskSoftmax(attention_mask_func)
         self.apply_qk_layer_scaling = layer_number is not None and (
-            os.getenv("NVTE_APPLY_QK_LAYER_SCALING", "0") == "1"
+            environment.read("NVTE_APPLY_QK_LAYER_SCALING") == "1"
         )
 
     def forward(

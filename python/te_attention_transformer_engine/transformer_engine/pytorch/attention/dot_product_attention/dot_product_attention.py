@@ -1,6 +1,5 @@
 """DotProductAttention: resolves the arguments of a call and caches the choice of its backend."""
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as modules
 
+from te_attention import environment
 from te_attention.torch import PreparedAttention, new_rng_state
 from te_attention.torch.fp8 import FP8GlobalStateManager
 from te_attention.torch.fp8.formats import is_fp8_tensor
@@ -200,7 +200,7 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         self.softmax_type, self.return_max_logit = softmax_type, return_max_logit
         self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
         self.deterministic = (
-            os.getenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0"
+            environment.read("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
             or torch.are_deterministic_algorithms_enabled()
         )
         forked = get_rng_state_tracker is not None and attention_dropout and not sequence_parallel

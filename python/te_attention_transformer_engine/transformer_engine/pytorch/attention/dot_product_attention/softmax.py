@@ -1,11 +1,11 @@
 """Softmax over scores in memory, as the unfused backend uses it."""
 
-import os
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from te_attention import environment
 from te_attention.torch.operators import ops
 
 
@@ -65,7 +65,7 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
     ) -> None:
         """mask_func(scores, mask) masks the scores where mask is True, for PyTorch's softmax."""
         super().__init__()
-        self.scaled_masked_softmax_fusion = os.getenv("NVTE_MASKED_SOFTMAX_FUSION", "1") != "0"
+        self.scaled_masked_softmax_fusion = environment.read("NVTE_MASKED_SOFTMAX_FUSION") != "0"
         self.mask_func, self.softmax_in_fp32 = mask_func, softmax_in_fp32
 
     def forward(

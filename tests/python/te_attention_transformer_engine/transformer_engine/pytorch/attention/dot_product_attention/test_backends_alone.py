@@ -171,7 +171,7 @@ def test_fp8_emulation(name: str) -> None:
 
 
 class FakePackage:
-    """What flash-attn would be called with."""
+    """The arguments of a call of flash-attn."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple, dict]] = []

@@ -52,7 +52,7 @@ def test_a_mask_of_padding_says_what_lengths_say(backend: str) -> None:
 def test_an_arbitrary_mask_is_a_bias_of_minus_infinity() -> None:
     q, k, v = inputs(2, 8, 4, 32)
     mask = torch.rand(2, 1, 8, 8) < 0.5
-    mask[0, :, 3] = True  # a row that sees nothing
+    mask[0, :, 3] = True  # a row without a visible key
     got = module(attn_mask_type="arbitrary")(q, k, v, mask)
     bias = torch.zeros(2, 1, 8, 8, dtype=BF16).masked_fill(mask, -torch.inf)
     close(got, tea.attention(q, k, v, format="bshd", bias=bias).flatten(-2))

@@ -1,4 +1,4 @@
-"""What is set, patched or hooked on the backends of a DotProductAttention counts in every call."""
+"""Attributes, patches and hooks on the backends of a DotProductAttention counts in every call."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What describes a call: layouts, masks, lengths, and the rules that choose a backend."""
+"""The description of a call: layouts, masks, lengths, and the rules that choose a backend."""
 
 import logging
 import subprocess

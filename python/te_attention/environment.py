@@ -1,0 +1,34 @@
+"""The environment variables of the Python packages: one table, and the only reads of os.environ.
+
+The variables of the library itself, such as TE_ATTENTION_ENGINE, are in src/core/env.cpp.
+docs/environment.md lists both tables.
+"""
+
+import os
+
+# Each variable with its default and its meaning. They are TransformerEngine's: the Python packages
+# have none of their own.
+VARIABLES: dict[str, tuple[str, str]] = {
+    "NVTE_FLASH_ATTN": ("1", "0: FlashAttention is not selected"),
+    "NVTE_FUSED_ATTN": ("1", "0: FusedAttention is not selected"),
+    "NVTE_UNFUSED_ATTN": ("1", "0: UnfusedDotProductAttention is not selected"),
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("1", "0: attention is deterministic"),
+    "NVTE_MASKED_SOFTMAX_FUSION": ("1", "0: FusedScaleMaskSoftmax uses PyTorch's functions"),
+    "NVTE_APPLY_QK_LAYER_SCALING": ("0", "1: Unfused divides the scores by the layer number first"),
+    "NVTE_FUSED_ATTN_USE_FAv2_BWD": ("0", "refused unless it is 0"),
+    "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES": ("0", "1: scales are rounded to powers of two"),
+    "NVTE_DEBUG": ("0", "1: the selection of backends is logged, at NVTE_DEBUG_LEVEL"),
+    "NVTE_DEBUG_LEVEL": ("0", "0: warnings; 1: also choices; 2: also their reasons"),
+}
+_PREFIXES = ("TE_ATTENTION_", "NVTE_")
+
+
+def read(variable: str) -> str:
+    """The current value of a variable of the table, or its default. KeyError for other names."""
+    default, _ = VARIABLES[variable]
+    return os.environ.get(variable, default)
+
+
+def variables_set() -> dict[str, str]:
+    """The variables of TE Attention and TransformerEngine that are set, for bug reports."""
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_PREFIXES)}
