@@ -44,7 +44,7 @@ class Shape:
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What an engine reads and writes."""
+        """The bytes that an engine reads and writes."""
 
         def make(heads: int, dim: int) -> torch.Tensor:
             shape = (self.batch, self.rows, heads, dim)

@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 HEADS = {512: 16, 1024: 16, 2048: 8, 4096: 2}  # fewer where rows are long, for time
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # of the norm of the difference
 PAUSE = 0.05  # seconds before each run: OpenMP's threads spin for some 10 ms after theirs
-# What the project asks of itself, as torch's time over ours: by dtype, pass and causal.
+# The project's targets, as torch's time over ours: by dtype, pass and causal.
 BARS = {
     ("bf16", "forward", False): 2.5,
     ("bf16", "forward", True): 3.0,
@@ -138,7 +138,7 @@ class Bench:
             }
 
     def options(self) -> Iterator[dict]:
-        """What an option costs: the plain kernel's time over the kernel's with it."""
+        """The cost of an option: the plain kernel's time over the kernel's with it."""
         heads, s, d = 4, min(2048, self.lengths[-1]), 128
         base = make_tensors(torch.float32, heads, s, d)
         square = {"BIAS": torch.randn(1, heads, s, s)}
@@ -240,7 +240,7 @@ def product_gflops(dtype: torch.dtype, runs: int, n: int = 2048) -> float:
 
 
 def machine(arguments: argparse.Namespace) -> dict:
-    """What the figures were taken on, and how; without the paths of that machine."""
+    """The machine and the method of the measurement; without the paths of that machine."""
     runs = arguments.runs
     return {
         "case": "machine",

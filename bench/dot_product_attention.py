@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the host spends on a call of DotProductAttention and of attention(): JSON lines.
+"""The host time of a call of DotProductAttention and of attention(): JSON lines.
 
 usage: dot_product_attention.py [--device cuda | --instructions]
 

@@ -1,4 +1,4 @@
-"""What the benchmarks say of a run: its commit, its processor; and their command lines' words."""
+"""The facts about a benchmark's run: its commit, its processor; and common command-line options."""
 
 import platform
 import subprocess
@@ -11,7 +11,7 @@ def numbers(text: str) -> list[int]:
 
 
 def processor() -> str:
-    """What the kernel calls the processor."""
+    """The kernel's name of the processor."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
     names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]

@@ -94,7 +94,7 @@ class Fp8Cell(Cell):
         return passes | {"backward": both.backward}
 
     def wanted(self) -> dict[str, tuple[torch.Tensor, ...]]:
-        """What the same numbers give in bf16."""
+        """The result for the same numbers in bf16."""
         inputs = [self.tensors[n].to(torch.bfloat16).requires_grad_() for n in ("Q", "K", "V")]
         out = scaled_dot_product_attention(
             *inputs, is_causal=self.causal, enable_gqa=self.layer.heads != self.layer.heads_kv

@@ -195,7 +195,7 @@ class Bench:
         """How far our results are from a peer's, by (name, pass)."""
         ours = {name: passes for name, passes in found.items() if name not in PEERS}
         peer = next((found[name] for name in PEERS if name in found), None)
-        if peer is None:  # then nobody knows whether they are right
+        if peer is None:  # without a peer the results cannot be checked
             return {(name, part): math.inf for name, passes in ours.items() for part in passes}
         out, grads = peer["forward"](), peer["backward"]()
         differs = {}
@@ -231,7 +231,7 @@ class Bench:
                 yield record
 
     def figures(self, cell: Cell, part: str, task: Task, blocks: list[float]) -> dict:
-        """What is reported of one contender."""
+        """The record of one contender."""
         ms = statistics.median(blocks)
         figures = {
             "ms": round(ms, 4),
@@ -278,7 +278,7 @@ class Bench:
 
 
 def ceilings() -> dict:
-    """What the machine does at best: a matrix product and a copy, both on random data."""
+    """The peak speed of the machine: a matrix product and a copy, both on random data."""
     n = 8192
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = statistics.median(block_ms(lambda: a @ b) for _ in range(3))
@@ -292,7 +292,7 @@ def ceilings() -> dict:
 
 
 def machine() -> dict:
-    """What the figures were taken on."""
+    """The machine of the measurement."""
     return {
         "case": "machine",
         "program": "bench/gpu_vs_torch.py",
@@ -320,7 +320,7 @@ def row(record: dict) -> str:
 
 
 def command_line(doc: str, engines: list[str], peers: list[str]) -> argparse.ArgumentParser:
-    """What every suite asks: the library, the contenders, and where the records go."""
+    """The common arguments of the suites: the library, the contenders, and where the records go."""
     words = lambda text: text.split(",")  # noqa: E731
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--library", type=Path, required=True, help="libte_attention.so")

@@ -35,7 +35,7 @@ class Bench {
 
   int64_t bytes() const { return bytes_; }
   int64_t tokens() const { return bytes_ / 2 / kRow; }
-  // What begins anew: all memory is free.
+  // The next operation starts: all memory is free.
   void next() { used_ = 0; }
   template <class T>
   T* memory(int64_t count) {

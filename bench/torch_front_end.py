@@ -61,7 +61,7 @@ def microseconds(call: Callable, device: str) -> float:
 
 
 def tiny(device: str, unit: str, measure: Callable[[Callable], float]) -> None:
-    """What one call on a problem of one tile takes of the host."""
+    """The host time of one call on a problem of one tile."""
     shape, dtype = TINY[device]
     q, k, v, dout = (torch.randn(shape, dtype=dtype, device=device) for _ in range(4))
     grads = [t.clone().requires_grad_() for t in (q, k, v)]
@@ -88,7 +88,7 @@ def tiny(device: str, unit: str, measure: Callable[[Callable], float]) -> None:
 
 
 def count_instructions() -> int:
-    """Those of the tiny calls on the CPU, of the thread that calls; the exit code."""
+    """Counts instructions of tiny calls on the CPU in the calling thread; returns the exit code."""
     os.environ["TE_ATTENTION_THREADS"] = "1"
 
     def program(count: Callable[[Callable], int]) -> None:

@@ -1,4 +1,4 @@
-// bench: starts a suite of bench/ on the library that lies beside this program.
+// bench: starts a suite of bench/ with the library in the folder of this program.
 #include <unistd.h>
 
 #include <cerrno>
@@ -44,7 +44,7 @@ fs::path library() {
   for (const char* folder : {".", "../" TE_ATTENTION_LIBDIR})
     if (const fs::path found = here / folder / "libte_attention.so"; fs::exists(found))
       return found.lexically_normal();
-  throw Error(TEA_FAILED, "libte_attention.so is not beside " + here.string() +
+  throw Error(TEA_FAILED, "libte_attention.so is not in the folder of " + here.string() +
                               "/te-attn; build the target te_attention");
 }
 

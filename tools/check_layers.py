@@ -72,7 +72,7 @@ def check_source(path: Path, root: Path) -> list[str]:
 
 def check_public(path: Path, root: Path, may: tuple[str, ...]) -> list[str]:
     """The wrong includes of a public header or an example, which must do with the public API."""
-    # A header beside the file itself is fine: it is read by this same check.
+    # A header in the file's own folder is allowed, because this check reads it too.
     return [
         f"{path.relative_to(root)}:{line}: includes {target}; it may include the public headers"
         for line, target, quoted in includes(path)

@@ -23,7 +23,7 @@ def names(path: Path) -> set[str]:
 
 
 def public_names(source: Path, root: Path) -> set[str]:
-    """What `source` offers: the names of its own header, else those that any header declares."""
+    """The interface of `source`: the names of its own header, else those of any header."""
     own = source.with_suffix(".h")
     if own.exists():
         return names(own)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks every text file: machine paths, tabs, bare TODOs, size, and rejected terms."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import checks
 
 MAX_COLUMNS = 100
 MAX_LINES = 600
+MAX_FUNCTION_LINES = 120  # without the docstring; clang-tidy checks C++
 CODE = checks.CPP | {".py"}
 TABS_ALLOWED = {"Makefile"}
 VERBATIM = {"LICENSE"}
@@ -16,13 +18,15 @@ MACHINE_PATH = re.compile(r"(?<![\w.}/-])/(?:work|home|root|Users|tmp|mnt|scratc
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b(?!\([^)]+\): \S)")  # TODO(who): why
 
 
-# Files that are written in the standard terms of the field. The other folders follow: they still
-# contain some of the terms below.
-CONVERTED = re.compile(
-    r"README\.md$|docs/|bench/README\.md$|python/|packaging/|include/|"
-    r"src/(composite|core|frontend|gpu|hopper|math|nvte|ops|portable|torch)/"
-)
-# Terms that are always rejected there, with the standard term. Whole words, in any case.
+# Files whose terms are not checked, with the reason.
+TERMS_NOT_CHECKED = {
+    r"tools/check_text\.py$": "has the lists of the rejected terms",
+    r"tests/tools/test_check_text\.py$": "tests the rejection of terms",
+    r"examples/gpt/data/": "is a text in the public domain",
+    r"bench/results/": "are records of measurements, as the programs of their commit wrote them",
+}
+_NOT_CHECKED = re.compile("|".join(TERMS_NOT_CHECKED))
+# Terms that are always rejected, with the standard term. Whole words, in any case.
 REJECTED = {
     "porter": "store warp, or epilogue",
     "caretaker": "zero-fill warp",
@@ -36,17 +40,24 @@ REJECTED = {
     "soften": "softmax",
     "weigh": "convert P",
     "foreseen": "known on the host",
-    "let_next_begin": "launch_dependent_grids()",
+    r"let_next\w*": "launch_dependent_grids()",
+    r"wait_for_kernel_before": "wait_on_dependent_grids()",
     "kernel before": "predecessor grid",
     "seldom": "rarely, or slow path",
     "told": "specified",
     "mend": "fix",
     "landed": "merged",
+    "finishers?": "dQ postprocess warp, or epilogue",
+    "hand_over": "epilogue",
+    "rows kernel": "preprocess kernel",
+    "key wg": "consumer warpgroup",
+    "blocks? of threads": "CTA",
+    "sees? nothing": "attends to no key, or fully masked",
     "nobody|whoever": "a noun",
 }
 # Words that are rejected only in a pattern, or in the files of one.
 REJECTED_IN = (
-    (r"copy engine", r"src/(hopper|gpu)/", "TMA"),
+    (r"copy engine", r"src/(?!cudnn)|tests/(hopper|gpu|problems)/|docs/kernels/", "TMA"),
     (r"assembler", r".", "ptxas"),
     (r"\bmatrix units?\b", r".", "tensor cores"),
     (r"\bmultiprocessors?\b", r"src/|docs/kernels/", "SM"),
@@ -55,6 +66,7 @@ REJECTED_IN = (
     (r"\btakes? turns\b|\bhas a turn\b", r"src/|docs/", "ping-pong, or alternate"),
     (r"\b(second|third|[a-z]+th) run\b", r"docs/", "date and commit"),
     (r"\blies? (in|beside|there)\b", r".", "is stored in, or resides in"),
+    (r"(//|/\*|#|\"{3}) ?(?-i:What|Who|Whose|Such)\b", r"(?!.*\.md$)", "a subject: a noun"),
 )
 _REJECTED = [(re.compile(rf"\b({term})\b", re.IGNORECASE), use) for term, use in REJECTED.items()]
 _REJECTED_IN = [
@@ -65,9 +77,9 @@ CODE_IN_MARKDOWN = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE
 
 def rejected_terms(text: str, name: str) -> list[str]:
     """The rejected terms of a file, each with its standard term."""
-    if not CONVERTED.match(name):
+    if _NOT_CHECKED.match(name):
         return []
-    if name.endswith(".md"):  # names and diffs of code that is not converted yet
+    if name.endswith(".md"):  # code may quote names of other projects
         text = CODE_IN_MARKDOWN.sub(lambda code: "\n" * code.group().count("\n"), text)
     terms = [*_REJECTED, *((term, use) for term, where, use in _REJECTED_IN if where.match(name))]
     return [
@@ -79,7 +91,7 @@ def rejected_terms(text: str, name: str) -> list[str]:
 
 
 def line_problem(line: str, path: Path) -> str | None:
-    """What is wrong with one line, or None."""
+    """The problem of one line, or None."""
     if MACHINE_PATH.search(line):
         return "names a path of one machine"
     if "\t" in line and path.name not in TABS_ALLOWED:
@@ -93,8 +105,24 @@ def line_problem(line: str, path: Path) -> str | None:
     return None
 
 
+def long_functions(text: str, name: str) -> list[str]:
+    """The functions of a Python file that have too many lines."""
+    problems = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = node.end_lineno - node.lineno + 1
+            if ast.get_docstring(node):
+                lines -= node.body[0].end_lineno - node.body[0].lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                problems.append(
+                    f"{name}:{node.lineno}: {node.name}() has {lines} lines without its docstring; "
+                    f"needs at most {MAX_FUNCTION_LINES}"
+                )
+    return problems
+
+
 def check_file(path: Path, name: str) -> list[str]:
-    """What is wrong with one file."""
+    """The problems of one file."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -108,13 +136,15 @@ def check_file(path: Path, name: str) -> list[str]:
     if text and not text.endswith("\n"):
         problems.append(f"{name}:{len(lines)}: does not end in a newline")
     problems += rejected_terms(text, name)
+    if path.suffix == ".py" and not problems:
+        problems += long_functions(text, name)
     if path.suffix in CODE and len(lines) - 1 > MAX_LINES:
         problems.append(f"{name}:1: has {len(lines) - 1} lines; needs at most {MAX_LINES}")
     return problems
 
 
 def check(root: Path) -> list[str]:
-    """What is wrong with any file of the project."""
+    """The problems of all files of the project."""
     problems = []
     for path in checks.project_files(root):
         if path.name not in VERBATIM:

@@ -1,4 +1,4 @@
-"""What the check_*.py scripts share: the project's files, C++ without comments, and main()."""
+"""Common parts of the check_*.py scripts: the project's files, C++ without comments, and main()."""
 
 import re
 import subprocess

@@ -27,7 +27,7 @@ struct Cpu {
   std::vector<std::string> features;
 };
 
-// What the CPU engine chooses its instruction set by.
+// The features by which the CPU engine selects its instruction set.
 Cpu cpu() {
   Cpu out;
   std::ifstream file("/proc/cpuinfo");

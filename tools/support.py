@@ -52,7 +52,7 @@ def fields(text: str) -> dict[str, str]:
 
 
 def explain(te_attn: Path, problems: list[str], device: int) -> list[dict[str, str]]:
-    """What each engine says to each problem: one process, since the first plan is the slow one."""
+    """The answer of each engine to each problem: in one process, as the first plan is slow."""
     command = [te_attn, "explain", "-", "--device", str(device)]
     done = subprocess.run(
         command, input="\n".join(problems), capture_output=True, text=True, check=False

@@ -35,7 +35,8 @@ constexpr Command kCommands[] = {
     {"fuzz", "[COUNT]", "check so many random cases", "--engine, --device, --count, --seed, --json",
      tea::tool::fuzz},
     {"bench", "SUITE",
-     "time a suite of bench/ beside PyTorch: mha-16k, cudnn, models, fp8, cpu, front-end",
+     "time a suite of bench/ and compare it with PyTorch: mha-16k, cudnn, models, fp8, cpu, "
+     "front-end",
      "--engine", tea::tool::bench},
 };
 

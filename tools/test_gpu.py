@@ -254,7 +254,7 @@ def tool_path(name: str) -> str:
 
 
 def unexpected(report: str, allowed: list[str]) -> list[str]:
-    """What a sanitizer reports, without the findings that a pattern of the allow-list explains."""
+    """The findings of a sanitizer, without those that match a pattern of the allow list."""
     lines = [line.removeprefix("=========").strip() for line in report.splitlines()]
     summaries = [line for line in lines if re.match(r"(ERROR|RACECHECK) SUMMARY", line)]
     if not summaries:
@@ -263,7 +263,7 @@ def unexpected(report: str, allowed: list[str]) -> list[str]:
     findings = [text.strip() for text in re.split(r"\n{2,}", "\n".join(body)) if text.strip()]
     bad = [text for text in findings if not any(re.search(p, text) for p in allowed)]
     counted = sum(int(n) for n in re.findall(r"SUMMARY: (\d+) ", "\n".join(summaries)))
-    if counted > len(findings):  # what was not printed, nobody has allowed
+    if counted > len(findings):  # a finding that was not printed is not on the allow list
         bad.append(summaries[-1])
     return [text.splitlines()[0] for text in bad]
 

@@ -26,7 +26,7 @@ std::string text_of(Print print) {
   return text;
 }
 
-// What all three uses of attention in the demo have in common. The window is the length of the
+// The common part of the three uses of attention in the demo. The window is the length of the
 // training sequences, so that a longer text looks like what the model was trained on; ALiBi tells
 // positions apart, so that no other encoding of them is needed.
 tea_problem describe(const Config& config) {

@@ -1,5 +1,5 @@
 // One blocked product serves all three: A and B are read through strides, so that x and x^T are the
-// same code. A strip of B is packed, so that it lies in the first cache without gaps, and the sums
+// same code. A strip of B is packed, so that it is contiguous in the L1 cache, and the sums
 // of a tile of C stay in registers, which every instruction set fills in its own way.
 #include "matmul.h"
 

@@ -23,7 +23,7 @@ Layout::Layout(const Config& c) : blocks(c.layers) {
   const auto matrix = [&](Piece& piece, int64_t rows, int64_t cols, float scale) {
     place(piece, rows, cols, scale / std::sqrt(static_cast<float>(rows)));
   };
-  // What is added to the residual stream starts small, so that its sum over layers does not grow.
+  // The additions to the residual stream start small, so that its sum over layers does not grow.
   const float residual = 1 / std::sqrt(2.0f * c.layers);
   place(embedding, c.vocabulary, c.model_dim, 1);
   for (Block& b : blocks) {

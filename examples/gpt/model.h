@@ -32,7 +32,7 @@ struct Layout {
   int64_t size = 0;
 };
 
-// What forward leaves for backward, for one span of tokens.
+// The activations of forward that backward needs, for one span of tokens.
 struct Activations {
   struct Block {
     std::vector<float> input, normed1, qkv, o, lse, middle, normed2, up, hidden;

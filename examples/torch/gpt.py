@@ -1,4 +1,4 @@
-"""A small GPT: trained with our attention beside PyTorch's, then writing from a paged KV cache.
+"""A small GPT: trained with our attention and with PyTorch's, then writing from a paged KV cache.
 
 usage: gpt.py [--device cuda] [--steps 40] [--text FILE]
 

@@ -1,4 +1,4 @@
-"""A model of Hugging Face Transformers on our attention, beside the same model on its own.
+"""A model of Hugging Face Transformers on our attention, compared with its own attention.
 
 usage: huggingface.py [--device cuda]
 """

@@ -14,7 +14,7 @@ import te_attention.torch.sdpa
 
 @contextlib.contextmanager
 def behind_pytorchs_flash_backend():
-    """On CUDA: in the place of PyTorch's FlashAttention, which some GPUs have to be told to use."""
+    """On CUDA: replaces PyTorch's FlashAttention, which some GPUs select only on request."""
     torch.nn.attention.activate_flash_attention_impl("TE_ATTENTION")
     try:
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
@@ -24,7 +24,7 @@ def behind_pytorchs_flash_backend():
 
 
 def both(layer: nn.Module, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
-    """What the layer makes of x, and the gradients of its parameters."""
+    """The output of the layer for x, and the gradients of its parameters."""
     y = layer(x)
     return [y, *torch.autograd.grad(y, list(layer.parameters()), dy)]
 

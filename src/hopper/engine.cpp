@@ -16,7 +16,7 @@ constexpr uint64_t kCounterBytes =
 static_assert(kCounterBytes >= kTileCounterBytes);
 constexpr int kFewRows = 64;  // the rows of one consumer warpgroup
 
-// What plan() has checked for the problem may be exceeded by the extents of a run.
+// The sizes of a run may exceed those that plan() has checked for the problem.
 void require_seqlen(int64_t rows, const char* what) {
   if (rows > kMaxSeqlen)
     throw Error(TEA_UNSUPPORTED, std::string(what) + " is " + shown(rows) +

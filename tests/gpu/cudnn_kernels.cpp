@@ -130,7 +130,7 @@ void expect_finished() {
   EXPECT_EQ(memory.get(lse, 4)[0], made[0]);
 }
 
-// Rows of padded queries and keys that see nothing, or lie behind the end, against a loop over
+// Rows of padded queries and keys without a visible key, or past the end, against a loop over
 // pairs.
 void expect_cleared(bool keys, const MaskRule& mask) {
   constexpr int64_t kBatch = 3, kRows = 70, kHeads = 2, kDim = 3;

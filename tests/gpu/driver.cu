@@ -1,5 +1,5 @@
-// core/driver.h and nvte/memory.h where a GPU is: what kind of memory is told apart, from any
-// thread, and whose context is current; and how an amax is raised.
+// core/driver.h and nvte/memory.h with a GPU: the kinds of memory that they distinguish, from any
+// thread, and the current context; and the atomic maximum of an amax.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 

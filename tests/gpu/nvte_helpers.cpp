@@ -159,8 +159,8 @@ void rng(Side& s) {
   });
 }
 
-// Nonsense in device memory is skipped; the host, which can look, throws.
-void nonsense(Side& s) {
+// Invalid metadata in device memory is skipped; the host throws.
+void invalid(Side& s) {
   const TensorWrapper thd = half(s, {kTokens, kHeads, kDim}), cu = ints(s, {0, 4, 2000000000, -9});
   const TensorWrapper bshd = half(s, {kBatch, kSeq, kHeads, kDim}, true);
   run(s, [&](cudaStream_t stream) {
@@ -182,7 +182,7 @@ constexpr OpCase kCases[] = {{"nvte_copy_to_kv_cache", kv_cache},
                              {"nvte softmax", softmax},
                              {"nvte_memset, nvte_zero_tensor", memory},
                              {"nvte_extract_seed_and_offset", rng},
-                             {"nonsense", nonsense}};
+                             {"invalid", invalid}};
 
 TEST(NvteHelpers, AsOnTheHost) {
   for (const OpCase& c : kCases)

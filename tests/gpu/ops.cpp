@@ -1,5 +1,5 @@
-// The neighbours of attention on a GPU: the same results as on the host, draw by draw; errors of
-// their own; and tensors of more than 2^31 elements, whose last ones are looked at.
+// The supporting operations on a GPU: the same results as on the host for random draws; their
+// errors; and tensors of more than 2^31 elements, whose last elements are checked.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // Draws of every operation: odd sizes, odd strides, NaN where nothing may be read, empty things,
-// and now and then nonsense in what lies in device memory.
+// and occasionally invalid values in device memory.
 #include "ops_cases.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Every line of tests/problems/*.txt on the GPU against the oracle: between redzones, and beside
+// Every line of tests/problems/*.txt on the GPU against the oracle: between redzones, and next to
 // unmapped memory on either side; by the engine that the library chooses and by each that is named.
 #include <gtest/gtest.h>
 
@@ -30,8 +30,8 @@ std::vector<Work> all_lines() {
   return out;
 }
 
-// What ran, by engine, and what was refused. A refusal by an engine that was named is its right;
-// the library may refuse double precision only.
+// The problems that ran, by engine, and those that were refused. A refusal by an engine that was
+// named is its right; the library may refuse double precision only.
 struct Tally {
   std::map<std::string, int> ran, refused;
   int failed = 0;

@@ -25,12 +25,12 @@ Words kernels(const Words& types, const Words& dims, const Words& scores, int ro
   return out;
 }
 
-// What the engine for any GPU has kernels for: plain scores, and all others.
+// The kernel variants of the portable engine: plain scores, and all others.
 const Words kScores = {"causal=1",
                        "softcap=20 dropout=0.2 bias=post_scale bias_broadcast=batch alignment=4"};
 
-// What Hopper's engine has kernels for: no mask, a mask, a soft cap, dropout, and all others; those
-// for a bias take it in two ways. Short sequences have kernels of their own.
+// The kernel variants of the Hopper engine: no mask, a mask, a soft cap, dropout, and all others;
+// those for a bias take it in two ways. Short sequences have kernels of their own.
 Words kernels_of_hopper() {
   const Words types = {"dtype=bf16", "dtype=fp16"};
   Words lines = kernels(types, {"dim_qk=64"}, {"", "causal=1"}, 200);
@@ -47,7 +47,7 @@ Words kernels_of_hopper() {
   return lines;
 }
 
-// Forms, splits of the keys, and the passes beside the main ones.
+// Forms, splits of the keys, and the secondary passes.
 constexpr const char* kForms[] = {
     "dtype=bf16 training=1 q_form=ragged kv_form=ragged gaps=1 causal=1 heads_q=2 heads_kv=2 "
     "dim_qk=64 | lens_q=3,0,70 lens_kv=80,5,70 gap=2 tail=3",

@@ -18,7 +18,7 @@ struct Apart {
 
 inline char work_at_hand[256] = "nothing noted";
 
-// What the time limit's message names.
+// The name in the message of the time limit.
 inline void note_work(const std::string& what) {
   snprintf(work_at_hand, sizeof work_at_hand, "%s", what.c_str());
 }

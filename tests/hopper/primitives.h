@@ -1,4 +1,4 @@
-// What the tests of the device words share: counting, buffers on the device, random values.
+// Common parts of the tests of device primitives: counting, buffers on the device, random values.
 #pragma once
 #include <cuda_runtime.h>
 

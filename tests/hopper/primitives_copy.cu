@@ -131,7 +131,7 @@ size_t bytes_spanned(const MapShape& s) {
   return last;
 }
 
-// The box as it must lie in shared memory.
+// The expected box in shared memory.
 std::vector<uint8_t> expected_box(const Case& c, const std::vector<uint8_t>& tensor) {
   const MapShape& s = c.shape;
   const int element = bytes(s.type);

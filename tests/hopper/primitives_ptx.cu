@@ -181,10 +181,10 @@ void test_ring() {
 
 // Each block of a pair writes into the other's memory and arrives at the other's barrier.
 __global__ void __cluster_dims__(2) greet(int* out) {
-  __shared__ Barrier told;
+  __shared__ Barrier signalled;
   __shared__ int word;
   if (threadIdx.x == 0) {
-    init(told, 1);
+    init(signalled, 1);
     fence_barrier_init();
   }
   cluster_arrive();
@@ -195,8 +195,8 @@ __global__ void __cluster_dims__(2) greet(int* out) {
                      map_shared_address(shared_address(&word), other)),
                  "r"(100 + cluster_cta_rank())
                  : "memory");
-    arrive_remote(told, other);
-    while (!try_wait(told, 0)) {
+    arrive_remote(signalled, other);
+    while (!try_wait(signalled, 0)) {
     }
     asm volatile("fence.acq_rel.cluster;\n" ::: "memory");
     out[cluster_cta_rank()] = *const_cast<volatile int*>(&word);

@@ -55,7 +55,7 @@ void check(const TileOrder& order) {
                            std::to_string(order.heads_at_once) + " heads at once";
   const std::vector<int> zeros(order.count(), 0);
   const Buffer<int> statics(zeros), dynamics(zeros);
-  const Buffer<TileCounter> claims(1);  // full of nonsense
+  const Buffer<TileCounter> claims(1);  // uninitialised
   visit_static<<<132, 32>>>(order, statics.data);
   for (const uint64_t launch : {7, 7, 9})  // as a captured launch comes again, then another
     visit_dynamic<<<132, 96>>>(order, claims.data, launch, dynamics.data);

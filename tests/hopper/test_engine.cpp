@@ -42,7 +42,7 @@ TEST(HopperEngine, YieldsWhereFewQueriesLeaveItsTilesEmpty) {
   EXPECT_TRUE(yields("batch=2 seqlen_q=1"));
   EXPECT_TRUE(yields("batch=2 seqlen_q=63 q_form=padded"));
   EXPECT_FALSE(yields("batch=2 seqlen_q=64"));
-  EXPECT_FALSE(yields("q_form=ragged"));  // nobody knows how many queries there are
+  EXPECT_FALSE(yields("q_form=ragged"));  // the number of queries is not known on the host
 }
 
 TEST(HopperEngine, RefusesOtherDevices) {

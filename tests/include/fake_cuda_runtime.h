@@ -1,4 +1,4 @@
-/* What the CUDA runtime's headers declare of the names that the public headers declare too. */
+/* The declarations of the CUDA runtime's headers whose names the public headers declare too. */
 #ifndef TESTS_INCLUDE_FAKE_CUDA_RUNTIME_H_
 #define TESTS_INCLUDE_FAKE_CUDA_RUNTIME_H_
 

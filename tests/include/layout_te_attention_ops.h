@@ -1,4 +1,4 @@
-/* What a caller's binary depends on in te_attention_ops.h, checked by the compiler in C and in C++:
+/* The binary interface of te_attention_ops.h, checked by the compiler in C and in C++:
    enum values, and the size field first in every struct. */
 #ifndef TESTS_INCLUDE_LAYOUT_TE_ATTENTION_OPS_H_
 #define TESTS_INCLUDE_LAYOUT_TE_ATTENTION_OPS_H_

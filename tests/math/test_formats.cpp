@@ -46,7 +46,7 @@ TEST(Formats, EveryCodeRoundTrips) {
   for (const auto& f : kWide) codes_round_trip(f);
 }
 
-// Between two neighbouring codes: below the midpoint down, above it up, on it to the even code.
+// Between two adjacent codes: below the midpoint down, above it up, on it to the even code.
 template <class Code>
 void rounds_to_nearest_even(const Format<Code>& f, uint32_t last_finite) {
   for (uint32_t code = 0; code < last_finite; ++code) {

@@ -36,7 +36,7 @@ uint32_t encode(const Small& format, double value) {
   return code;
 }
 
-// Codes are ordered by magnitude, so the two neighbours of x are found by bisection, and the even
+// Codes are ordered by magnitude, so the two codes around x are found by bisection, and the even
 // code wins a tie: this knows nothing about exponents or shifts.
 uint32_t nearest(const Small& format, double magnitude) {
   uint32_t low = 0, high = (1u << (format.bits - 1)) - 1;

@@ -82,7 +82,7 @@ void AttentionCall::lengths() {
   // A tail that no sequence reaches.
   tokens_q = starts_q.back() + 3, tokens_kv = starts_kv.back() + (order.packs_qkv() ? 3 : 1);
   if (!order.paged) return;
-  // Pages in no order, others for V than for K, and two that nobody uses.
+  // Pages in random order, different for K and V, and two unused pages.
   columns = (c.max_kv + page_size - 1) / page_size;
   const int64_t used = c.batch * columns;
   pages = used + 2;

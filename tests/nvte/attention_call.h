@@ -28,7 +28,7 @@ inline bool is_bottom_right(NVTE_Mask_Type mask) {
   return mask == NVTE_CAUSAL_BOTTOM_RIGHT_MASK || mask == NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK;
 }
 
-// Whose FP8 scalars K, V, dK and dV have.
+// The FP8 scalars of K, V, dK and dV: their own, none, or those of Q and dQ.
 enum class Sharing { kOwn, kNone, kSameMemory };
 
 struct Question {
@@ -91,7 +91,7 @@ class Buffer {
   std::vector<uint64_t> memory_;
 };
 
-// Where element (b, h, s, d) of one tensor lies in its buffer.
+// The position of element (b, h, s, d) of one tensor in its buffer.
 struct Place {
   Letters strides;
   int64_t index = 0;                             // among the tensors of the buffer
@@ -198,7 +198,7 @@ class AttentionCall {
   BackwardHandles backward_handles();
   void run(const ForwardHandles& h, cudaStream_t stream);
   void run(const BackwardHandles& h, cudaStream_t stream);
-  // What the selector says of this call.
+  // The selector's backend for this call.
   NVTE_Fused_Attn_Backend backend() const;
   // Allocates what the first call asked for.
   void give_memory();

@@ -5,14 +5,14 @@
 static struct { int sm, current, used, calls; } gpu = {90, 0, 0, 0};
 static char memory[4096];
 
-/* What the tests call. */
+/* The functions for the tests. */
 void fake_gpu(int sm, int current, int used) {
   gpu.sm = sm, gpu.current = current, gpu.used = used;
 }
 int fake_gpu_calls(void) { return gpu.calls; }
 char* fake_gpu_memory(void) { return memory; }
 
-/* What the library calls, with the numbers of CUDA's binary interface. */
+/* The functions that the library calls, with the numbers of CUDA's binary interface. */
 enum { kOk = 0, kNoContext = 201 };
 enum { kMultiprocessors = 16, kMajor = 75, kMinor = 76, kSharedOptIn = 97 };
 enum { kMemoryType = 2, kIsManaged = 8, kOrdinal = 9, kBegin = 11, kBytes = 12, kDevice = 2 };

@@ -1,5 +1,5 @@
-// Where elements lie, told by the names of the layouts alone: the letters of a name are its memory
-// order. Shares nothing with src/nvte/layout.cpp, which it checks.
+// Addresses of elements, derived only from the names of the layouts: the letters of a name are its
+// memory order. Shares nothing with src/nvte/layout.cpp, which it checks.
 #pragma once
 #include <cstdint>
 #include <map>

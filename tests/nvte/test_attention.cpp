@@ -72,8 +72,8 @@ void print(const Tally& tally) {
               static_cast<long long>(tally.elements.wrong));
 }
 
-// What varies beside the product of layout, mask, softmax, bias, heads and gaps: each value of each
-// meets every layout, though not every combination.
+// Options that vary in addition to the product of layout, mask, softmax, bias, heads and gaps: each
+// value of each meets every layout, though not every combination.
 void vary(Question& s, uint64_t draw) {
   s.seed = draw;
   constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};

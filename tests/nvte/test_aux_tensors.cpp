@@ -1,4 +1,4 @@
-// What the pack holds for each backend, and where backward finds it.
+// The contents of the pack for each backend, and their positions for backward.
 #include <gtest/gtest.h>
 
 #include "nvte/attention_call.h"
@@ -79,7 +79,7 @@ TEST(AuxTensors, Fp8HasThreeAndWhatIsMoreComesAfter) {
   expect_pack(s, {kStats, kStats, kState, kOffset});
 }
 
-// FP8's second tensor is nobody's.
+// FP8's second tensor is neither read nor written.
 TEST(AuxTensors, Fp8LeavesTheSecondTensorAlone) {
   Question s;
   s.type = DType::kFloat8E4M3, s.dout_type = s.dqkv_type = DType::kFloat8E5M2;

@@ -220,7 +220,7 @@ TEST(Backend, ClassesFollowTheType) {
   EXPECT_EQ(s.ask(), NVTE_No_Backend);
 }
 
-// What TransformerEngine refuses or leaves to another path, and this library computes.
+// Problems that TransformerEngine refuses or computes by another path, and this library supports.
 TEST(Backend, LiftedLimits) {
   Selection s = plain();
   s.bias = NVTE_POST_SCALE_BIAS, s.mask = NVTE_PADDING_CAUSAL_MASK, s.dropout = 0.1f;

@@ -1,5 +1,5 @@
 // Another library with the same names is in the process first and globally, as NVIDIA's may be.
-// What is called in ours must stay in ours.
+// Calls inside this library must not bind to the decoy.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// What the nvte functions do with a GPU and its memory, on a machine without one: with a driver
-// that has one. The driver describes it once in a process, so that other GPUs are those of
+// The behaviour of the nvte functions with a GPU and its memory, on a machine without one: with a
+// driver that has one. The driver describes it once in a process, so that other GPUs are those of
 // children.
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ TEST(FakeGpu, RandomStateAndItsSourcesLieOnOneSide) {
   EXPECT_NVTE_ERROR(
       nvte_populate_rng_state_async(host, gpu, 1, 1, NVTE_F16_arbitrary_seqlen, nullptr),
       "seed on device is 0; needs the device of rng_state_dst, -1");
-  // What is not read may lie anywhere, for it is no address at all.
+  // Memory that is not read may have any address.
   nvte_extract_seed_and_offset(host, 0, gpu, 7, gpu, 8, 0, nullptr);
   EXPECT_EQ(host[0], 7);
   EXPECT_EQ(host[1], 8);

@@ -355,7 +355,7 @@ TEST(FusedAttnProtocol, IntegersThatAreNotReadMayBeLabelledAnything) {
   EXPECT_EQ(m.wrong, 0) << m.first;
 }
 
-// What memory of the host says is known when the call returns.
+// Errors in host memory are reported when the call returns.
 TEST(FusedAttnErrors, NonsenseLengthsOnTheHost) {
   const char* const message =
       "cu_seqlens_q or cu_seqlens_kv is out of range in part; needs lengths";

@@ -1,4 +1,4 @@
-// What the C API says of the GPU, or of there being none.
+// The C API's properties of the GPU, or without a GPU.
 #include "core/driver.h"
 #include "expect_error.h"
 #include "nvte/gpu.h"

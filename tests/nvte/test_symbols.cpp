@@ -1,4 +1,4 @@
-// What the shared library gives to and takes from the process that loads it.
+// The symbols that the shared library exports and imports.
 #include <gtest/gtest.h>
 
 #include <cctype>

@@ -1,4 +1,4 @@
-// What the shapes of a call's tensors say, and the shapes that are refused.
+// The sizes from the shapes of a call's tensors, and the shapes that are refused.
 #include <gtest/gtest.h>
 
 #include "core/error.h"

@@ -1,4 +1,4 @@
-// What the tests of the neighbours of attention share: tensors between redzones that begin as NaN,
+// Common parts of the tests of supporting operations: tensors between redzones, initialised to NaN,
 // and the text of an error.
 #pragma once
 #include <gtest/gtest.h>

@@ -16,7 +16,7 @@ struct Odd : Moves {
   }
 };
 
-// What a rule's device code is where there is some: this one runs on the host only.
+// The device code of a rule, which this rule lacks: it runs on the host only.
 template <>
 void run_on_gpu(const Odd&, const Place&, bool) {
   ADD_FAILURE();

@@ -169,7 +169,7 @@ TEST(Softmax, ExtremeRows) {
   // A key far below -10000 loses against the masked ones; a mask byte other than 1 does not mask.
   EXPECT_EQ(row({-20000, 0, 0}, {0, 1, 1}), (std::vector<double>{0, 0, 0}));
   EXPECT_EQ(row({0, -inf, -inf}, {2, 0, 0}), (std::vector<double>{1, 0, 0}));
-  // NaN beside masked keys is not hidden by the rule for fully masked rows.
+  // NaN in a row with masked keys is not hidden by the rule for fully masked rows.
   for (double y : row({NAN, 0, 0}, {0, 1, 1})) EXPECT_TRUE(std::isnan(y));
 }
 

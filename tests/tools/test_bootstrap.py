@@ -1,4 +1,4 @@
-"""What tools/bootstrap says and installs, on machines made of fake programs."""
+"""The output and actions of tools/bootstrap, on machines simulated by fake programs."""
 
 import os
 import shutil

@@ -26,9 +26,9 @@ class Text(ProjectTest):
             with self.subTest(name=name, text=text[:40]):
                 self.assertEqual(self.found(name, text), [])
 
-    def test_takes_other_terms_outside_the_converted_folders_and_in_code(self):
+    def test_takes_other_terms_in_files_that_are_not_checked_and_in_code(self):
         for name, text in [
-            ("src/cpu/a.cpp", "// the neighbours\n"),
+            ("bench/results/a.jsonl", '{"note": "the neighbours"}\n'),
             ("docs/a.md", "`bend` is a name\n```\nnobody\n```\n"),
             ("src/hopper/a.h", "// The store warp takes turned tiles.\n"),
         ]:
@@ -39,6 +39,8 @@ class Text(ProjectTest):
         for name, text, problem in [
             ("src/hopper/a.h", "// The Porter\n", "store warp"),
             ("docs/a.md", "a row and its neighbour\n", "adjacent"),
+            ("tests/cpu/test_a.cpp", "// Rows that see nothing.\n", "attends to no key"),
+            ("tools/a.py", "# What it takes.\n", "a noun"),
             ("docs/a.md", "the third run showed\n", "date and commit"),
             ("src/gpu/a.h", "// the copy engine\n", "TMA"),
         ]:
@@ -55,6 +57,7 @@ class Text(ProjectTest):
             ("a.cpp", "x" * 101 + "\n", "101 columns"),
             ("a.py", "#\n" * (check_text.MAX_LINES + 1), "601 lines"),
             ("a.h", "int a;", "newline"),
+            ("a.py", "def f():\n" + "    f()\n" * check_text.MAX_FUNCTION_LINES, "121 lines"),
         ]:
             with self.subTest(name=name, text=text[:40]):
                 problems = self.found(name, text)

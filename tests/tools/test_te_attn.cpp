@@ -131,7 +131,7 @@ TEST(TeAttn, ReplayIsTheCaseOfOneSeed) {
   EXPECT_TRUE(holds(out.out, "\"case\": \"" + tea::kit::draw(12).text() + "\"")) << out.out;
 }
 
-// What it would start, printed by a program that stands for Python.
+// The command that it would start, printed by a program in place of Python.
 TEST(TeAttn, BenchStartsASuiteOnItsOwnLibrary) {
   ASSERT_EQ(setenv("PYTHON", "echo", 1), 0);
   const Outcome models = te_attn("bench models --engine hopper,cudnn"), cpu = te_attn("bench cpu"),
@@ -183,7 +183,7 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"check \"dtype=bf16\" --engine nothing",
                 "cpu-generic, reference"},  // after those of GPUs, if it was built with them
         Mistake{"fuzz 3 --engine nothing", "--engine is \"nothing\"; needs one of "},
-        // What a command would not read.
+        // An option that a command does not read.
         Mistake{"info --engine cpu", "option is \"--engine\"; needs --json with info"},
         Mistake{"check \"dtype=bf16\" --count 3", "option is \"--count\""},
         Mistake{"fuzz 3 --replay 4", "option is \"--replay\""},

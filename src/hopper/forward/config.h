@@ -51,8 +51,8 @@ inline constexpr TileConfig kTiles[] = {
 inline constexpr int kNumTiles = static_cast<int>(std::size(kTiles));
 inline constexpr int kTile64 = 0, kTile128 = 2, kTile256 = 5, kTile64Short = 6, kTile256Short = 7;
 
-// What a kernel computes besides softmax(scale Q K^T) V. Each variant includes masking, except for
-// the first.
+// The features of a kernel in addition to softmax(scale Q K^T) V. Each variant includes masking,
+// except for the first.
 enum class Variant {
   kUnmasked,
   kMasked,

@@ -38,8 +38,9 @@ struct Mainloop {
   using State = ConsumerState<C>;
   static constexpr int kBlockN = T::kBlockN, kSlabBytes = T::kSlabBytes;
   static constexpr int kAccumulatorV = T::kDimV / 2;
-  // Exponentials that each thread computes before it waits for P V.
-  static constexpr int kExponentialsBeforeWait = 6;
+  // The index of the last exponential that each thread computes before it waits for P V: the first
+  // seven.
+  static constexpr int kLastExponentialBeforeWait = 6;
   // Masked kernels for more than 128 dimensions have no register pair left for descriptors.
   static constexpr DescriptorAdd kAdd = C.variant == Variant::kMasked && T::kDim > 128
                                             ? DescriptorAdd::k32Bit
@@ -166,7 +167,7 @@ struct Mainloop {
     wgmma_fence_operand(x.scores);
     release(s.pipeline_k, k_state);
     step.template softmax<kMayMask>(x, w, block, unmasked, [&] {
-      wait_after(x.scores[kExponentialsBeforeWait], s.never_written);
+      wait_after(x.scores[kLastExponentialBeforeWait], s.never_written);
       wgmma_wait<0>();
       wgmma_fence_operand(x.o);
       release(s.pipeline_v, v_state);

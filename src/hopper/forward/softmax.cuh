@@ -6,7 +6,7 @@
 
 namespace tea::hopper {
 
-// What a consumer warpgroup keeps in registers from block to block.
+// The registers of a consumer warpgroup that persist from block to block.
 template <KernelConfig C>
 struct ConsumerState {
   float o[C.tile.dim_v / 2];
@@ -105,9 +105,9 @@ struct SoftmaxStep {
     x.softmax.update(x.scores, highest, params.scale_log2, x.rescale);
     wait_for_pv();
   }
-  // The same for the first block of a tile, whose visible elements are known. half: all rows of the
-  // warp end in the first half of the block, where a causal mask ends, and no exponentials are
-  // computed for the second half.
+  // softmax() for the first block of a tile, whose visible elements are known. half: a causal mask
+  // hides the second half of the block from all rows of the warp, so that no exponentials are
+  // computed for it.
   TEA_DEVICE void softmax_first(State& x, const uint32_t (&visible)[2], bool half) {
     float highest[2];
     if (half) {

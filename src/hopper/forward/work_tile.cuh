@@ -24,7 +24,7 @@ struct alignas(16) SequenceBounds {
   int diagonal;  // key - row on the mask's diagonal, counted from the start of the sequence
 };
 
-// What every kernel reads of a descriptor. head < 0: there is no more work.
+// The part of a descriptor that every kernel reads. head < 0: there is no more work.
 struct WorkTileBase : SequenceBounds {
   int head, head_kv, batch, first_row;
   Range blocks;  // key blocks that some row of the tile attends to

@@ -1,11 +1,11 @@
 // Tests of src/hopper/forward/ on the device: every head dimension, type and mask, odd lengths,
-// layouts and groups of heads, against double precision on sampled rows. Tensors lie in memory full
-// of NaN; so do the keys that no row attends to. Then every length from 1 to 1100, ragged sequences
-// against dense ones bit by bit, reruns under contention, and launches that begin while the kernel
-// before them runs. One process per head dimension. What every option computes is tested through
-// the engine, by tests/gpu and te-attn fuzz.
-// Built with -DTEA_PERTURB=1, every role sleeps at random wherever another may overtake it; the
-// digests of the two builds must be the same.
+// layouts and groups of heads, against double precision on sampled rows. Memory around the tensors,
+// and keys that no row attends to, are NaN. Then every length from 1 to 1100, ragged sequences
+// against dense ones bit by bit, reruns under contention, and launches that begin while their
+// predecessor grid runs. One process per head dimension. The effect of every option is tested
+// through the engine, by tests/gpu and te-attn fuzz. Built with -DTEA_PERTURB=1, every role sleeps
+// for a random time at each point where another may overtake it; the digests of the two builds must
+// be equal.
 // usage: check_forward [STEP [WORD]]    runs every STEP-th case, of the groups named with WORD
 #include <algorithm>
 #include <cmath>
@@ -30,7 +30,7 @@ Outcome run(const Case& c, Data& x) {
   return outcome;
 }
 
-// What a row must be, and how far rounding may lead from it.
+// The expected row, and the bound of its rounding error.
 struct Row {
   std::vector<double> o, bound;
   double lse, lse_bound;
@@ -92,7 +92,7 @@ double worst_error(const Case& c, const Data& x, int samples) {
   return worst;
 }
 
-// Every element of O was written, and nothing beside it.
+// Every element of O was written, and nothing outside it.
 bool wrote_all_of(const Tensor& o) {
   std::vector<bool> inside(o.memory.size(), false);
   for (int b = 0; b < o.batch; ++b)
@@ -267,31 +267,33 @@ int check_reruns(int dim, int dim_v, int step) {
   return failed != 0;
 }
 
-// What a kernel is told in device memory beside its tensors.
-struct Told {
+// The run-time values of a kernel in device memory, in addition to its tensors.
+struct Metadata {
   int64_t rng[2];
   int cu_seqlens[9];
   float sinks[8];
 };
-const Told kTold[] = {{{1, 2}, {0, 700, 701, 1034, 1546, 1610, 2010, 2139, 2739}, {0, 1, 2, 3}},
-                      {{9, 8}, {0, 12, 712, 1362, 1362, 1662, 1884, 2584, 2683}, {5, 4, -3, 1}}};
+const Metadata kMetadata[] = {
+    {{1, 2}, {0, 700, 701, 1034, 1546, 1610, 2010, 2139, 2739}, {0, 1, 2, 3}},
+    {{9, 8}, {0, 12, 712, 1362, 1362, 1662, 1884, 2584, 2683}, {5, 4, -3, 1}}};
 enum class Way { kPlain, kSinks, kRagged, kCapped, kGeneral, kDropped };
 
 // A launch that reads all of that.
 struct Link {
   Launchable l;
-  Buffer<Told> told;
+  Buffer<Metadata> metadata;
 
-  Link(const Case& c, const Data& x, const Told& t, Way way) : l(c, x), told(std::vector{t}) {
+  Link(const Case& c, const Data& x, const Metadata& t, Way way)
+      : l(c, x), metadata(std::vector{t}) {
     AttentionArguments& f = l.f;
-    if (way == Way::kSinks) f.softmax = TEA_SOFTMAX_LEARNABLE, f.sink = told.data->sinks;
-    if (way >= Way::kGeneral) set_dropout(f, 0.25f, told.data->rng);
+    if (way == Way::kSinks) f.softmax = TEA_SOFTMAX_LEARNABLE, f.sink = metadata.data->sinks;
+    if (way >= Way::kGeneral) set_dropout(f, 0.25f, metadata.data->rng);
     if (way == Way::kCapped || way == Way::kGeneral) f.softcap = 20;
     if (way != Way::kRagged) return;
     const int tokens = c.h.batch * c.n.rows_q;
     f.statistics.batch = 0, f.statistics.head = tokens;
     f.batch = 8;
-    set_ragged(f, {.cu_seqlens = told.data->cu_seqlens,
+    set_ragged(f, {.cu_seqlens = metadata.data->cu_seqlens,
                    .offsets = nullptr,
                    .max_seqlen = c.n.rows_q,
                    .tokens = tokens,
@@ -321,7 +323,7 @@ __global__ void bring(Copies copies) {
       *reinterpret_cast<uint64_t*>(c.to + i) = *reinterpret_cast<const uint64_t*>(c.from + i);
 }
 
-// A launch begins while the kernel before it runs: it must take nothing that this one still writes,
+// A launch begins while its predecessor grid runs: it must take nothing that this one still writes,
 // and write nothing that this one still reads. So what it works on changes right before it, or what
 // it wrote is read right before the next one writes it.
 void check_chain(const Case& c, const Data& x, const Data& y, Way way, int rounds) {
@@ -333,7 +335,7 @@ void check_chain(const Case& c, const Data& x, const Data& y, Way way, int round
   finish(name);
   const auto turn_to = [&](const Link& l) {
     bring<<<16, 256>>>({copy(link.l.q, l.l.q), copy(link.l.k, l.l.k), copy(link.l.v, l.l.v),
-                        copy(link.told, l.told)});
+                        copy(link.metadata, l.metadata)});
   };
   const auto look = [&](const Link& l) {
     const auto halves = [](const Buffer<float>& x) {
@@ -368,7 +370,7 @@ int check_chains(int dim, int dim_v, int step) {
   return failed != 0;
 }
 
-// What a launch wrote, as one number (FNV-1a).
+// A hash (FNV-1a) of the outputs of a launch.
 uint64_t digest(const Launchable& l) {
   uint64_t hash = 0xCBF29CE484222325;
   const auto add = [&](const auto& values) {
@@ -400,7 +402,7 @@ int check_digests(int dim, int dim_v, int) {
         const Data x(c);
         Launchable l(c, x);
         AttentionArguments& f = l.f;
-        const int row = 912;  // of a bias, a multiple of 16 bytes: the copy engine brings it
+        const int row = 912;  // of a bias, a multiple of 16 bytes: loaded by TMA
         const Buffer<uint16_t> bias(normals(c));
         if (way == 1 || way == 4) set_dropout(f, 0.25f, rng.data);
         if (way == 1) f.alibi = TEA_ALIBI_STANDARD;

@@ -1,5 +1,5 @@
-// What a tile is, and what the general kernels do to its scores: the device code of the forward
-// pass compiled for the host, thread by thread, against the definition in double precision.
+// Work descriptors, and the score modifications of the general kernels: the device code of the
+// forward pass compiled for the host, thread by thread, against the definition in double precision.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -172,7 +172,7 @@ void check_columns(const Problem& p, const WorkTile& w) {
   EXPECT_EQ(w.start_kv, sequence_of(p.f.keys, w.batch).start + first);
 }
 
-// The bias of 64 rows in a block, as the copy engine leaves it: garbage where no tensor is.
+// The bias of 64 rows in a block, as TMA loads it: arbitrary values outside the tensor.
 template <int kCols>
 BiasTile copy_bias(const Problem& p, const WorkTile& w, int block) {
   const tea_bias_strides& s = p.f.bias.stride;
@@ -191,7 +191,7 @@ BiasTile copy_bias(const Problem& p, const WorkTile& w, int block) {
   return {shared_memory, rows};
 }
 
-// What the other lanes of the thread's warp ask of shared memory.
+// The shared-memory reads of the other lanes of the thread's warp.
 template <Type kType, int kCols>
 void collect_addresses(const BiasTile& bias) {
   if (!bias.rows || threadIdx.x % 32) return;
@@ -311,7 +311,7 @@ TEST(HopperWork, ScoresOfRandomTilesAgreeWithTheDefinition) {
   EXPECT_GT(whole, 1000);
 }
 
-// Every uniform beside thresholds of all sizes, in both halves.
+// Every uniform with thresholds of all sizes, in both halves.
 TEST(HopperDropout, PairsKeepWhatIsNotBelowTheThreshold) {
   for (const uint32_t threshold : {1u, 2u, 6554u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu, 0x10000u})
     for (uint32_t u = 0; u < 0x10000; ++u) {
@@ -334,11 +334,11 @@ TEST(HopperWork, TheSoftCapIsTheSameOnBothSidesOfItsPolynomial) {
       const float raw[2] = {s[0], other};
       softcap_scores(s, highest);
       const auto want = [](float x) { return -1 / (1 + std::exp2(double{x})); };
-      EXPECT_NEAR(s[0], want(raw[0]), 1.5e-7) << n << " beside " << other;
-      EXPECT_NEAR(s[5], want(other), 1.5e-7) << n << " beside " << other;
+      EXPECT_NEAR(s[0], want(raw[0]), 1.5e-7) << n << " next to " << other;
+      EXPECT_NEAR(s[5], want(other), 1.5e-7) << n << " next to " << other;
       for (int r = 0; r < 2; ++r) {
         const float top = row_slot(5) == r ? std::max(raw[0], other) : raw[0];
-        EXPECT_NEAR(highest[r], want(top), 1.5e-7) << n << " beside " << other;
+        EXPECT_NEAR(highest[r], want(top), 1.5e-7) << n << " next to " << other;
       }
     }
   float s[kCount] = {}, highest[2];
@@ -402,7 +402,7 @@ TEST(HopperWork, TheSoftmaxUnderACapIsTheSameOnBothSidesOfItsPolynomial) {
   for (const float cap : {1e-9f, 1e-4f}) EXPECT_LT(worst_under_cap(0.125f, cap, 0.1, true), 1);
 }
 
-// What is no number stays none, and rows that see nothing weigh nothing, near zero and far from it.
+// NaN stays NaN, and rows without a visible key have P = 0, for logits near zero and far from it.
 TEST(HopperWork, UnderACapWhatIsNoNumberStaysNone) {
   for (const float other : {1.0f, 1000.0f}) {
     float s[8] = {NAN, 1, kMinusInfinity, kMinusInfinity, other, 2, kMinusInfinity, kMinusInfinity};

@@ -11,7 +11,7 @@
 namespace tea::hopper {
 namespace {
 
-// What a role does next: waits for a stage, lets go of one, or has a turn.
+// The next action of a role: waits for a stage, releases one, or takes its ping-pong slot.
 struct Act {
   enum What { kWaitK, kFreeK, kWaitV, kFreeV, kAskTurn, kPassTurn } what;
 };
