@@ -329,7 +329,8 @@ __global__ void bring(Copies copies) {
 void check_chain(const Case& c, const Data& x, const Data& y, Way way, int rounds) {
   const std::string name = c.name() + "way " + std::to_string(static_cast<int>(way));
   note_work(name);
-  const Link links[] = {{c, x, kTold[0], way}, {c, y, kTold[1], way}}, link(c, x, kTold[0], way);
+  const Link links[] = {{c, x, kMetadata[0], way}, {c, y, kMetadata[1], way}},
+             link(c, x, kMetadata[0], way);
   const Buffer<int> differences(std::vector<int>{0});
   for (const Link& l : links) expect(forward(l.l.f, nullptr).code == 0, name);
   finish(name);

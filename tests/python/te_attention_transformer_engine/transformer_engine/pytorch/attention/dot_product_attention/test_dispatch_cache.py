@@ -1,4 +1,4 @@
-"""Kinds of calls: which calls share one, and that no call is answered by another's."""
+"""The cache of choices: which calls share an entry, and that no call uses the entry of another."""
 
 from collections import OrderedDict
 
@@ -17,8 +17,8 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 @pytest.fixture
-def kinds(monkeypatch: pytest.MonkeyPatch) -> dict:
-    """Those found from now on."""
+def dispatches(monkeypatch: pytest.MonkeyPatch) -> dict:
+    """The cache, empty at first."""
     found: dict = {}
     monkeypatch.setattr(dot_product_attention, "_dispatches", found)
     monkeypatch.setattr(dot_product_attention, "_latest", ((), None))
@@ -46,21 +46,21 @@ def test_a_longer_prompt_after_a_short_one_without_max_seqlen_q(page_size: int |
 
 
 class Unread:
-    """A bound on the device: reading it would wait."""
+    """A bound on the device, whose read would synchronise."""
 
     def __index__(self) -> int:
         raise AssertionError("read")
 
 
 @pytest.mark.parametrize("form", ["bshd", "sbhd"])
-def test_bounds_that_shapes_say_are_not_read(form: str) -> None:
+def test_bounds_that_shapes_determine_are_not_read(form: str) -> None:
     q, k, v = (drawn(2, 8, 2, 32) for _ in range(3))
     dpa = DotProductAttention(2, 32, qkv_format=form)
     bounds = {"max_seqlen_q": Unread(), "max_seqlen_kv": Unread()}
     assert torch.equal(dpa(q, k, v, **bounds), dpa(q, k, v))
 
 
-def test_a_bound_that_a_cache_says_is_not_read() -> None:
+def test_a_bound_that_a_cache_determines_is_not_read() -> None:
     dpa = DotProductAttention(2, 32, attn_mask_type="padding_causal", layer_number=1).eval()
     for form, shape in (("thd", (5, 2, 32)), ("bshd", (1, 5, 2, 32))):
         cache = InferenceParams(1, 64, 2, 32, BF16, max_ctx_len=5, qkv_format=form, device="cpu")
@@ -72,25 +72,25 @@ def test_a_bound_that_a_cache_says_is_not_read() -> None:
             dpa(*(drawn(*shape) for _ in range(3)), inference_params=cache, **bounds)
 
 
-def test_dense_calls_with_other_bounds_are_of_one_kind(kinds: dict) -> None:
+def test_dense_calls_with_other_bounds_share_an_entry(dispatches: dict) -> None:
     q, k, v = (drawn(2, 8, 2, 32) for _ in range(3))
     dpa = DotProductAttention(2, 32, qkv_format="bshd")
     for bound in (8, 16, 32):
         dpa(q, k, v, max_seqlen_q=bound, max_seqlen_kv=bound)
-    assert len(kinds) == 1
+    assert len(dispatches) == 1
 
 
-def test_strided_calls_from_other_places_are_of_one_kind(kinds: dict) -> None:
+def test_strided_calls_from_other_places_share_an_entry(dispatches: dict) -> None:
     dpa = DotProductAttention(2, 32, qkv_format="bshd")
     memory = drawn(2, 64, 2, 32)
     for start in range(10):  # in one memory, and in three
         parts = (memory[:, at : at + 4] for at in (start, 3 * start + 6, 40 - start))
         dpa(*parts)
         dpa(*(drawn(2, 64, 2, 32)[:, at : at + 4] for at in (start, 3 * start, 40 - start)))
-    assert len(kinds) == 1
+    assert len(dispatches) == 1
 
 
-def test_packed_calls_are_of_kinds_of_their_own(kinds: dict) -> None:
+def test_packed_calls_have_their_own_entries(dispatches: dict) -> None:
     dpa = DotProductAttention(2, 32, qkv_format="bshd")
     layouts = []
     for dim in (2, 3):
@@ -99,4 +99,4 @@ def test_packed_calls_are_of_kinds_of_their_own(kinds: dict) -> None:
     dpa(*(drawn(2, 8, 3, 2, 32)[:, :, 0] for _ in range(3)))
     layouts.append(dot_product_attention._attention_backends["attention_params"].qkv_layout)
     assert layouts == ["bs3hd", "bsh3d", "bshd_bshd_bshd"]
-    assert len(kinds) == 3
+    assert len(dispatches) == 3
