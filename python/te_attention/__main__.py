@@ -45,8 +45,8 @@ def _usable(device: int) -> str:
 
 def _threads() -> str:
     for name in ("TE_ATTENTION_THREADS", "OMP_NUM_THREADS"):
-        if os.environ.get(name):
-            return f"{os.environ[name]} ({name})"
+        if value := core.setting(name):
+            return f"{value} ({name})"
     return f"{len(os.sched_getaffinity(0))} (cores of this process; PyTorch: its own number)"
 
 

@@ -18,13 +18,18 @@ def library() -> ctypes.CDLL:
     """libte_attention.so of this package: the C API, for functions that have no Python name."""
     out = ctypes.CDLL(str(FOLDER / "libte_attention.so"))
     out.tea_error.restype = ctypes.c_char_p
-    out.tea_version.restype = ctypes.c_char_p
+    out.tea_version.restype = out.tea_setting.restype = ctypes.c_char_p
     return out
 
 
 def version() -> str:
     """Version of the core library, as "major.minor.patch"."""
     return library().tea_version().decode()
+
+
+def setting(variable: str) -> str:
+    """The value of an environment variable that the core library reads; "" if it is not set."""
+    return library().tea_setting(variable.encode()).decode()
 
 
 def require(status: int) -> None:

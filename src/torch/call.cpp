@@ -29,7 +29,7 @@ struct Reader {
 
 namespace {
 
-// What torch.set_num_threads() or OMP_NUM_THREADS has set; torchrun sets 1.
+// The number set by torch.set_num_threads() or OMP_NUM_THREADS; torchrun sets 1.
 int64_t own_threads() {
   uint32_t threads;
   TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&threads));

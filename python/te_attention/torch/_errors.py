@@ -10,7 +10,7 @@ from torch import Tensor
 
 from te_attention.torch._types import check_types
 
-# What other libraries call an option, and what to write here.
+# Other libraries' names of options, and the text to write here.
 SYNONYMS = {
     **dict.fromkeys(("is_causal", "causal"), "mask='causal', or mask='causal_bottom_right'"),
     **dict.fromkeys(

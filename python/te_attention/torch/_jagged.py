@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 ROWS = {"bhsd": 2, "bshd": 1}  # the ragged dimension of [b, heads, s, d] and [b, s, heads, d]
-# What says lengths or sizes that a jagged tensor has itself, or would need a jagged one.
+# Arguments with lengths or sizes that a jagged tensor contains, or that would need a jagged tensor.
 TAKEN = (
     *("cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"),
     *("offsets_q", "offsets_kv", "page_table", "page_table_v", "fp8"),

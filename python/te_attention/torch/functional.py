@@ -201,8 +201,7 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
             and (dropout is NONE or (type(dropout) is float and dropout == 0))
             and (softcap is NONE or (type(softcap) is float and softcap == 0))
             and not (return_lse or return_max_logit or deterministic or is_traced())
-            and not (deterministic is None and _are_all_deterministic())
-            and _finish is _run
+            and (_finish is _run and not (deterministic is None and _are_all_deterministic()))
         ):
             try:
                 return run_minimal(q, k, v, format, mask, scale)
@@ -274,7 +273,7 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
         raise
 
 
-# What help() and inspect show: the arguments that callers may pass.
+# The signature for help() and inspect: the arguments that callers may pass.
 _signature = inspect.signature(attention)
 attention.__signature__ = _signature.replace(
     parameters=[p for p in _signature.parameters.values() if p.name not in ("_finish", "unknown")]

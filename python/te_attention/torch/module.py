@@ -12,7 +12,7 @@ from te_attention.torch.functional import Mask, Sink, Window, attention, explain
 # The shape of q, k and v with which options are checked at construction, by format.
 _SHAPES = {"thd": (1, 1, 8)}
 _OWN = ("bias", "rng_state", "cu_seqlens_q", "cu_seqlens_kv", "offsets_q", "offsets_kv")
-# What belongs to one call: tensors of its batch. forward() takes it.
+# Arguments of one call: tensors of its batch. forward() takes them.
 PER_CALL = frozenset((*_OWN, "page_table", "page_table_v", "origin", "fp8"))
 
 

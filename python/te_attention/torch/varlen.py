@@ -11,7 +11,7 @@ from te_attention.torch.functional import attention
 
 
 class AuxRequest(NamedTuple):
-    """What varlen_attn() also returns."""
+    """The additional results of varlen_attn()."""
 
     lse: bool = False
 

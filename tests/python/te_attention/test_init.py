@@ -1,4 +1,4 @@
-"""What the package has before a front end is imported."""
+"""The contents of the package before a front end is imported."""
 
 import subprocess
 import sys

@@ -68,7 +68,7 @@ def test_a_forked_child_trains_after_its_parent() -> None:
     """With two threads of ours, which a child does not inherit, and none of OpenMP.
 
     libgomp, PyTorch's pool, does not survive a fork: after a parallel region in the parent, a
-    child's next one hangs, whoever asks for it.
+    child's next one hangs, in any function.
     """
     done = subprocess.run(
         [sys.executable, "-c", FORK],
