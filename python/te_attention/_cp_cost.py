@@ -17,7 +17,7 @@ HIERARCHICAL = "a2a+ring"
 
 @dataclass(frozen=True)
 class Topology:
-    """What the devices do, measured or given: TFLOP/s of attention, GB/s a device and direction.
+    """Speed of the devices, measured or given: TFLOP/s of attention, GB/s a device and direction.
 
     `gbps_outer` counts between groups of `inner` ranks; None: as `gbps`.
     """

@@ -206,7 +206,7 @@ class Builder {
     parts_of_columns();
   }
 
-  // What `to` attends to of the rows of `from`: a move for each of its pieces, or for two that
+  // The rows of `from` that `to` attends to: a move for each of its pieces, or for two that
   // overlap.
   void halo_moves(int32_t from, int32_t to) {
     const Shard q = queries(to), kv = keys(from);

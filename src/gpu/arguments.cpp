@@ -143,7 +143,7 @@ struct Builder {
   }
 };
 
-// What only the engines of the host compute, and only a run tells.
+// Options of a run that only the engines of the host support.
 void refuse_unknown(const Run& run) {
   const auto refuse = [](const std::string& name, int64_t seen) {
     throw Error(TEA_UNSUPPORTED, name + " is " + shown(seen) + "; needs 0 on a GPU");

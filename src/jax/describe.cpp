@@ -1,4 +1,4 @@
-// What Python asks when it traces a call: the problem's line, sizes and workspace of a call that is
+// Answers for the tracing of a call: the problem's line, sizes and workspace of a call that is
 // described by shapes alone. Pure functions; nothing here knows of XLA or of a device.
 #include "frontend/describe.h"
 
@@ -28,7 +28,7 @@ T number(const std::string& name, std::string_view text) {
 }
 
 // Words "name=value", separated by spaces. A tensor is its dtype and its shape: "bfloat16[2,8]".
-// Tensors have memory at an address that nobody reads.
+// Tensors have memory at an address that is never read.
 class Request {
  public:
   explicit Request(const char* text) {
@@ -159,7 +159,7 @@ using tea::jax::Described;
 // The options as a schema, as frontend/options.h writes it.
 TEA_JAX_API const char* te_attention_jax_options() { return tea::frontend::schema().c_str(); }
 
-// What a call needs, by shapes alone. Beside the options, a request may have "lse" (forward writes
+// The sizes of a call, from shapes alone. Next to options, a request may have "lse" (forward writes
 // it) and "lse_gradient".
 struct te_attention_jax_call {
   int64_t sizes[7];            // of the run: the attribute `sizes`

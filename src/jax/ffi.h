@@ -20,7 +20,7 @@ namespace tea::jax {
 
 namespace ffi = xla::ffi;
 
-// What tea_error() says, with the code that JAX turns into an exception.
+// The text of tea_error(), with the code that JAX turns into an exception.
 inline ffi::Error error_of(tea_status status) {
   const ffi::ErrorCode code = status == TEA_FAILED        ? ffi::ErrorCode::kInternal
                               : status == TEA_UNSUPPORTED ? ffi::ErrorCode::kUnimplemented

@@ -33,7 +33,7 @@ void PrepareFusedAttnBackwardAuxTensors(NVTETensorPack* tensor_pack, size_t inpu
                                         void* rng_state_buf, void* bias_buf,
                                         void* softmax_offset_buf);
 
-// What both handlers and both workspace queries are told: the attributes of the custom calls.
+// The arguments of both handlers and both workspace queries: the attributes of the custom calls.
 struct FusedAttnConfig {
   int64_t input_batch, bias_batch, q_max_seqlen, kv_max_seqlen, attn_heads, num_gqa_groups,
       bias_heads, qk_head_dim, v_head_dim, max_segments_per_seq, window_size_left,

@@ -140,7 +140,7 @@ class World {
     return all;
   }
 
-  // What a part reads is local or was moved in an earlier step.
+  // The rows that a part reads are local or were moved in an earlier step.
   void check_reads(int32_t r, const tea_cp_part& p) const {
     std::set<int64_t> here;
     const auto mine = shard(r / group_, s_.seqlen_kv);

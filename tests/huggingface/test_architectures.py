@@ -74,7 +74,7 @@ CONFIGS = {
 
 
 def outputs(name: str, implementation: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the model returns for the tokens that are no padding, and all gradients."""
+    """The outputs of the model for the tokens that are no padding, and all gradients."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**CONFIGS[name])
     config._attn_implementation = implementation

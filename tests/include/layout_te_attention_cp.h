@@ -1,4 +1,4 @@
-/* What a caller's binary depends on in te_attention_cp.h, checked by the compiler in C and in C++:
+/* The layout that binaries depend on in te_attention_cp.h, checked by the compiler in C and in C++:
    enum values, sizes, and the size field first. */
 #ifndef TESTS_INCLUDE_LAYOUT_TE_ATTENTION_CP_H_
 #define TESTS_INCLUDE_LAYOUT_TE_ATTENTION_CP_H_

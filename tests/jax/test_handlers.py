@@ -48,7 +48,7 @@ def test_an_empty_batch_runs() -> None:
 
 
 WRONG = {
-    "not a line": ({"problem": "nonsense"}, "nonsense"),
+    "not a line": ({"problem": "garbage"}, "garbage"),
     "an invalid problem": ({"problem": LINE.replace("dim_qk=8", "dim_qk=7")}, "dim_qk is 7"),
     "strides": ({"problem": LINE + " q=64,16,16"}, "problem has strides; needs none"),
     "an unknown engine": ({"engine": "fast"}, "fast"),

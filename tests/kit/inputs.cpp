@@ -303,7 +303,7 @@ const tea_run& Inputs::run(uint64_t workspace) {
   return run_;
 }
 
-// Numbers of sequences between which there is one that nobody may read.
+// Numbers of sequences between which there is one that must not be read.
 void Inputs::place_origin() {
   constexpr int64_t kStride = 6;
   const bool strided = case_.has_steps();

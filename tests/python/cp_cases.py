@@ -96,7 +96,7 @@ def strategies_of(world: int) -> list[tuple[str, int]]:
 
 
 def run(line: str, seed: int) -> str | None:
-    """What is wrong with a case by a number of ranks and a strategy that the seed picks."""
+    """The error of a case by a number of ranks and a strategy that the seed picks."""
     line = adapted(line)
     if line is None:
         return None

@@ -156,7 +156,7 @@ def run(
     device: int = -1,
     transform: Callable = lambda f: f,
 ) -> str:
-    """What is wrong with a case, or nothing. `transform`: of the differentiated function."""
+    """The error of a case, or an empty text. `transform`: of the differentiated function."""
     with Case(line) as case, x64(case.field("dtype") == "fp64"):
         case.fill(large)
         arrays, static = arguments_of(case)

@@ -20,7 +20,7 @@ TENSORS = {
 }
 # int64 numbers, which travel as pairs of uint32, low word first: jax_enable_x64 may be off.
 WORDS = {"rng_state": 4, "origin": 8}
-# What only backward reads; the description does not need it.
+# The tensors that only backward reads; the description does not need it.
 BACKWARD = ("o", "lse", "dout", "dlse")
 ALIGNMENT = 256  # of the workspace, which XLA aligns to 64
 
@@ -54,7 +54,7 @@ class Options(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What a call needs in addition to its arrays."""
+    """The attributes of a call in addition to its arrays."""
 
     problem: str
     sizes: tuple[int, ...]
@@ -94,7 +94,7 @@ def translated(text: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def describe(text: str) -> Described:
-    """What the call of that request needs; a pure function. Raises ValueError if it is wrong."""
+    """The sizes of the requested call; a pure function. Raises ValueError if it is wrong."""
     call = _library.Call()
     if _library.library().te_attention_jax_describe(text.encode(), ctypes.byref(call)):
         raise ValueError(translated(call.text.decode()))

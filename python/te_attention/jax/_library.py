@@ -34,7 +34,7 @@ _lock = threading.Lock()
 
 
 class Call(ctypes.Structure):
-    """What a call needs: te_attention_jax_call."""
+    """The sizes and attributes of a call: te_attention_jax_call."""
 
     _fields_ = (
         ("sizes", ctypes.c_int64 * 7),

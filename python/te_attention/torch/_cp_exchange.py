@@ -1,4 +1,4 @@
-"""What a rank's program yields: transfers between ranks, as data."""
+"""Transfers between ranks, as data that a rank's program yields."""
 
 from collections.abc import Generator
 from dataclasses import dataclass, field

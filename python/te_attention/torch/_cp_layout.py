@@ -1,4 +1,4 @@
-"""Who holds which rows: one side of a problem whose sequences several ranks share.
+"""The distribution of rows: one side of a problem whose sequences several ranks share.
 
 The rule is that of src/math/cp.h, here on numbers of the host (dense formats) and on tensors with a
 number for each sequence (ragged formats, whose lengths may be on the device).

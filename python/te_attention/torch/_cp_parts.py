@@ -18,7 +18,7 @@ UNIT = 16  # rows of a chunk of the sequence that stands for all others
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What all ranks of a call know alike. `inner` ranks exchange heads for rows; 1: none do."""
+    """Values that the ranks of a call share. `inner` ranks exchange heads for rows; 1: none do."""
 
     q: Side
     kv: Side

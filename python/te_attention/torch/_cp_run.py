@@ -46,7 +46,7 @@ class Inputs:
 
 @dataclass(eq=False)
 class Saved:
-    """What backward needs: the tensors of the program after an exchange of heads."""
+    """The inputs of backward: the tensors of the program after an exchange of heads."""
 
     operands: Operands
     keys: Keys
@@ -104,7 +104,7 @@ def _arguments(
 
 
 class _Ring:
-    """What forward and backward share: K and V of the members pass by."""
+    """The loop that forward and backward share: K and V of the members pass by."""
 
     def __init__(self, p: Problem, operands: Operands, keys: Keys) -> None:
         self.p, self.operands, self.keys = p, operands, keys

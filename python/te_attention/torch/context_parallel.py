@@ -50,7 +50,7 @@ __all__ = [
 
 
 class Topology(_Topology):
-    """What the devices and links of a group do: TFLOP/s of attention, GB/s a rank and direction."""
+    """Speed of a group's devices and links: TFLOP/s of attention, GB/s a rank and direction."""
 
     @classmethod
     def measure(cls, group: dist.ProcessGroup, device: torch.device | str = "cpu") -> "Topology":
@@ -209,7 +209,7 @@ def transport_of(
 
 
 def _signature(a: Arguments, p: Problem, strategy: str, *wanted: object) -> dict[str, object]:
-    """What all ranks must agree on, by name."""
+    """The values on which all ranks must agree, by name."""
     shapes = {}
     for name in ("bias", "sink", "slopes", "cu_seqlens_q", "cu_seqlens_kv", "offsets_q",
                  "offsets_kv"):  # fmt: skip

@@ -1,4 +1,4 @@
-// What leaves a CTA. Consumers hand units of dQ to the store warps through staging buffers, in
+// The outputs of a CTA. Consumers hand units of dQ to the store warps through staging buffers, in
 // pairs: one buffer of each consumer. The store warps, which take pairs alternately, add the units
 // to global memory in the order of the key blocks. Consumers store dV and dK themselves at the end
 // of a tile, unless several tiles share the key block: then these too are added, in the order of

@@ -1,4 +1,4 @@
-// What a backward run does row by row before its tiles, and the gradient of sinks after them.
+// The kernels of a backward run that work row by row: before its tiles, and the gradient of sinks.
 #pragma once
 #include <cuda_runtime_api.h>
 

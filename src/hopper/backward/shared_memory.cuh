@@ -41,7 +41,7 @@ struct Traits {
     alignas(1024) uint8_t q[kQStages][kBlockM * kDim * 2];
     alignas(1024) uint8_t dout[kDoutStages][kBlockM * kDim * 2];
     alignas(1024) uint8_t ds[2][kBlockM * kBlockN * 2];
-    // What consumers hand to the store warps: units of dQ, and of dV and dK if groups have parts.
+    // From the consumers to the store warps: units of dQ, and of dV and dK if groups have parts.
     alignas(1024) uint8_t staging[kStagingStages][kUnitBytes];
     // Two pieces of a completed unit for each postprocess warp.
     alignas(16) float pieces[kPostprocessWarps][2][16 * 32];

@@ -8,7 +8,7 @@
 
 namespace tea::hopper::backward {
 
-// What tiles are found by.
+// The parameters by which tiles are found.
 struct TileParams {
   AttentionArguments args;
   Workspace work;

@@ -34,7 +34,7 @@ def close(a, b, atol: float = 1e-5) -> None:
 
 
 def looped(f, axes):
-    """What vmap means: one call after the other, then a stack."""
+    """The definition of vmap: one call after the other, then a stack."""
 
     def run(*x):
         n = next(a.shape[axis] for a, axis in zip(x, axes, strict=True) if axis is not None)

@@ -189,7 +189,7 @@ def call(group, **changes) -> None:
     cp.context_parallel_attention(q, q, q[:, :, : options.pop("rows", 16)], group=group, **options)
 
 
-# What rank 1 does otherwise, and what every rank is told.
+# The deviation of rank 1, and the error that every rank raises.
 DISAGREEMENTS = {
     "options": ({"mask": None}, "rank 1 called with mask=none; needs causal as rank 0"),
     "strategy": ({"strategy": "a2a"}, "rank 1 called with strategy=a2a; needs ring as rank 0"),

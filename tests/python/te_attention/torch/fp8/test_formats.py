@@ -1,4 +1,4 @@
-"""What counts as an FP8 tensor and as a format, of whichever class."""
+"""The objects that count as FP8 tensors and as formats, of any class."""
 
 import pytest
 import torch

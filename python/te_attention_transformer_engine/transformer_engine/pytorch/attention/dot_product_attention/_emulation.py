@@ -64,7 +64,7 @@ class FP8EmulationFunc(torch.autograd.Function):
 
 
 class Rounding:
-    """What Unfused rounds to FP8 on its way, forward and backward; nothing without FP8."""
+    """The tensors that Unfused rounds to FP8, forward and backward; none without FP8."""
 
     def __init__(
         self, fp8: bool, fp8_meta: dict | None, quantizers: dict | None, qkv_layout: str

@@ -128,7 +128,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Fp8State:
-    """What DotProductAttention adds to the FP8 state of its base class."""
+    """The additions of DotProductAttention to the FP8 state of its base class."""
 
     def init_fp8_metadata(self, num_gemms: int = 1) -> None:
         """Makes quantizers and states of scales when the recipe, or the device, is a new one."""

@@ -127,6 +127,6 @@ def backward(ctx, d_out: object, deterministic: bool) -> list:
 
 
 def _split(ctx) -> list:
-    """What was saved; the bias and the offset as one list."""
+    """The saved tensors; the bias and the offset as one list."""
     restored = ctx.saved.restored(ctx.saved_tensors)
     return [*restored[:11], restored[11:]]
