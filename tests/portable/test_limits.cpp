@@ -10,7 +10,7 @@
 namespace tea::portable {
 namespace {
 
-constexpr Device kGpu{.index = 0, .sm = 90, .multiprocessors = 132, .shared_bytes = 227 << 10};
+constexpr Device kGpu{.index = 0, .sm = 90, .num_sms = 132, .shared_bytes = 227 << 10};
 constexpr const char* kRagged =
     "dtype=bf16 training=1 q_form=ragged kv_form=ragged heads_q=2 heads_kv=1 dim_qk=64";
 
