@@ -53,6 +53,8 @@ constexpr const char* kForms[] = {
     "dim_qk=64 | lens_q=3,0,70 lens_kv=80,5,70 gap=2 tail=3",
     "dtype=fp16 training=1 q_form=padded kv_form=padded heads_q=3 heads_kv=1 dim_qk=40 batch=2 "
     "seqlen_q=20 seqlen_kv=70 softmax=learnable outputs=lse+max+sum_exp | lens_q=20,3 lens_kv=1,70",
+    "dtype=bf16 training=1 causal=1 heads_q=4 heads_kv=1 dim_qk=128 batch=1 seqlen_q=150 "
+    "seqlen_kv=300 softmax=learnable lse_gradient=1",
     "dtype=fp16 q_form=ragged kv_form=paged page_size=16 causal=1 bottom_right=1 heads_q=8 "
     "heads_kv=1 dim_qk=128 outputs=lse | lens_q=1,2 lens_kv=300,40 spare_pages=1",
     "dtype=bf16 heads_q=4 heads_kv=4 dim_qk=128 batch=1 seqlen_q=1 seqlen_kv=3000",
