@@ -230,7 +230,7 @@ def test_softmax_type_may_be_left_out() -> None:
         jax.ShapeDtypeStruct((B, S, H, D), DTYPE),
         jax.ShapeDtypeStruct((B, H, S, 1), jnp.float32),
         jax.ShapeDtypeStruct((1, 4), jnp.uint32),
-        jax.ShapeDtypeStruct((1,), jnp.uint8),
+        jax.ShapeDtypeStruct((custom_calls.fused_attn_workspace(work.config, 6)[0],), jnp.uint8),
     ]
     run = jax.ffi.ffi_call("te_fused_attn_forward_ffi", results)
     operands = (*work.operands(), work.bias, work.offset, SEED, *[NONE] * 8)

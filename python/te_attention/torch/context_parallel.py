@@ -4,7 +4,6 @@ context_parallel_attention() is attention() on local rows. shard() and unshard()
 them together; explain() prints which strategy a call takes, and what it costs.
 """
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from te_attention._cp_cost import Prediction, Shape, predict
 from te_attention._cp_cost import Topology as _Topology
+from te_attention._library import setting
 from te_attention.torch._arguments import Arguments
 from te_attention.torch._cp_agree import DisagreementError, agree, report_error
 from te_attention.torch._cp_exchange import Exchange, exchange_all
@@ -322,7 +322,7 @@ def context_parallel_attention(
     if problem.world > 1:
         always = check == "always" or (
             check is None
-            and (transport.backend == "gloo" or os.environ.get("TE_ATTENTION_CHECK") == "1")
+            and (transport.backend == "gloo" or setting("TE_ATTENTION_CHECK") == "1")
         )
         for one in groups:
             signature = agree(one, signature, always)

@@ -1,7 +1,6 @@
 """FP8 in DotProductAttention: which recipes count, its quantizers, its state in checkpoints."""
 
 import io
-import os
 import pickle
 import warnings
 from typing import NamedTuple
@@ -9,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from te_attention import environment
 from te_attention.torch.fp8 import (
     DelayedScaling,
     DelayedScalingRecipeState,
@@ -28,8 +28,8 @@ COUNTS = {"scaling_fwd": (9, 6), "scaling_bwd": (6, 4)}
 _FORMATS = {"HYBRID": Format.HYBRID, "E4M3": Format.E4M3}
 
 
-def _option(name: str, default: str, allowed: tuple[str, ...] = ()) -> str:
-    value = os.getenv(name, default)
+def _option(name: str, allowed: tuple[str, ...] = ()) -> str:
+    value = environment.read(name)
     if allowed and value not in allowed:
         refuse(name, repr(value), " or ".join(map(repr, allowed)))
     return value
@@ -37,17 +37,17 @@ def _option(name: str, default: str, allowed: tuple[str, ...] = ()) -> str:
 
 def backward_in_fp8() -> bool:
     """NVTE_FP8_DPA_BWD: whether the backward pass runs in FP8 too."""
-    return _option("NVTE_FP8_DPA_BWD", "1", ("0", "1")) == "1"
+    return _option("NVTE_FP8_DPA_BWD", ("0", "1")) == "1"
 
 
 def saves_o_in_16_bits() -> bool:
     """NVTE_DPA_FP8CS_O_in_F16: whether current scaling saves O for backward as it is."""
-    return _option("NVTE_DPA_FP8CS_O_in_F16", "1", ("0", "1")) == "1"
+    return _option("NVTE_DPA_FP8CS_O_in_F16", ("0", "1")) == "1"
 
 
 def emulates() -> bool:
     """NVTE_UnfusedDPA_Emulate_FP8: whether Unfused rounds to FP8 where the others compute in it."""
-    return os.getenv("NVTE_UnfusedDPA_Emulate_FP8", "0") == "1"  # noqa: SIM112
+    return _option("NVTE_UnfusedDPA_Emulate_FP8") == "1"
 
 
 class Settings(NamedTuple):
@@ -63,11 +63,11 @@ class Settings(NamedTuple):
 def _settings() -> Settings:
     kinds = ("", "F16", "DelayedScaling", "Float8CurrentScaling")
     return Settings(
-        _option("NVTE_DPA_FP8_RECIPE", "", kinds),
-        _option("NVTE_DPA_FP8_FORMAT", "HYBRID", tuple(_FORMATS)),
-        _option("NVTE_DPA_FP8DS_AMAX_ALGO", "most_recent", ("max", "most_recent")),
-        _option("NVTE_DPA_FP8DS_AMAX_HISTLEN", "1"),
-        _option("NVTE_DPA_FP8DS_REDUCE_AMAX", "1", ("0", "1")),
+        _option("NVTE_DPA_FP8_RECIPE", kinds),
+        _option("NVTE_DPA_FP8_FORMAT", tuple(_FORMATS)),
+        _option("NVTE_DPA_FP8DS_AMAX_ALGO", ("max", "most_recent")),
+        _option("NVTE_DPA_FP8DS_AMAX_HISTLEN"),
+        _option("NVTE_DPA_FP8DS_REDUCE_AMAX", ("0", "1")),
     )
 
 
@@ -107,7 +107,7 @@ def asks_for_fp8(recipe: Recipe) -> bool:
         return False
     if recipe.fp8_mha and not recipe.fp8_dpa:
         warnings.warn("recipe.fp8_mha is True without fp8_dpa: attention runs in FP8", stacklevel=4)
-    return _option("NVTE_DPA_FP8_RECIPE", "") != "F16"
+    return _option("NVTE_DPA_FP8_RECIPE") != "F16"
 
 
 class _Unpickler(pickle.Unpickler):
