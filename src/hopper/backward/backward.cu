@@ -18,7 +18,7 @@ KernelParams make_params(const AttentionArguments& a) {
   const int tile = find_tile(a.dim_qk, a.dim_v), parts = group_parts(a);
   KernelParams p{};
   p.args = a;
-  p.work = make_workspace(a, tile, parts, a.workspace);
+  p.work = make_workspace(a, tile, a.workspace);
   const auto key_blocks = static_cast<int>((a.keys.max_seqlen + kBlockN - 1) / kBlockN);
   const int64_t heads = int64_t{a.heads_kv} * parts * a.batch;
   p.order = {key_blocks, a.heads_kv * parts, static_cast<int>(a.batch),
@@ -47,7 +47,7 @@ std::string limit(const AttentionArguments& a) {
 }
 
 uint64_t workspace_bytes(const AttentionArguments& a) {
-  return make_workspace(a, find_tile(a.dim_qk, a.dim_v), group_parts(a), nullptr).bytes;
+  return make_workspace(a, find_tile(a.dim_qk, a.dim_v), nullptr).bytes;
 }
 
 Outcome run(const AttentionArguments& a, void* cuda_stream) {

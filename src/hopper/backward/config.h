@@ -28,16 +28,12 @@ inline constexpr TileConfig kTiles[] = {
     {.dim = 128, .block_m = 64},
 };
 // clang-format on
-inline constexpr int kNumTiles = static_cast<int>(std::size(kTiles));
 
 // The template argument of a kernel.
 struct KernelConfig {
   TileConfig tile;
   Type type;
-  bool masked;  // some row of a step may not attend to all keys of the tile
 };
-
-inline bool has_mask(const MaskRule& m) { return m.causal || m.window_left || m.window_right; }
 
 // The first configuration that serves the head dimensions, or -1.
 inline int find_tile(int dim, int dim_v) {
@@ -48,9 +44,10 @@ inline int find_tile(int dim, int dim_v) {
 
 // The heads of a group of query heads may be divided among several tiles, whose dK and dV are then
 // accumulated in memory: where whole groups would make too few tiles for the SMs to finish
-// together. The limit is a constant, so that the bits of a result do not depend on the device.
+// together. The limit, about two tiles for each of 132 SMs, is a constant, so that the bits of a
+// result do not depend on the device.
+inline constexpr int64_t kEnoughTiles = 256;
 inline int group_parts(const AttentionArguments& a) {
-  constexpr int64_t kEnoughTiles = 256;  // about two for each of 132 SMs
   const int64_t blocks = a.keys.form == TEA_RAGGED
                              ? a.keys.tokens / kBlockN
                              : (a.keys.max_seqlen + kBlockN - 1) / kBlockN * a.batch;

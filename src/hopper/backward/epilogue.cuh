@@ -119,7 +119,7 @@ struct StoreWarp {
       while (load_acquire(order) < rank) {
       }
   }
-  // Adds a pair of units, adjacent in memory from `unit` on, as contribution `rank` of `count`.
+  // Adds a pair of units, adjacent in memory from `sums` on, as contribution `rank` of `count`.
   // completed(i) describes the conversion of unit i.
   template <class Completed>
   TEA_DEVICE void add_pair(float* sums, uint32_t* order, int rank, int count,

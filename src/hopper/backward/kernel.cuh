@@ -59,7 +59,7 @@ struct BackwardKernel {
 
 // Integers and enumerators as template arguments: see forward/kernel.cuh.
 template <int kTile, Type kType>
-inline constexpr KernelConfig kKernelConfig{kTiles[kTile], kType, true};
+inline constexpr KernelConfig kKernelConfig{kTiles[kTile], kType};
 
 template <int kTile, Type kType>
 __global__ void __launch_bounds__(Traits<kKernelConfig<kTile, kType>>::kThreads, 1)

@@ -34,7 +34,7 @@ inline Blocks make_blocks(const SequenceLayout& layout, int block, int64_t batch
 struct Workspace {
   float* statistics;  // [heads_q][row block][2][block_m]: LSE * log2(e), then delta
   float* dq;          // [heads_q][row block][2] units
-  float* dkv;         // [heads_kv][key block][2 * dim / 64][2] units, if groups have parts
+  float* dkv;         // [heads_kv][key block][2 * dim / 64][2] units, used if groups have parts
   // How many contributions a pair of units has received: of dq, then of dkv.
   uint32_t *dq_order, *dkv_order;
   int32_t* next_tile;
@@ -43,16 +43,25 @@ struct Workspace {
   uint64_t bytes;
 };
 
+// The key blocks of all key heads for which dK and dV may have to be accumulated in memory, if
+// groups of query heads can be divided at all: few tiles have few blocks. The number never
+// decreases with the lengths, although parts do, so that memory for the longest run serves every
+// shorter one.
+inline int64_t accumulated_key_blocks(const AttentionArguments& a, const Blocks& key_blocks) {
+  if (a.heads_q / a.heads_kv % 2) return 0;
+  const int64_t most = kEnoughTiles + (std::max<int64_t>(a.batch, 1) + 1) * a.heads_kv;
+  return std::min(key_blocks.per_head * a.heads_kv, most);
+}
+
 // With memory == nullptr only the sizes are meaningful.
-inline Workspace make_workspace(const AttentionArguments& a, int tile, int parts, void* memory) {
+inline Workspace make_workspace(const AttentionArguments& a, int tile, void* memory) {
   const int block_m = kTiles[tile].block_m, dim = kTiles[tile].dim;
   const int64_t batch = std::max<int64_t>(a.batch, 1);
   Workspace w{};
   w.row_blocks = make_blocks(a.queries, block_m, batch);
   w.key_blocks = make_blocks(a.keys, kBlockN, batch);
   const int64_t row_blocks = w.row_blocks.per_head * a.heads_q;
-  const int64_t dkv_pairs =
-      parts > 1 ? w.key_blocks.per_head * a.heads_kv * 2 * (dim / 64) : int64_t{0};
+  const int64_t dkv_pairs = accumulated_key_blocks(a, w.key_blocks) * 2 * (dim / 64);
   char* at = static_cast<char*>(memory);
   const auto take = [&](int64_t bytes) {
     char* const taken = at + w.bytes;

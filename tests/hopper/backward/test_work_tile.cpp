@@ -24,7 +24,7 @@ TileParams random_params(std::mt19937& generator, int parts) {
   a.mask = {between(0, 1), between(0, 1), between(0, 1) ? between(1, 600) : 0,
             between(0, 1) ? between(1, 600) : 0};
   for (int64_t& o : a.origin) o = between(0, 1) ? between(0, 300) : 0;
-  p.work = make_workspace(a, 0, parts, nullptr);
+  p.work = make_workspace(a, 0, nullptr);
   p.parts = FastDivisor(parts);
   p.heads_per_tile = a.heads_q / (a.heads_kv * parts);
   return p;
@@ -97,6 +97,32 @@ TEST(HopperBackwardTiles, GiveEveryQueryHeadToOneTileOfAKeyBlock) {
       }
     }
     EXPECT_EQ(std::ranges::count(tiles, 1), p.args.heads_q) << parts << " parts";
+  }
+}
+
+// Groups are divided where there are few tiles, so that a short run may need memory that a long one
+// does not use. What is reserved for the long one must serve it.
+TEST(HopperBackwardTiles, AShortRunNeedsNoMoreMemoryThanALongOne) {
+  for (const bool ragged : {false, true}) {
+    uint64_t before = 0;
+    int divided = 0, whole = 0;
+    for (int rows = 1; rows <= 9000; rows += 37) {
+      AttentionArguments a{};
+      a.batch = 3, a.heads_q = 16, a.heads_kv = 4, a.dim_qk = a.dim_v = 128;
+      a.queries.max_seqlen = a.keys.max_seqlen = rows;
+      a.queries.tokens = a.keys.tokens = 3 * rows;
+      if (ragged) a.queries.form = a.keys.form = TEA_RAGGED;
+      const Workspace w = make_workspace(a, 1, nullptr);
+      ASSERT_GE(w.bytes, before) << rows << " rows";
+      before = w.bytes;
+      const int parts = group_parts(a);
+      ++(parts > 1 ? divided : whole);
+      if (parts > 1) {
+        ASSERT_GE(accumulated_key_blocks(a, w.key_blocks), w.key_blocks.per_head * a.heads_kv);
+      }
+    }
+    EXPECT_GT(divided, 0);
+    EXPECT_GT(whole, 0);
   }
 }
 
