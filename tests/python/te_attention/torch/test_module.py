@@ -1,5 +1,6 @@
 """The module: options kept, dropout only in training, a sink that learns."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,12 @@ def _train_a_shard(rank: int, folder: str) -> None:
     whole = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
     if rank == 0:
         torch.save(whole, Path(folder) / "gradients")
+    distributed.barrier()
     distributed.destroy_process_group()
+    # A rank aborted in two of six runs of all suites on two cores ("terminate called without an
+    # active exception"), never alone. The presumed cause is a thread of the process group that
+    # releases tensors while the interpreter is finalised, which this exit skips.
+    os._exit(0)
 
 
 def test_two_processes_of_fsdp_have_the_gradients_of_one(tmp_path: Path) -> None:
