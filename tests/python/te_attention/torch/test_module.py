@@ -68,7 +68,7 @@ def _train_a_shard(rank: int, folder: str) -> None:
         torch.save(whole, Path(folder) / "gradients")
     distributed.barrier()
     distributed.destroy_process_group()
-    # A rank aborted in two of six runs of all suites on two cores ("terminate called without an
+    # A rank aborted in two of five runs of the suites on two cores ("terminate called without an
     # active exception"), never alone. The presumed cause is a thread of the process group that
     # releases tensors while the interpreter is finalised, which this exit skips.
     os._exit(0)
