@@ -1,0 +1,388 @@
+#!/usr/bin/env python3
+"""Times decoding on the GPU: one query row over caches of keys and values, dense and in pages.
+
+usage: gpu_decode.py --library build/libte_attention.so [--peers FOLDER] [--output FILE.jsonl]
+Contenders, in one process and on the same tensors: our engines (`default` is the one that the
+library selects), PyTorch's cuDNN back end (dense only), and with --peers FlashAttention-3, whose
+wrapper fa3.py and libfa3.so that folder holds. bf16, head dimension 128, no mask, no LSE.
+
+A timing is a CUDA graph of calls between two events; contenders take turns in shuffled order. A
+figure is the median of the rounds, a ratio the median of the ratios within a round. `cold`: calls
+go round copies of the cache that together exceed the L2 cache, as the layers of a model do; `warm`:
+all calls read one cache that fits it. GB/s counts the bytes of K and V. A result that is further
+than 2 % of its norm from PyTorch's in fp32 is reported and not timed.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import random
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from gpu_vs_torch import ceilings, machine, over
+from library import Attention, Library
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+DIM = 128
+LENGTHS = (8192, 1024, 32768, 262144)
+HEADS = ((64, 8), (32, 8), (8, 1))
+BATCHES = (32, 1, 8, 128)
+PAGES = (0, 16, 64, 1)  # slots of a page; 0: dense
+PEERS = ("torch-cudnn", "fa3")
+LARGEST = 24 << 30  # bytes of K and V of a cell
+COLD = 256 << 20  # bytes of all copies of a cold cache, many times the L2 cache
+WARM = 24 << 20  # bytes of a cache that stays in the L2 cache
+COPIES = 256
+TOLERANCE = 2e-2
+Task = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One cell."""
+
+    heads: int
+    heads_kv: int
+    batch: int
+    keys: int
+    page: int
+    cold: bool
+
+    @property
+    def bytes(self) -> int:
+        """Of K and V."""
+        return self.batch * self.keys * self.heads_kv * DIM * 2 * 2
+
+    @property
+    def what(self) -> str:
+        """Its name."""
+        form = f"page={self.page}" if self.page else "dense"
+        cache = "cold" if self.cold else "warm"
+        return f"{self.heads}/{self.heads_kv} b={self.batch} kv={self.keys} {form} {cache}"
+
+
+def shapes() -> Iterator[Shape]:
+    """Every cell that fits the memory; those that share tensors follow each other."""
+    for heads, keys, batch in itertools.product(HEADS, LENGTHS, BATCHES):
+        for page, cold in itertools.product(PAGES, (True, False)):
+            shape = Shape(*heads, batch, keys, page, cold)
+            if shape.bytes <= (LARGEST if cold else WARM):
+                yield shape
+
+
+class Caches:
+    """The queries, and the copies of K and V that cells of one size share."""
+
+    def __init__(self, shape: Shape) -> None:
+        """Allocates."""
+        self.shape = shape
+        count = min(COPIES, max(1, COLD // shape.bytes))
+        rows = shape.batch * shape.keys
+        make = lambda *size: torch.randn(size, device="cuda", dtype=torch.bfloat16)  # noqa: E731
+        self.q = make(shape.batch, 1, shape.heads, DIM).transpose(1, 2)
+        self.kv = [{n: make(rows, shape.heads_kv, DIM) for n in "KV"} for _ in range(count)]
+
+    def serves(self, shape: Shape) -> bool:
+        """Whether a cell has these tensors."""
+        sizes = lambda s: (s.heads, s.heads_kv, s.batch, s.keys)  # noqa: E731
+        return sizes(shape) == sizes(self.shape)
+
+
+class Cell:
+    """A shape on its tensors, and every contender."""
+
+    def __init__(self, shape: Shape, caches: Caches) -> None:
+        """Views the caches as the shape needs them."""
+        self.shape, self.q = shape, caches.q
+        places, slots = (
+            (shape.batch * shape.keys // shape.page, shape.page)
+            if shape.page
+            else (shape.batch, shape.keys)
+        )
+        self.kv = [
+            {n: x.view(places, slots, shape.heads_kv, DIM).transpose(1, 2) for n, x in copy.items()}
+            for copy in (caches.kv if shape.cold else caches.kv[:1])
+        ]
+        self.table = None
+        if shape.page:
+            order = torch.randperm(places, device="cuda", dtype=torch.int32)
+            self.table = order.reshape(shape.batch, -1)
+
+    def tensors(self, copy: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Inputs with an output of the contender's own, NaN so far."""
+        return {"Q": self.q, **copy, "O": torch.full_like(self.q, math.nan)}
+
+    def reference(self, entry: int) -> torch.Tensor:
+        """O of one batch entry of the first copy, in fp32."""
+        shape, group = self.shape, self.shape.heads // self.shape.heads_kv
+        kv = []
+        for name in "KV":
+            x = self.kv[0][name]
+            if self.table is None:
+                kv.append(x[entry].float())
+            else:
+                pages = x[self.table[entry].long()].transpose(0, 1)
+                kv.append(pages.reshape(shape.heads_kv, -1, DIM).float())
+        q = self.q[entry].float().view(shape.heads_kv, group, DIM)
+        p = (q @ kv[0].transpose(1, 2) / math.sqrt(DIM)).softmax(-1)
+        return (p @ kv[1]).view(shape.heads, 1, DIM)
+
+    def ours(self, library: Library, engine: str) -> tuple[list[Task], torch.Tensor, str]:
+        """A task for each copy, the output of the first, and the engine's name."""
+        shape, plans = self.shape, []
+        more: dict[str, torch.Tensor] = {}
+        if self.table is not None:
+            lengths = torch.arange(shape.batch + 1, device="cuda", dtype=torch.int32) * shape.keys
+            more = {"TABLE_K": self.table, "CU_SEQLENS_KV": lengths}
+        for copy in self.kv:
+            tensors = self.tensors(copy) | more
+            plans.append(
+                Attention(library, "", tensors, engine, shape.keys if shape.page else 0)
+            )
+            if len(plans) == 1:
+                output = tensors["O"]
+        return [plan.forward for plan in plans], output, plans[0].engine
+
+    def fa3(self, module: object, library: object) -> tuple[list[Task], torch.Tensor, str]:
+        """FlashAttention-3's, with the number of splits that it chooses."""
+        shape, plans = self.shape, []
+        for copy in self.kv:
+            tensors = self.tensors(copy)
+            tensors["LSE"] = torch.empty(shape.batch, shape.heads, 1, device="cuda")
+            if self.table is not None:
+                tensors["TABLE"] = self.table
+                tensors["LENGTHS_KV"] = torch.full(
+                    (shape.batch,), shape.keys, device="cuda", dtype=torch.int32
+                )
+            plans.append(module.Attention(library, tensors, num_splits=0))
+            if len(plans) == 1:
+                output = tensors["O"]
+        return [plan.forward for plan in plans], output, "fa3"
+
+    def torch_cudnn(self) -> tuple[list[Task], torch.Tensor, str]:
+        """PyTorch's cuDNN back end; its tasks leave their result in `kept`."""
+        if self.table is not None:
+            raise RuntimeError("PyTorch has no pages")
+        gqa = self.shape.heads != self.shape.heads_kv
+        output = torch.empty_like(self.q)
+
+        def run(copy: dict[str, torch.Tensor]) -> torch.Tensor:
+            with torch.no_grad(), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                return scaled_dot_product_attention(self.q, copy["K"], copy["V"], enable_gqa=gqa)
+
+        output.copy_(run(self.kv[0]))
+        return [lambda copy=copy: run(copy) for copy in self.kv], output, "torch-cudnn"
+
+
+class Timer:
+    """A contender's calls as a graph; without one where capture is refused."""
+
+    def __init__(self, tasks: list[Task], window_ms: float) -> None:
+        """Estimates the time of a call and captures, on the current stream."""
+        self.tasks = tasks
+        self.calls = len(tasks)
+        self.run()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        self.run()
+        torch.cuda.synchronize()
+        estimate = (time.perf_counter() - begin) * 1e3
+        self.times = max(1, min(200, int(window_ms / estimate)), math.ceil(10 / len(tasks)))
+        self.calls = self.times * len(tasks)
+        self.graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
+        try:
+            self.graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for _ in range(self.times):
+                    self.run()
+            finally:
+                self.graph.capture_end()
+        except RuntimeError:
+            self.graph = None
+        self.queue()
+        torch.cuda.synchronize()
+
+    def run(self) -> None:
+        """One call for each copy."""
+        for task in self.tasks:
+            task()
+
+    def queue(self) -> None:
+        """All calls of a timing."""
+        if self.graph:
+            self.graph.replay()
+        else:
+            for _ in range(self.times):
+                self.run()
+
+    def take(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Untimed calls, then timed ones."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.queue()
+        start.record()
+        self.queue()
+        end.record()
+        return start, end
+
+
+class Bench:
+    """All cells."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        """Loads the libraries."""
+        self.arguments = arguments
+        self.library = Library(arguments.library.resolve())
+        self.fa3 = None
+        if arguments.peers:
+            sys.path.append(str(arguments.peers.resolve()))
+            import fa3  # noqa: PLC0415  its folder is an argument
+
+            self.fa3 = fa3, fa3.Library(arguments.peers.resolve() / "libfa3.so")
+
+    def makers(self, cell: Cell) -> dict[str, Callable[[], tuple]]:
+        """By name of a contender, the function that prepares it."""
+        found: dict[str, Callable[[], tuple]] = {}
+        for engine in self.arguments.engines:
+            asked = "" if engine == "default" else engine
+            found[engine] = lambda asked=asked: cell.ours(self.library, asked)
+        found["torch-cudnn"] = cell.torch_cudnn
+        if self.fa3:
+            found["fa3"] = lambda: cell.fa3(*self.fa3)
+        return found
+
+    def cell(self, cell: Cell) -> dict:
+        """The record of one cell."""
+        record: dict = {"case": "decode", "what": cell.shape.what, "bytes": cell.shape.bytes}
+        entries = sorted({0, cell.shape.batch - 1})
+        want = torch.stack([cell.reference(i) for i in entries])
+        timers, refused, wrong, engines = {}, {}, {}, {}
+        for name, make in self.makers(cell).items():
+            try:
+                tasks, output, engines[name] = make()
+                tasks[0]()
+                torch.cuda.synchronize()
+                apart = float((output[entries].float() - want).norm() / want.norm())
+                if not apart <= TOLERANCE:
+                    wrong[name] = apart
+                    continue
+                timers[name] = Timer(tasks, self.arguments.window_ms)
+            except RuntimeError as error:
+                refused[name] = str(error).splitlines()[0]
+        times = self.rounds(timers)
+        ms = {name: statistics.median(x) for name, x in times.items()}
+        peers = [name for name in PEERS if name in ms]
+        best = min(peers, key=ms.get, default=None)
+        record |= {
+            "ms": {name: round(x, 5) for name, x in ms.items()},
+            "gb_per_s": {name: round(cell.shape.bytes / x / 1e6) for name, x in ms.items()},
+            "best_peer": best,
+            "over_best_peer": {
+                name: over(times[best], times[name])
+                for name in ms
+                if best and name not in PEERS
+            },
+            "engine": engines,
+            "calls": {name: timer.calls for name, timer in timers.items()},
+        }
+        no_graph = [name for name, timer in timers.items() if not timer.graph]
+        more = {"wrong": wrong, "refused": refused, "no_graph": no_graph}
+        return record | {key: value for key, value in more.items() if value}
+
+    def rounds(self, timers: dict[str, Timer]) -> dict[str, list[float]]:
+        """Milliseconds of a call, by round."""
+        shuffle = random.Random(1)
+        taken: dict[str, list] = {name: [] for name in timers}
+        for _ in range(self.arguments.rounds):
+            for name in shuffle.sample(list(timers), len(timers)):
+                taken[name].append(timers[name].take())
+        torch.cuda.synchronize()
+        return {
+            name: [start.elapsed_time(end) / timers[name].calls for start, end in events]
+            for name, events in taken.items()
+        }
+
+    def cells(self) -> Iterator[dict]:
+        """Every cell whose name matches, until the time is over."""
+        begin, caches = time.perf_counter(), None
+        for shape in shapes():
+            if not re.search(self.arguments.only, shape.what):
+                continue
+            if time.perf_counter() - begin > self.arguments.seconds:
+                yield {"case": "skipped", "what": shape.what}
+                continue
+            try:
+                if caches is None or not caches.serves(shape):
+                    caches = None
+                    torch.cuda.empty_cache()
+                    caches = Caches(shape)
+                yield self.cell(Cell(shape, caches))
+            except torch.cuda.OutOfMemoryError:
+                caches = None
+                yield {"case": "skipped", "what": shape.what, "why": "out of memory"}
+
+
+def row(record: dict) -> str:
+    """A record as a line of the table: microseconds and GB/s of each contender."""
+    if "ms" not in record:
+        return json.dumps(record)
+    line = f"{record['what']:<36}"
+    for name, ms in record["ms"].items():
+        line += f"  {name} {ms * 1e3:.1f} us {record['gb_per_s'][name]}"
+        if name in record["over_best_peer"]:
+            line += f" {record['over_best_peer'][name]:.2f}x"
+    line += f"  ({record['engine'].get('default', '')})"
+    for key in ("wrong", "refused", "no_graph"):
+        if key in record:
+            line += f"  {key}: {record[key]}"
+    return line
+
+
+def command_line() -> argparse.Namespace:
+    """The arguments."""
+    words = lambda text: text.split(",")  # noqa: E731
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", type=Path, required=True, help="libte_attention.so")
+    parser.add_argument("--peers", type=Path, help="the folder of fa3.py and libfa3.so")
+    parser.add_argument("--output", type=Path, help="where lines of JSON go")
+    parser.add_argument("--engines", type=words, default=["default", "portable", "cudnn"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--window-ms", type=float, default=4, help="about how long a timing lasts")
+    parser.add_argument("--only", default="", help="a regular expression that names match")
+    parser.add_argument("--seconds", type=float, default=500, help="no cell begins later than this")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs the cells between two looks at the ceilings."""
+    arguments = command_line()
+    torch.manual_seed(20251125)
+    bench = Bench(arguments)
+
+    def suite() -> Iterator[dict]:
+        yield {**machine(), "program": "bench/gpu_decode.py"}
+        yield {"case": "ceiling", "when": "before", **ceilings()}
+        yield from bench.cells()
+        yield {"case": "ceiling", "when": "after", **ceilings()}
+
+    stream = torch.cuda.Stream()
+    with arguments.output.open("w") if arguments.output else contextlib.nullcontext() as file:
+        with torch.cuda.stream(stream):
+            for record in suite():
+                print(row(record), flush=True)
+                if file:
+                    file.write(json.dumps(record) + "\n")
+                    file.flush()
+
+
+if __name__ == "__main__":
+    main()
