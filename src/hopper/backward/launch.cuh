@@ -29,8 +29,9 @@ Outcome encode_maps(KernelParams* p) {
        T::kBlockM},
   };
   for (const auto& t : tensors) {
-    // An empty tensor may be NULL. Nothing of it is accessed, but a map needs an address.
-    const void* const data = t.x.data ? t.x.data : a.q.data;
+    // An empty tensor may be NULL, Q too where gradients of keys are only zeros. Nothing of it is
+    // accessed, but a map needs an address.
+    const void* const data = t.x.data ? t.x.data : a.workspace;
     const int code = encode_rows(t.to, data, t.x, t.layout, t.dim, t.heads, a.batch, C.type,
                                  T::kSwizzle, t.box_rows);
     if (code) return failure(code, t.what);

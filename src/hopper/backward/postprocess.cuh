@@ -80,7 +80,7 @@ struct PostprocessWarp {
       completed.consumer_wait(completed_state);
       if (!s.completed_units[warp / 2][0].from) return;
       convert_pair();
-      if (lane() == 0) completed.consumer_release(completed_state);
+      completed.consumer_release(completed_state);
       completed_state.advance();
     }
   }

@@ -71,14 +71,15 @@ struct Traits {
   // Called by one thread. One thread fills stages of Q, K, V and dO, one thread of each consumer
   // warp releases them; one thread of each warp of a consumer fills a staging buffer, a store
   // warp's one thread releases it; consumers, the load warp's and the store warps' one thread
-  // release a work descriptor; two postprocess warps release a pair of completed units.
+  // release a work descriptor; all threads of two postprocess warps, which all read what the units
+  // are, release a pair of completed units.
   static TEA_DEVICE void init_pipelines(SharedStorage& s) {
     s.pipeline_k.init(1, 4 * kConsumers);
     s.pipeline_v.init(1, 4 * kConsumers);
     s.pipeline_q.init(1, 4 * kConsumers);
     s.pipeline_dout.init(1, 4 * kConsumers);
     s.pipeline_staging.init(4, 1);
-    for (auto& pipeline : s.pipeline_completed) pipeline.init(1, 2);
+    for (auto& pipeline : s.pipeline_completed) pipeline.init(1, 64);
     for (auto& stages : s.piece_loaded)
       for (auto& loaded : stages) init(loaded, 1);
     init(s.all_loads_issued, 1);
