@@ -1,6 +1,6 @@
 """Autograd: the functions that call the forward and backward operators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -52,15 +52,17 @@ NO_FORWARD_MODE = (
 )
 
 
-def save_context(ctx, arguments: tuple, o: Tensor, lse: Tensor) -> None:
-    """Saves O, LSE and the arguments for backward.
+def save_context(
+    ctx, arguments: tuple, o: Tensor, lse: Tensor, more: Sequence[Tensor | None] = ()
+) -> None:
+    """Saves O, LSE, the arguments and `more` for backward.
 
     Every tensor is saved by save_for_backward(), so that hooks and checkpoints can replace it.
     """
     places, options = TENSORS[len(arguments)], list(arguments)
     for i in places:
         options[i] = None
-    ctx.save_for_backward(o, lse, *[arguments[i] for i in places])  # some are None
+    ctx.save_for_backward(o, lse, *[arguments[i] for i in places], *more)  # some are None
     ctx.options = options
 
 
@@ -70,13 +72,19 @@ def refuse_second_derivative() -> None:
         raise RuntimeError(f"create_graph is True; needs False: {NO_SECOND_DERIVATIVE}")
 
 
-def load_context(ctx) -> tuple[Tensor, Tensor, list]:
-    """Returns O, LSE and the arguments that save_context() saved."""
+def load_all(ctx) -> tuple[Tensor, Tensor, list, list]:
+    """Returns O, LSE, the arguments, and what else save_context() saved."""
     o, lse, *tensors = ctx.saved_tensors
     arguments = list(ctx.options)
-    for i, tensor in zip(TENSORS[len(arguments)], tensors, strict=True):
+    places = TENSORS[len(arguments)]
+    for i, tensor in zip(places, tensors, strict=False):
         arguments[i] = tensor
-    return o, lse, arguments
+    return o, lse, arguments, tensors[len(places) :]
+
+
+def load_context(ctx) -> tuple[Tensor, Tensor, list]:
+    """Returns O, LSE and the arguments that save_context() saved."""
+    return load_all(ctx)[:3]
 
 
 def load_for_backward(ctx, dout: Tensor | None) -> tuple[Tensor, Tensor, Tensor, list]:
@@ -235,6 +243,12 @@ def _refuse_tangents(arguments: tuple) -> None:
                 raise RuntimeError(NO_FORWARD_MODE)
             wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
             tensor = torch._C._functorch.get_unwrapped(tensor) if wrapped else None
+
+
+def chosen(output: tuple, return_lse: bool, return_max_logit: bool) -> tuple[Tensor, ...]:
+    """A tuple of O and the requested ones of LSE and the largest logit."""
+    o, lse, max_logit = output
+    return (o, *([lse] if return_lse else []), *([max_logit] if return_max_logit else []))
 
 
 def run_minimal(

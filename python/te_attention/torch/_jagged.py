@@ -9,7 +9,7 @@ ROWS = {"bhsd": 2, "bshd": 1}  # the ragged dimension of [b, heads, s, d] and [b
 # Arguments with lengths or sizes that a jagged tensor contains, or that would need a jagged tensor.
 TAKEN = (
     *("cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"),
-    *("offsets_q", "offsets_kv", "page_table", "page_table_v", "fp8"),
+    *("offsets_q", "offsets_kv", "page_table", "page_table_v"),
 )
 
 
@@ -37,7 +37,7 @@ def attend_jagged(attention: Callable[..., Tensor], options: dict[str, object]) 
     for name in TAKEN:
         if options[name] is not None:
             raise ValueError(f"{name} is given; needs None: nested tensors have their own lengths")
-    for name in ("return_lse", "return_max_logit"):
+    for name in ("return_lse", "return_max_logit", "return_amax"):
         if options[name]:
             raise ValueError(f"{name} is True; needs False with nested tensors (use format 'thd')")
     tensors = [options[name] for name in "qkv"]

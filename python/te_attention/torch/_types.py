@@ -92,11 +92,11 @@ def check_fp8(q: Tensor, fp8: object) -> None:
     """Raises if the fields of `fp8` are not those of Fp8, or if q is not an FP8 tensor."""
     fields = getattr(fp8, "_fields", ())
     if "o_dtype" not in fields:
-        raise TypeError(f"fp8 is {text_of(fp8)}; needs an Fp8 or None")
+        raise TypeError(f"fp8 is {text_of(fp8)}; needs an Fp8, 'current' or None")
     for name, value in zip(fields, fp8, strict=True):
-        if name == "o_dtype":
+        if name.endswith("dtype"):
             if not isinstance(value, torch.dtype):
-                raise TypeError(f"fp8.o_dtype is {text_of(value)}; needs a torch.dtype")
+                raise TypeError(f"fp8.{name} is {text_of(value)}; needs a torch.dtype")
         elif not isinstance(value, (Tensor, type(None))):
             raise TypeError(f"fp8.{name} is {text_of(value)}; needs a tensor or None")
     if q.dtype not in FP8:

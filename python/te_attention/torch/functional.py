@@ -2,21 +2,21 @@
 
 import inspect
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal, NamedTuple, Never, TypeAlias
+from typing import Any, Literal, Never, TypeAlias
 
 import torch
 from torch import Tensor
 
+from te_attention.torch import _fp8
 from te_attention.torch._arguments import NONE, Arguments, trimmed
-from te_attention.torch._autograd import is_traced, run, run_minimal
+from te_attention.torch._autograd import chosen, is_traced, run, run_minimal
 from te_attention.torch._errors import raise_clearer, refuse_unknown
+from te_attention.torch._fp8 import Fp8
 from te_attention.torch._jagged import attend_jagged
 from te_attention.torch._library import OPS
 from te_attention.torch._types import (
     WINDOW,
     as_statistic,
-    check_fp8,
     check_number,
     check_slopes,
     refuse_causal_bias,
@@ -33,10 +33,6 @@ BIAS_DIMENSIONS = 4
 MULTIPLE = 8  # of the head dims that the operators take
 # The types that autocast converts. float64 stays as it is, as in SDPA; other types are refused.
 AUTOCAST = frozenset((torch.float16, torch.bfloat16, torch.float32))
-FP8_GRADIENT = (
-    "fp8 is given and an input requires a gradient; needs torch.no_grad(), or the operators "
-    "fp8_forward and fp8_backward"
-)
 HALVES = (torch.float16, torch.bfloat16)
 PAGES = (
     "page_table is given and an input requires a gradient; needs torch.no_grad(), or ragged or "
@@ -45,29 +41,6 @@ PAGES = (
 # Names of this module, because looking them up in torch takes as long as the calls themselves.
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _are_all_deterministic = torch.are_deterministic_algorithms_enabled
-
-
-class Fp8(NamedTuple):
-    """Scales of attention() on FP8 tensors: float32 [1] on q's device. None: 1 (k, v: as q).
-
-    A stored value times scale_inv is the value that it represents. S is the result of the softmax;
-    s_scale and o_scale multiply values before they are rounded to FP8. o_scale applies only if
-    o_dtype is an FP8 type.
-    """
-
-    q_scale_inv: Tensor | None = None
-    k_scale_inv: Tensor | None = None
-    v_scale_inv: Tensor | None = None
-    s_scale: Tensor | None = None
-    s_scale_inv: Tensor | None = None
-    o_scale: Tensor | None = None
-    o_dtype: torch.dtype = torch.bfloat16
-
-
-def chosen(output: tuple, return_lse: bool, return_max_logit: bool) -> tuple[Tensor, ...]:
-    """A tuple of O and the requested ones of LSE and the largest logit."""
-    o, lse, max_logit = output
-    return (o, *([lse] if return_lse else []), *([max_logit] if return_max_logit else []))
 
 
 def _run(arguments: tuple, return_lse: bool, return_max_logit: bool) -> Tensor | tuple[Tensor, ...]:
@@ -106,7 +79,8 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
     return_max_logit: bool = False,
     deterministic: bool | None = None,
     engine: str = "",
-    fp8: Fp8 | None = None,
+    fp8: Fp8 | Literal["current"] | None = None,
+    return_amax: bool = False,
     _finish: Callable[[tuple, bool, bool], Any] = _run,
     **unknown: Never,
 ) -> Tensor | tuple[Tensor, ...]:
@@ -170,12 +144,17 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
         deterministic: bitwise equal results for equal inputs. Default:
             ``torch.are_deterministic_algorithms_enabled()``.
         engine: name of the engine; "": the first engine that accepts. See :func:`explain`.
-        fp8: scales of q, k and v in float8_e4m3fn or float8_e5m2, and the type of O. Default: all
-            scales are 1, and O has the type of q. Inference only: the operators also train.
+        fp8: "current": q, k and v of 16 or 32 bits are cast to float8_e4m3fn inside, and the
+            gradient of O to float8_e5m2, each under a scale from its largest magnitude (padding
+            counts); O and the gradients have the type of q. Or an :class:`Fp8`: the scales of q, k
+            and v in float8_e4m3fn or float8_e5m2, and the types of O and of the gradients. Default:
+            FP8 tensors have scales of 1, O has the type of q, and there are no gradients.
+        return_amax: with fp8, also return the largest magnitudes before scaling, float32 ``[6]``:
+            those of S and O, and, once the backward pass has run, of dP, dQ, dK and dV.
 
     Returns:
-        O in the shape of q with v's head dim; with return_lse or return_max_logit a tuple of O
-        and these. For "bhsd", O is contiguous in the order b, s, h, d.
+        O in the shape of q with v's head dim; with return_lse, return_max_logit or return_amax a
+        tuple of O and these. For "bhsd", O is contiguous in the order b, s, h, d.
 
     Raises:
         RuntimeError, ValueError: an argument is invalid (the text gives its name, the value seen
@@ -200,7 +179,7 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
             and (alibi is False and bias_type == "post_scale" and engine == "")
             and (dropout is NONE or (type(dropout) is float and dropout == 0))
             and (softcap is NONE or (type(softcap) is float and softcap == 0))
-            and not (return_lse or return_max_logit or deterministic or is_traced())
+            and not (return_lse or return_max_logit or return_amax or deterministic or is_traced())
             and (_finish is _run and not (deterministic is None and _are_all_deterministic()))
         ):
             try:
@@ -262,9 +241,8 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
         )
         if page_table is not None:
             _check_pages(differentiable, dropout)
-        if fp8 is not None:
-            _check_fp8(q, fp8, differentiable, _finish is not _run)
-            _finish = partial(_run_fp8, fp8)
+        if fp8 is not None or return_amax:
+            _finish = _fp8.runner(q, fp8, return_amax, _finish is not _run)
         output = _finish(arguments, return_lse, return_max_logit)
         return output if q.size(-1) == dim and v.size(-1) == dim_v else _cut(output, dim_v, format)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
@@ -314,14 +292,6 @@ def _check_pages(differentiable: bool, dropout: float) -> None:
         raise ValueError(f"dropout is {dropout} with page_table; needs 0: pages are for inference")
 
 
-def _check_fp8(q: Tensor, fp8: Fp8, differentiable: bool, is_described: bool) -> None:
-    if differentiable:
-        raise ValueError(FP8_GRADIENT)
-    if is_described:
-        raise ValueError("fp8 is given; needs attention() itself")
-    check_fp8(q, fp8)
-
-
 def _as_int32(tensor: Tensor | None) -> Tensor | None:
     """Lengths or pages in the operators' type; other types than int64 are refused there."""
     is_wide = tensor is not None and tensor.dtype is torch.int64
@@ -333,12 +303,6 @@ def _four_dimensional(bias: Tensor) -> Tensor:
     refuse_causal_bias(bias)
     missing = BIAS_DIMENSIONS - bias.dim()
     return bias[(None,) * missing] if missing > 0 else bias
-
-
-def _run_fp8(fp8: Fp8, arguments: tuple, return_lse: bool, return_max_logit: bool) -> Any:
-    given = (*fp8[:-1], str(fp8.o_dtype).removeprefix("torch."), *arguments)
-    output = chosen(OPS.fp8_forward.default(*given)[:3], return_lse, return_max_logit)
-    return output if len(output) > 1 else output[0]
 
 
 def _named(name: str, value: object, no: object, yes: object, other: str = "") -> bool:
@@ -395,8 +359,14 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **options) -> str:
         )
     if options.pop("generator", None) is not None or options.get("rng_state") is None:
         options["rng_state"] = torch.empty(2, dtype=torch.int64, device=q.device)
+    fp8 = options.pop("fp8", None)
+    if fp8 is not None:
+        options.pop("return_amax", None)
     try:
-        return OPS.explain.default(*trimmed(describe(q, k, v, **options)))
+        arguments = describe(q, k, v, **options)
+        if fp8 is not None:
+            return _fp8.explain(fp8, arguments)
+        return OPS.explain.default(*trimmed(arguments))
     except RuntimeError as error:
         every = {p.name: p.default for p in attention.__signature__.parameters.values()}
         raise_clearer(error, every | {"q": q, "k": k, "v": v} | options)

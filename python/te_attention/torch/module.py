@@ -53,7 +53,8 @@ class Attention(nn.Module):
         super().__init__()
         if unknown := {n: v for n, v in options.items() if n not in _NAMES}:
             refuse_unknown(unknown, attention)
-        for name in PER_CALL.intersection(options):
+        per_call = PER_CALL if options.get("fp8") != "current" else PER_CALL - {"fp8"}
+        for name in per_call.intersection(options):
             raise TypeError(f"{name} is given at construction; needs forward(): it is of one call")
         if sink_heads and sink is not None:
             raise ValueError(f"sink is given with sink_heads={sink_heads}; needs one of the two")

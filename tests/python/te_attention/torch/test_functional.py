@@ -257,34 +257,6 @@ def test_explain_leaves_the_random_numbers_alone() -> None:
     assert torch.equal(before[1], generator.get_state())
 
 
-@pytest.mark.parametrize("o_dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
-def test_fp8(o_dtype: torch.dtype) -> None:
-    exact = [t.detach() for t in inputs(2, 4, 33, 16)]
-    (q, k, v), inverse = zip(*(_quantized(x)[0:3:2] for x in exact), strict=True)
-    one, s_scale = torch.ones(1), torch.full((1,), 256.0)
-    o_scale = one * 64 if o_dtype == torch.float8_e4m3fn else None
-    scales = tea.Fp8(*inverse, s_scale, 1 / s_scale, o_scale, o_dtype)
-    got, lse = tea.attention(q, k, v, mask="causal", fp8=scales, return_lse=True)
-    known = [t.float() * i for t, i in zip((q, k, v), inverse, strict=True)]
-    want, want_lse = tea.attention(*known, mask="causal", return_lse=True)
-    assert got.dtype == o_dtype
-    got = got.float() / (1 if o_scale is None else o_scale)
-    torch.testing.assert_close(got, want, atol=0.05, rtol=0.1)
-    torch.testing.assert_close(lse, want_lse, atol=1e-3, rtol=1e-3)
-
-
-def _quantized(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return torch.ops.te_attention.fp8_quantize_current(x, "float8_e4m3fn")
-
-
-def test_fp8_has_no_gradient_here() -> None:
-    q, k, v = inputs(1, 2, 8, 16)
-    with pytest.raises(ValueError, match="fp8 is given and an input requires a gradient"):
-        tea.attention(q, k, v, fp8=tea.Fp8())
-    with pytest.raises(ValueError, match="fp8 is given; needs attention"):
-        tea.explain(q.detach(), k.detach(), v.detach(), fp8=tea.Fp8())
-
-
 def test_ddp(tmp_path) -> None:
     store = f"file://{tmp_path}/store"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)

@@ -183,7 +183,10 @@ LENGTHS = {
 FP8 = {
     "fp8 on float32": call(fp8=tea.Fp8()),
     "fp8 True": alike(F8, fp8=True),
-    "fp8 with a gradient": alike(LEARNED, fp8=tea.Fp8()),
+    "fp8 scales of a learnable tensor": alike(F8.clone().requires_grad_(), fp8=tea.Fp8()),
+    "fp8 current of float64": alike(Q.double(), fp8="current"),
+    "fp8 of another name": call(fp8="delayed"),
+    "return_amax without fp8": call(return_amax=True),
     "fp8 scale as a number": alike(F8, fp8=tea.Fp8(1.0)),
     "fp8 o_dtype as text": alike(F8, fp8=tea.Fp8(o_dtype="bfloat16")),
 }
