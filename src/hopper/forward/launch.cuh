@@ -73,11 +73,11 @@ Outcome make_params(KernelParams* p, const AttentionArguments& a, const Selectio
   const auto row_blocks = static_cast<int>((a.queries.max_seqlen + T::kBlockM - 1) / T::kBlockM);
   p->args = a;
   if (needs_tile_counter(a, selected)) p->counter = static_cast<TileCounter*>(a.workspace);
-  p->order = make_tile_order(row_blocks, a.heads_q, a.heads_q / a.heads_kv,
-                             static_cast<int>(a.batch), T::kConsumers, C.masked());
+  if (a.is_uniform) p->bounds = make_bounds(a.uniform_pair);
+  p->order = make_tile_order(row_blocks, static_cast<int>(a.batch),
+                             head_shape(a, p->bounds, T::kConsumers, C.masked()));
   p->divisors = p->order.divisors<FastDivisor>();
   p->heads_per_kv = FastDivisor(a.heads_q / a.heads_kv);
-  if (a.is_uniform) p->bounds = make_bounds(a.uniform_pair);
   p->unit = score_unit(a);
   p->scale_log2 = p->unit.factor * kLog2E;
   if (C.softcap()) p->softcap = make_softcap_polynomial(a.scale, a.softcap);

@@ -45,10 +45,9 @@ struct TileFinder {
     int batch, rest;
     if (!groups.search.find(number, num_sequences(), tiles_of, batch, rest)) return false;
     __syncwarp();  // the window was written by other lanes
-    const int row_blocks = row_blocks_of(window[batch % 32].seqlen_q);
-    t = make_tile_order(row_blocks, args.heads_q, args.heads_q / args.heads_kv, 1, kBlockM / 64,
-                        kMasked)
-            .at(rest);
+    const SequenceBounds& bounds = window[batch % 32];
+    const HeadShape shape = head_shape(args, bounds, kBlockM / 64, kMasked);
+    t = make_tile_order(row_blocks_of(bounds.seqlen_q), 1, shape).at(rest);
     t.batch = batch;
     return true;
   }

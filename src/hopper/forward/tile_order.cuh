@@ -11,10 +11,9 @@ struct TileIndex {
 };
 
 // The order of tiles when all sequences have the same length. The tiles of `heads_at_once` heads
-// are interleaved: as many heads as keep their K and V in L2. Heads that do not fill such a group
-// come first, because the last group must be full for all SMs to finish together. longest_first:
-// later rows come before earlier ones, so that under a causal mask the last tiles to start are
-// short.
+// are interleaved. Heads that do not fill such a group come first, because the last group must be
+// full for all SMs to finish together. longest_first: later rows come before earlier ones, so that
+// under a causal mask the last tiles to start are short.
 struct TileOrder {
   int row_blocks, heads, batch, heads_at_once;
   bool longest_first;
@@ -58,21 +57,33 @@ struct TileOrder {
   }
 };
 
-// The order of the tiles of `heads` heads with `consumers` consumer warpgroups. Without a mask all
-// tiles take the same time, and one head at a time needs the least cache. With a mask long tiles
-// come first, from several heads: as many as make three tiles of 128 rows or six of 256 for each
-// SM, at least 32, but at 128 rows at most half as many as there are SMs. Some of the first tiles
-// then find in L2 what others have loaded, and few wait for memory at the same time; whether fewer
-// heads would fit L2 does not matter (measured).
-__host__ __device__ inline TileOrder make_tile_order(int row_blocks, int heads, int heads_per_kv,
-                                                     int batch, int consumers, bool masked) {
+// The heads of sequences of one length, `consumers` warpgroups for each tile of them.
+struct HeadShape {
+  int heads, heads_per_kv, consumers;
+  int64_t kv_head_bytes;  // K and V of one key head, within the window of a row
+  bool masked;
+};
+
+// The order of the tiles of `batch` sequences. Without a mask all tiles take the same time, and one
+// head at a time needs the least cache. With a mask long tiles come first, from several heads: as
+// many as make three tiles of 128 rows or six of 256 for each SM, at least 32, but at 128 rows at
+// most half as many as there are SMs. Some of the first tiles then find in L2 what others have
+// loaded, and few wait for memory at the same time. Long sequences run at the power limit, where
+// loads from memory cost energy and so time: as many heads as keep K and V in L2, where these still
+// make three tiles for each SM.
+__host__ __device__ inline TileOrder make_tile_order(int row_blocks, int batch,
+                                                     const HeadShape& x) {
   constexpr int kSms = 132;
-  const auto most = [](int a, int b) { return a > b ? a : b; };
+  constexpr int64_t kL2Bytes = 32 << 20;  // of 50 MiB
+  const auto most = [](int64_t a, int64_t b) { return a > b ? a : b; };
   const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
-  const int64_t all = int64_t{heads} * batch, group = heads_per_kv;
-  const int many = most(kSms * 3 / 2 * consumers / most(row_blocks, 1), 32);
-  const int64_t together = masked ? least(many, kSms / 4 * consumers) * group : 1;
-  return {row_blocks, heads, batch, most(static_cast<int>(least(together, all)), 1), masked};
+  const int64_t all = int64_t{x.heads} * batch;
+  const int64_t balanced = kSms * 3 / 2 * x.consumers / most(row_blocks, 1);
+  const int64_t many = least(most(balanced, 32), kSms / 4 * x.consumers);
+  const int64_t cached = most(kL2Bytes / most(x.kv_head_bytes, 1), 1);
+  const int64_t heads_kv = cached < balanced ? many : least(many, cached);
+  const int64_t together = x.masked ? heads_kv * x.heads_per_kv : 1;
+  return {row_blocks, x.heads, batch, static_cast<int>(most(least(together, all), 1)), x.masked};
 }
 
 // Finds the tile of a number among sequences whose lengths only the device knows: a warp computes a

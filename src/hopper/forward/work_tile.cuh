@@ -94,6 +94,14 @@ TEA_HOST_DEVICE SequenceBounds bounds_of(const AttentionArguments& a, int batch)
                                         origin_of(a, 3, &valid)));
 }
 
+// The properties that decide the order of tiles. Bounds that only the device knows are zero on the
+// host: K and V then count as if they fitted L2.
+TEA_HOST_DEVICE HeadShape head_shape(const AttentionArguments& a, const SequenceBounds& b,
+                                     int consumers, bool masked) {
+  const int64_t keys = min(int64_t{b.seqlen_kv}, int64_t{b.hi} - b.lo + 1);
+  return {a.heads_q, a.heads_q / a.heads_kv, consumers, keys * (a.dim_qk + a.dim_v) * 2, masked};
+}
+
 template <int kBlockM, int kBlockN, class D>
 TEA_DEVICE void describe(WorkTile& w, const AttentionArguments& a, const SequenceBounds& bounds,
                          const D& heads_per_kv, const TileIndex& t) {

@@ -459,11 +459,28 @@ TEST(HopperOrder, CausalTilesEndEvenly) {
     for (const int rows : {512, 1024, 2048, 4096, 16384})
       for (const int heads : {2048 / dim, 2048 / dim + 1, 40}) {
         const int height = dim == 64 ? 192 : 128, blocks = (rows + height - 1) / height;
-        const TileOrder order = make_tile_order(blocks, heads, 1, 16384 / rows, height / 64, true);
+        const HeadShape shape = {heads, 1, height / 64, int64_t{4} * rows * dim, true};
+        const TileOrder order = make_tile_order(blocks, 16384 / rows, shape);
         for (const int ahead : {0, 1})
           EXPECT_GT(balance(order, ahead), ahead ? 0.96 : 0.97)
               << dim << ", " << rows << " rows, " << heads << " heads, " << ahead << " ahead";
       }
+}
+
+// Causal rows of 16384 keys: the heads whose K and V fit 32 MiB, 4 and 8. At 256 two would, too few
+// tiles for all SMs; short rows and narrow windows need no limit.
+TEST(HopperOrder, LongHeadsAreVisitedTogetherAsFarAsTheyFitTheCache) {
+  const auto together = [](int dim, int rows, int64_t keys, int heads_per_kv = 1) {
+    const int height = dim == 64 ? 192 : 128;
+    const HeadShape shape = {64, heads_per_kv, height / 64, 4 * keys * dim, true};
+    return make_tile_order((rows + height - 1) / height, 1, shape).heads_at_once;
+  };
+  EXPECT_EQ(together(64, 16384, 16384), 8);
+  EXPECT_EQ(together(128, 16384, 16384), 4);
+  EXPECT_EQ(together(128, 16384, 16384, 8), 32);
+  EXPECT_EQ(together(256, 16384, 16384), 32);
+  EXPECT_EQ(together(128, 16384, 1025), 32);
+  EXPECT_EQ(together(128, 1024, 1024), 49);
 }
 
 TEST(HopperOrder, APreparedDivisorDivides) {
