@@ -33,10 +33,11 @@ class Shared:
     def __init__(self, case: Case, side: str, form: str, world: int, zigzag: bool, rng) -> None:
         self.case, self.format, self.ragged = case, form, case.form(side) == "ragged"
         self.cu = case[f"CU_SEQLENS_{side.upper()}"]
-        self.starts = None
+        self.starts, self.room = None, None
         if self.ragged:
             lengths = self.cu.diff()
             room = torch.tensor([int(n) + rng.choice((0, 0, 1, 7)) for n in lengths]).int()
+            self.room = room.tolist()
             self.starts = torch.zeros_like(self.cu)
             self.starts[1:] = room.cumsum(0)
             offsets = case[f"OFFSETS_{side.upper()}"]
@@ -55,7 +56,7 @@ class Shared:
         shard = self.side.shard(r)
         if self.ragged:
             keys, every = (self.side.keys(s) for s in (shard, self.side.shard(0, self.side.world)))
-            return tensor.index_select(axis, torch.searchsorted(every, keys))
+            return tensor.index_select(axis, torch.searchsorted(every, keys).to(tensor.device))
         pieces = [tensor.narrow(axis, p.begin, p.end - p.begin) for p in shard.pieces]
         return torch.cat(pieces, axis).contiguous()
 
@@ -95,10 +96,10 @@ def strategies_of(world: int) -> list[tuple[str, int]]:
     return found + [("ring", n) for n in (2, 4) if n < world and world % n == 0]
 
 
-def run(line: str, seed: int) -> str | None:
+def run(line: str, seed: int, device: str = "cpu") -> str | None:
     """The error of a case by a number of ranks and a strategy that the seed picks."""
     line = adapted(line)
-    if line is None:
+    if line is None or (device != "cpu" and "dtype=fp64" in line):
         return None
     rng = random.Random(seed)
     world = rng.choice(WORLDS)
@@ -114,25 +115,27 @@ def run(line: str, seed: int) -> str | None:
         ]
         where = f"world={world} strategy={strategy} inner={inner} zigzag={zigzag} {forms} {line}"
         try:
-            wrong = _run(case, sides, (world, strategy, inner, zigzag))
+            wrong = _run(case, sides, (world, strategy, inner, zigzag), device)
         except Exception as error:
             raise AssertionError(where) from error
         return wrong and f"{where}\n{wrong}"
 
 
-def _run(case: Case, sides: list[Shared], how: tuple) -> str:
+def _run(case: Case, sides: list[Shared], how: tuple, device: str) -> str:
     world, strategy, inner, zigzag = how
     q_side, kv_side = sides
     training = case.field("training") == "1"
-    options = options_of(case, "cpu")
+    options = options_of(case, device)
     for name, side in (("q", q_side), ("kv", kv_side)):
         if side.ragged:
-            options[f"offsets_{name}"] = side.starts
+            options[f"offsets_{name}"] = side.starts.to(device)
             options[f"max_seqlen_{name}"] = side.side.longest
     options["origin"] = None
     bias = options.pop("bias")
-    whole = [s.spread(case[n]) for n, s in (("Q", q_side), ("K", kv_side), ("V", kv_side))]
-    lengths = tuple(None if s.ragged else s.rows for s in sides)
+    whole = [s.spread(case[n]).to(device) for n, s in zip("QKV", (*sides, kv_side), strict=True)]
+    # The host reads lengths that are not on a GPU.
+    ragged = [None if device == "cpu" else s.room for s in sides]
+    lengths = tuple(r if s.ragged else s.rows for r, s in zip(ragged, sides, strict=True))
     problems, inputs = [], []
     for r in range(world):
         local = [s.rank(t, r) for t, s in zip(whole, (q_side, kv_side, kv_side), strict=True)]
@@ -153,12 +156,12 @@ def _run(case: Case, sides: list[Shared], how: tuple) -> str:
     if training:
         _differentiate(case, sides, problems, inputs, saved)
         wrong += case.damage(backward=True)
-    return wrong + case.compare("cpu")
+    return wrong + case.compare("cpu" if device == "cpu" else "portable")
 
 
 def _write_forward(case: Case, side: Shared, outputs: tuple) -> None:
     def joined(i: int, axis: int | None = None) -> torch.Tensor:
-        return side.side.join([o[i] for o in outputs], 0, axis)
+        return side.side.join([o[i].cpu() for o in outputs], 0, axis)
 
     o = joined(0)
     side.gather(case["O"], o if side.ragged else o.permute(ORDERS[side.format]), 0)
@@ -174,16 +177,17 @@ def _write_forward(case: Case, side: Shared, outputs: tuple) -> None:
 
 def _differentiate(case, sides, problems, inputs, saved) -> None:
     q_side, kv_side = sides
-    dout = q_side.spread(case["DOUT"])
+    device = inputs[0].q.device
+    dout = q_side.spread(case["DOUT"]).to(device)
     dlse = case["DLSE"]
-    if dlse is not None and q_side.ragged:
-        dlse = q_side.spread(dlse)
+    if dlse is not None:
+        dlse = (q_side.spread(dlse) if q_side.ragged else dlse).to(device)
     programs = []
     for p, x, s in zip(problems, inputs, saved, strict=True):
         rows = 0 if q_side.ragged else 2
         local = None if dlse is None else q_side.rank(dlse, p.rank, rows)
         programs.append(backward(p, x, s, q_side.rank(dout, p.rank), local))
-    gradients = LockStep(programs).run()
+    gradients = [[g if g is None else g.cpu() for g in of] for of in LockStep(programs).run()]
     for i, (name, side) in enumerate((("DQ", q_side), ("DK", kv_side), ("DV", kv_side))):
         value = side.side.join([g[i] for g in gradients], 0)
         side.gather(case[name], value if side.ragged else value.permute(ORDERS[side.format]), 0)

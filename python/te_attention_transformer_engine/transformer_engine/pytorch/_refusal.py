@@ -14,8 +14,3 @@ def require(holds: bool, name: str, seen: object, needed: str) -> None:
     """Refuses unless `holds`."""
     if not holds:
         refuse(name, seen, needed)
-
-
-def refuse_later(cp_group: object) -> None:
-    """Refuses an argument that the signatures accept and that is not implemented."""
-    require(cp_group is None, "cp_group", "a group", "None: context parallelism is not there yet")

@@ -150,3 +150,60 @@ def activation_recompute_forward(
             f"{phase} is True with FP8; needs transformer_engine.pytorch.checkpoint()"
         )
     yield
+
+
+def get_distributed_world_size(group: torch.distributed.ProcessGroup | None = None) -> int:
+    """The ranks of a group; 1 where nothing is distributed."""
+    return torch.distributed.get_world_size(group) if _is_distributed() else 1
+
+
+def get_distributed_rank(group: torch.distributed.ProcessGroup | None = None) -> int:
+    """The rank of this process in a group. Raises RuntimeError where nothing is distributed."""
+    if not _is_distributed():
+        raise RuntimeError("torch.distributed is not initialised; needs init_process_group()")
+    return torch.distributed.get_rank(group)
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+class _Exchanged:
+    """The handle of a transfer of a single rank, which has nothing to wait for."""
+
+    def wait(self) -> None:
+        """Returns."""
+
+
+def gather_along_first_dim(
+    inp: torch.Tensor,
+    process_group: torch.distributed.ProcessGroup,
+    async_op: bool = False,
+    quantizer: object = None,
+) -> tuple[torch.Tensor, object]:
+    """The tensors of all ranks, one after the other along dimension 0, and what to wait for."""
+    if quantizer is not None:
+        raise ValueError("quantizer is given; needs None: tensors are not quantised on the way")
+    ranks = get_distributed_world_size(process_group)
+    if ranks == 1:
+        return inp, _Exchanged() if async_op else None
+    inp = inp.contiguous()
+    out = inp.new_empty((ranks * inp.shape[0], *inp.shape[1:]))
+    handle = torch.distributed.all_gather_into_tensor(out, inp, process_group, async_op)
+    return out, handle
+
+
+def reduce_scatter_along_first_dim(
+    inp: torch.Tensor, tp_group: torch.distributed.ProcessGroup, async_op: bool = False
+) -> tuple[torch.Tensor, object]:
+    """This rank's share, along dimension 0, of the sum over ranks; and what to wait for."""
+    ranks = get_distributed_world_size(tp_group)
+    if ranks == 1:
+        return inp, _Exchanged() if async_op else None
+    if inp.shape[0] % ranks:
+        raise ValueError(f"inp.shape[0] is {inp.shape[0]}; needs a multiple of {ranks} ranks")
+    out = inp.new_empty((inp.shape[0] // ranks, *inp.shape[1:]))
+    handle = torch.distributed.reduce_scatter_tensor(
+        out, inp.contiguous(), group=tp_group, async_op=async_op
+    )
+    return out, handle

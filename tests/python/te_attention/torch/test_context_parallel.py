@@ -23,16 +23,26 @@ SHARE = 20  # draws of one test
 HOW = [("ring", 1), ("all_gather", 1), ("a2a", 1), ("halo", 1), ("ring", 2)]
 
 
-@pytest.mark.parametrize("first", range(0, DRAWS, SHARE))
-def test_random_cases_agree_with_the_oracle(first: int) -> None:
+def check_random_cases(first: int, device: str) -> None:
     ran, seed = 0, 7 * first
     while ran < SHARE:
         seed += 1
-        wrong = cp_cases.run(kit.draw(seed), seed)
+        wrong = cp_cases.run(kit.draw(seed), seed, device)
         if wrong is None:
             continue
         ran += 1
         assert not wrong, f"seed {seed}: {wrong}"
+
+
+@pytest.mark.parametrize("first", range(0, DRAWS, SHARE))
+def test_random_cases_agree_with_the_oracle(first: int) -> None:
+    check_random_cases(first, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first", range(0, 8 * SHARE, SHARE))
+def test_random_cases_on_a_gpu_agree_with_the_oracle(first: int) -> None:
+    check_random_cases(first, "cuda")
 
 
 def test_a_slice_of_a_bias_in_fp32_has_the_alignment_of_fp64() -> None:

@@ -4,14 +4,13 @@ import os
 import pickle
 import time
 import traceback
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
 
+from processes import join, start
 from te_attention.torch import _cp_agree, attention
 from te_attention.torch import context_parallel as cp
 from te_attention.torch._cp_transport import GroupTransport
@@ -213,21 +212,6 @@ def disagree(group, change: dict | None) -> tuple[str, float]:
     return "no error", time.monotonic() - begin
 
 
-def join(rank: int, world: int, port: int) -> None:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
-    )
-
-
-def start(body, folder: Path, world: int) -> None:
-    """Runs body(rank, folder, port) in processes."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    arguments = (str(folder), store.port)
-    multiprocessing.start_processes(body, arguments, world, start_method="spawn")
-
-
 def work(rank: int, folder: str, port: int) -> None:
     join(rank, WORLD, port)
     results: dict[str, object] = {}
@@ -260,7 +244,7 @@ def work(rank: int, folder: str, port: int) -> None:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     folder = tmp_path_factory.mktemp("processes")
-    start(work, folder, WORLD)
+    start(work, WORLD, str(folder))
     return [pickle.loads(Path(folder, f"{r}.pickle").read_bytes()) for r in range(WORLD)]
 
 
@@ -305,7 +289,7 @@ def dies(rank: int, folder: str, port: int) -> None:
 
 
 def test_a_rank_that_dies_in_a_call_is_an_error_of_the_others(tmp_path: Path) -> None:
-    start(dies, tmp_path, 2)
+    start(dies, 2, str(tmp_path))
     seconds, text = (tmp_path / "error").read_text().split(" ", 1)
     assert float(seconds) < LIMIT
     assert text

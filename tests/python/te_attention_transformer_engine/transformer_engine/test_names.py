@@ -23,6 +23,13 @@ NAMES = {
     DPA: "DotProductAttention _attention_backends",
     f"{DPA}.backends": "FP8EmulationFunc FlashAttention FusedAttention FusedAttnFunc "
     "UnfusedDotProductAttention _PrepareQKVForFA",
+    f"{DPA}.context_parallel": "AttnFuncWithCPAndKVAllGather AttnFuncWithCPAndKVP2P "
+    "AttnFuncWithCPAndQKVOA2A attn_forward_func_with_cp flash_attn_p2p_communicate "
+    "generate_positional_ids_for_cp get_batch_on_this_cp_rank get_cu_seqlens_on_cp_rank "
+    "get_kv_seq_info_after_all_gather get_seq_chunk_ids_for_reordering_after_attn "
+    "get_seq_chunk_ids_for_reordering_before_attn pad_thd_sequences_for_cp "
+    "reorder_seq_chunks_after_a2a_before_attn_thd reorder_seq_chunks_before_a2a_after_attn_thd "
+    "reorder_seq_chunks_for_a2a_after_attn reorder_seq_chunks_for_a2a_before_attn",
     f"{DPA}.softmax": "FusedScaleMaskSoftmax ScaledAlignedCausalMaskedSoftmax "
     "ScaledMaskedSoftmax ScaledSoftmax ScaledUpperTriangMaskedSoftmax",
     f"{DPA}.utils": "AttentionLogging AttentionParams ConvertBSHDtoTHD ConvertTHDtoBSHD "
@@ -40,7 +47,8 @@ NAMES = {
     "pytorch.utils": "SplitAlongDim attention_mask_func combine_tensors get_cudnn_version "
     "get_device_compute_capability init_method_normal scaled_init_method_normal "
     "split_tensor_along_dim",
-    "pytorch.distributed": "CudaRNGStatesTracker checkpoint",
+    "pytorch.distributed": "CudaRNGStatesTracker checkpoint gather_along_first_dim "
+    "get_distributed_rank get_distributed_world_size reduce_scatter_along_first_dim",
     "pytorch.quantization": "FP8GlobalStateManager RecipeState autocast fp8_autocast "
     "get_default_recipe get_fp8_te_dtype get_fp8_torch_dtype is_fp8_available",
     "pytorch.fp8": "FP8GlobalStateManager autocast fp8_autocast is_fp8_available",
@@ -121,6 +129,13 @@ SIGNATURES = {
     "attn_bias_type, attn_mask_type, softmax_type, window_size, bottom_right_diagonal, rng_gen, "
     "fused_attention_backend, use_FAv2_bwd, fp8, fp8_meta, quantizers, deterministic, "
     "softmax_offset, fp8_output, layer_number, return_max_logit",
+    f"{DPA}.context_parallel.attn_forward_func_with_cp": "is_training, q, k, v, cu_seqlens_q, "
+    "cu_seqlens_kv, max_seqlen_q, max_seqlen_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, "
+    "dropout_p, cp_group, cp_global_ranks, cp_stream, cp_comm_type, softmax_scale=None, "
+    "qkv_format='bshd', attn_mask_type='causal', attn_bias_type='no_bias', attn_bias=None, "
+    "deterministic=False, use_fused_attention=False, window_size=None, fp8=False, fp8_meta=None, "
+    "quantizers=None, pad_between_seqs=False, use_flash_attn_3=False, softmax_type='vanilla', "
+    "softmax_offset=None, fp8_output=False, layer_number=1, return_max_logit=False",
     f"{DPA}.softmax.FusedScaleMaskSoftmax.__init__": "mask_func, softmax_in_fp32=True",
     f"{DPA}.softmax.FusedScaleMaskSoftmax.forward": "inp, mask, attn_mask_type, scale=None",
     f"{DPA}.utils.get_attention_backend": "attention_params=None",

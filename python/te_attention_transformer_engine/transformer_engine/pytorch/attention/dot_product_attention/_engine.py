@@ -14,6 +14,7 @@ from transformer_engine.pytorch.constants import QKVLayouts
 from transformer_engine_torch.fused_attn import largest_of_heads
 from transformer_engine_torch.layouts import starts_of
 
+from ._cp_ranks import Ranks
 from ._layouts import formats_of
 from ._masks import NAMES, bounds, is_bottom_right, normalised_mask
 
@@ -94,6 +95,7 @@ class EngineCall:
     offsets: tuple[Tensor | None, Tensor | None] = (None, None)
     page_table: Tensor | None = None
     return_max_logit: bool = False
+    ranks: Ranks | None = None  # that share the sequences of this call
 
     def tensors(self) -> dict[str, Tensor]:
         """The optional tensors of attention(), by name."""
@@ -143,11 +145,18 @@ class EngineCall:
         self, q: Tensor, k: Tensor, v: Tensor, fp8: Fp8 | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         """O with heads merged, and with return_max_logit the largest score of each head."""
-        out = attention(q, k, v, **(self.options() | self.tensors()), fp8=fp8)
+        words = self.options() | self.tensors()
+        if self.ranks is None:
+            out = attention(q, k, v, **words, fp8=fp8)
+        else:
+            out = self.ranks.attend(q, k, v, words)
         if not self.return_max_logit:
             return out.flatten(-2)
-        o, largest = out
-        return o.flatten(-2), largest_of_heads(largest, o.dtype)
+        o, of_rows = out
+        largest = largest_of_heads(of_rows, of_rows.dtype)
+        if self.ranks is not None:
+            largest = self.ranks.largest(largest)
+        return o.flatten(-2), largest.to(o.dtype)
 
 
 class Backend(torch.nn.Module):

@@ -7,9 +7,10 @@ from torch import Tensor
 import transformer_engine_torch as tex
 from te_attention.torch import Fp8
 from te_attention.torch.fp8.formats import codes_of, is_fp8_tensor
-from transformer_engine.pytorch._refusal import refuse_later, require
+from transformer_engine.pytorch._refusal import require
 from transformer_engine.pytorch.cpu_offload import start_offload
 
+from ._cp_ranks import ranks_of
 from ._emulation import combine_and_quantize, get_attention_quantizers
 from ._engine import Backend, EngineCall, form_of
 from ._flash_package import is_v3, module_of
@@ -136,10 +137,9 @@ class FlashAttention(Backend):
         attention_mask has no effect: cu_seqlens define the padding. The last two arguments are
         additions to TransformerEngine's: ALiBi with the published slopes, and windows' diagonal.
         """
-        if cp_group is not None:
-            refuse_later(cp_group)
+        ranks = ranks_of(cp_group, cp_stream, cp_comm_type, fp8)
         require(fp8 or not fp8_output, "fp8_output", True, "False without fp8")
-        del fp8_meta, cp_global_ranks, cp_stream, cp_comm_type
+        del fp8_meta, cp_global_ranks
         window = tuple(check_set_window_size(attn_mask_type, window_size))
         form = form_of(qkv_layout, attn_mask_type, window, bottom_right_diagonal)
         require(
@@ -158,6 +158,7 @@ class FlashAttention(Backend):
             self.deterministic,
             alibi if alibi_slopes is None else alibi_slopes,
             page_table=pages_of(inference_params, cu_seqlens_q),
+            ranks=ranks,
         )
         tensors = (query_layer, key_layer, value_layer)
         start_offload(*tensors, offload_base_tensor=True)
@@ -166,7 +167,7 @@ class FlashAttention(Backend):
             return _in_fp8(call, tensors, qkv_layout, quantizers, fp8_output)
         with self.attention_dropout_ctx():
             version = flash_attention_backend or _V2
-            if inference_params is None and _served(call, version, query_layer):
+            if ranks is None and inference_params is None and _served(call, version, query_layer):
                 return _by_package(call, version, tensors, num_splits).flatten(-2)
             require(num_splits == 1, "num_splits", num_splits, "1 without flash-attn-3")
             return call.run(*tensors)

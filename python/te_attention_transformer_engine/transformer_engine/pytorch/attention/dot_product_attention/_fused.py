@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from te_attention import environment
-from transformer_engine.pytorch._refusal import refuse, refuse_later, require
+from transformer_engine.pytorch._refusal import refuse, require
 from transformer_engine.pytorch.constants import TE_DType
 from transformer_engine.pytorch.cpp_extensions.fused_attn import (
     FusedAttnBackend,
@@ -21,6 +21,7 @@ from transformer_engine.pytorch.cpu_offload import (
 from transformer_engine.pytorch.graph import is_graph_capturing
 
 from . import _fused_fp8
+from ._cp_ranks import ranks_of
 from ._engine import Backend, EngineCall, Form, check_bias_and_offset, form_of
 from ._layouts import pages_of
 
@@ -175,8 +176,7 @@ class FusedAttention(Backend):
         attention_mask and pad_between_seqs have no effect: cu_seqlens and the padded cu_seqlens
         define the padding. The last argument is an addition to TransformerEngine's: ALiBi slopes.
         """
-        if cp_group is not None:
-            refuse_later(cp_group)
+        ranks = ranks_of(cp_group, cp_stream, cp_comm_type, fp8)
         require(fp8 or not fp8_output, "fp8_output", True, "False without fp8")
         form = form_of(qkv_layout, attn_mask_type, tuple(window_size), bottom_right_diagonal)
         if cu_seqlens_q is None or cu_seqlens_kv is None:
@@ -185,7 +185,7 @@ class FusedAttention(Backend):
         check_bias_and_offset(
             core_attention_bias_type, core_attention_bias, self.softmax_type, softmax_offset
         )
-        del cp_global_ranks, cp_stream, cp_comm_type, attention_mask, pad_between_seqs
+        del cp_global_ranks, attention_mask, pad_between_seqs
         del fused_attention_backend, fast_zero_fill  # without effect
         alibi = core_attention_bias_type == "alibi"
         if alibi_slopes is not None and not alibi:
@@ -204,6 +204,7 @@ class FusedAttention(Backend):
             (cu_seqlens_q_padded, cu_seqlens_kv_padded),
             pages_of(inference_params, cu_seqlens_q),
             self.return_max_logit,
+            ranks,
         )
         tensors = (query_layer, key_layer, value_layer)
         if fp8:

@@ -268,7 +268,10 @@ RULES = (
     _Rule(FL, lambda c: c.q_format == "thd" and c.pad_between_seqs, "pad_between_seqs is True"),
     _needs((F3,), "attention_dropout", 0),
     _needs(FL, "softmax_type", "vanilla"),
-    _needs(ALL, "context_parallel", False, "False: context parallelism is not there yet"),
+    _needs((UN,), "context_parallel", False, "False: Unfused has the scores of one rank"),
+    _Rule(
+        ALL, lambda c: c.in_fp8 and c.context_parallel, "context parallelism in FP8; needs 16 bits"
+    ),
     _Rule((*FL, FU), lambda c: c.attn_mask_type == "arbitrary", "an arbitrary mask"),
     _Rule(
         FL,

@@ -14,7 +14,7 @@ from te_attention import environment
 from te_attention.torch import PreparedAttention, new_rng_state
 from te_attention.torch.fp8 import FP8GlobalStateManager
 from te_attention.torch.fp8.formats import is_fp8_tensor
-from transformer_engine.pytorch._refusal import require
+from transformer_engine.pytorch._refusal import refuse, require
 from transformer_engine.pytorch.constants import AttnTypes, SoftmaxTypes
 from transformer_engine.pytorch.cpu_offload import is_cpu_offload_enabled
 from transformer_engine.pytorch.distributed import checkpoint
@@ -22,6 +22,7 @@ from transformer_engine.pytorch.jit import no_torch_dynamo
 from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
 
 from ._call import Call
+from ._cp_ranks import group_size
 from ._engine import EngineCall, form_of
 from ._flash import FlashAttention
 from ._flash_package import module_of
@@ -128,15 +129,6 @@ def _settings(flash: torch.nn.Module | None, fused: torch.nn.Module | None) -> t
     )
 
 
-def _group_size(group: object) -> int:
-    """The number of ranks of a process group or of a list of groups."""
-    if group is None:
-        return 1
-    if isinstance(group, list):
-        return int(torch.tensor([_group_size(part) for part in group]).prod())
-    return torch.distributed.get_world_size(group)
-
-
 class DotProductAttention(Fp8State, TransformerEngineBaseModule):
     """softmax(scale * q k^T + ...) v, with the interface of TransformerEngine's module.
 
@@ -177,7 +169,7 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         require(softmax_type in SoftmaxTypes, "softmax_type", repr(softmax_type),
                 "vanilla, off-by-one or learnable")  # fmt: skip
         self.tp_group, self.sequence_parallel = tp_group, sequence_parallel
-        self.tp_size = tp_size if tp_group is None else _group_size(tp_group)
+        self.tp_size = tp_size if tp_group is None else group_size(tp_group)
         require(num_attention_heads > 0, "num_attention_heads", num_attention_heads, "1 or more")
         groups = num_gqa_groups or num_attention_heads
         require(num_attention_heads % groups == 0, "num_gqa_groups", groups,
@@ -247,7 +239,15 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         cp_stream: object,
         cp_comm_type: str = "p2p",
     ) -> None:
-        """Sets the context-parallel group. forward() refuses a group of more than one rank."""
+        """Sets the group whose ranks share each sequence, and how: docs/context-parallel.md.
+
+        Args:
+            cp_group: a process group; with "a2a+p2p" a list of two, of consecutive ranks and of
+                ranks with the same place in the first. None: each rank has whole sequences.
+            cp_global_ranks: without effect.
+            cp_stream: the stream that orders NCCL's transfers, or None.
+            cp_comm_type: "p2p", "all_gather", "a2a" or "a2a+p2p".
+        """
         self.cp_group, self.cp_global_ranks = cp_group, cp_global_ranks
         self.cp_stream, self.cp_comm_type = cp_stream, cp_comm_type
 
@@ -325,6 +325,8 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
                 return direct(call.q, call.k, call.v, *tensors).flatten(-2)
             run = lambda q, k, v: direct(q, k, v, *tensors).flatten(-2)  # noqa: E731
         if call.lengths_from_masks and not dispatch.choice[4]:  # Unfused reads the masks themselves
+            if dispatch.params.context_parallel:
+                refuse("attention_mask", "given", "None with cp_group: cu_seqlens of all rows")
             call.check_padding_is_last()
         if flash or not recomputed:
             return run(call.q, call.k, call.v)
@@ -360,11 +362,11 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
             _dispatches.clear()
             _latest = ((), None)
         own = self.__dict__
-        ranks = 1 if own["cp_group"] is None else _group_size(own["cp_group"])
+        ranks = group_size(own["cp_group"])
         backends = own["_modules"]
         of_backends = _settings(backends.get("flash_attention"), backends.get("fused_attention"))
         fp8 = call.fp8 and (own["fp8_meta"]["found"], call.fp8["fp8_output"])
-        key = (call.key(), ranks, _SETTINGS(own), of_backends, fp8)
+        key = (call.key(), ranks, own["cp_comm_type"], _SETTINGS(own), of_backends, fp8)
         latest, dispatch = _latest
         if latest != key:
             dispatch = _dispatches.get(key)
@@ -386,6 +388,7 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         if not (flash or fused or unfused):
             refuse_all(params)
         ours = call.fp8 is None and (fused or (flash and module_of(version) is None))
+        ours = ours and not params.context_parallel
         as_given = all(a is b for a, b in zip(given, (call.q, call.k, call.v), strict=True))
         chosen = self._modules.get("flash_attention" if flash else "fused_attention")
         if not (ours and as_given and self._has_direct_path(chosen)):
@@ -457,7 +460,7 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
             core_attention_bias_requires_grad=call.bias is not None and call.bias.requires_grad,
             pad_between_seqs=call.pad_between_seqs,
             attention_dropout=self.attention_dropout,
-            context_parallel=_group_size(self.cp_group) > 1,
+            context_parallel=group_size(self.cp_group) > 1,
             cp_comm_type=self.cp_comm_type,
             deterministic=self.deterministic,
             is_training=self.training,
@@ -492,6 +495,11 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
             "inference_params": call.inference_params,
             **(call.fp8 or {}),
         }
+        if dispatch.params.context_parallel:
+            words |= {
+                name: self.__dict__[name]
+                for name in ("cp_group", "cp_global_ranks", "cp_stream", "cp_comm_type")
+            }
         if flash:
             words |= {"flash_attention_backend": version, "num_splits": call.num_splits}
             alibi = call.bias_type == "alibi" and call.slopes is None

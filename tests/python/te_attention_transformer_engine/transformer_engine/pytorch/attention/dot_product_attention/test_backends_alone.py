@@ -219,7 +219,7 @@ def test_an_installed_flash_attn_is_called(monkeypatch: pytest.MonkeyPatch, vers
     [
         ({"num_splits": 2}, "num_splits is 2; needs 1"),
         ({"fp8": True}, "quantizers is None; needs those of a module with fp8"),
-        ({"cp_group": object()}, "cp_group is a group; needs None"),
+        ({"cp_group": object()}, "cp_group is of object; needs a process group"),
         ({"attn_mask_type": "padding"}, "cu_seqlens_q or cu_seqlens_kv is None; needs int32"),
         ({"window_size": (-1, 3), "attn_mask_type": "no_mask"}, r"window_size is \(-1, 3\)"),
     ],
@@ -238,7 +238,7 @@ def test_flash_refuses(options: dict, text: str) -> None:
         ({"fp8_output": True}, "fp8_output is True; needs False without fp8"),
         ({"core_attention_bias_type": "post_scale_bias"}, "core_attention_bias is None; needs one"),
         ({"softmax_offset": torch.zeros(4)}, "softmax_offset is a tensor; needs None with vanilla"),
-        ({"cp_group": object()}, "cp_group is a group; needs None"),
+        ({"cp_group": object()}, "cp_group is of object; needs a process group"),
         ({"alibi_slopes": torch.ones(4)}, "alibi_slopes is a tensor; needs None with no_bias"),
     ],
 )

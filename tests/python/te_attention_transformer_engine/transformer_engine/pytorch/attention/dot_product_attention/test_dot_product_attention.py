@@ -490,13 +490,23 @@ def test_where_no_backend_is_left_every_one_says_why() -> None:
         module()(q, k, v)
 
 
-@pytest.mark.parametrize("group", ["group", ["group", "another"]])
-def test_context_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch, group: object) -> None:
+@pytest.mark.parametrize(
+    ("group", "comm_type", "text"),
+    [
+        ("group", "p2p", "cp_group is of str; needs a process group with cp_comm_type p2p"),
+        (["group"], "a2a+p2p", "needs a list of two process groups with cp_comm_type a2a"),
+        ("group", "ring", "cp_comm_type is 'ring'; needs p2p, all_gather, a2a, a2a"),
+    ],
+)
+def test_context_parallelism_needs_process_groups(
+    monkeypatch: pytest.MonkeyPatch, group: object, comm_type: str, text: str
+) -> None:
     q, k, v = inputs(2, 8, 4, 32)
     dpa = module()
-    dpa.set_context_parallel_group(group, [0, 1], None, "p2p")
+    dpa.set_context_parallel_group(group, [0, 1], None, comm_type)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 2)
-    with pytest.raises(ValueError, match="context_parallel is True; needs False"):
+    with pytest.raises(ValueError, match=text):
         dpa(q, k, v)
 
 

@@ -183,6 +183,14 @@ def test_the_choice() -> None:
         ),
         ({"context_parallel": True}, {"UnfusedDotProductAttention": "context_parallel is True"}),
         (
+            {
+                "context_parallel": True,
+                "fp8": True,
+                "fp8_meta": {"recipe": DelayedScaling(fp8_dpa=True)},
+            },
+            {"FusedAttention": "context parallelism in FP8; needs 16 bits"},
+        ),
+        (
             {"fp8": True, "fp8_meta": {"recipe": DelayedScaling(fp8_dpa=True)}},
             {"UnfusedDotProductAttention": "NVTE_UnfusedDPA_Emulate_FP8=1"},
         ),
