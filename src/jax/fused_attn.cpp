@@ -73,13 +73,22 @@ void* offset_of(const FusedAttnConfig& c, const FusedAttnBuffers& b) {
   return c.softmax_type == NVTE_LEARNABLE_SOFTMAX ? b.softmax_offset : nullptr;
 }
 
-void prepare(NVTETensorPack& pack, const FusedAttnConfig& c, DType dtype,
-             NVTE_Fused_Attn_Backend backend, const FusedAttnBuffers& b) {
+void prepare_forward(NVTETensorPack& pack, const FusedAttnConfig& c, DType dtype,
+                     NVTE_Fused_Attn_Backend backend, const FusedAttnBuffers& b) {
   const auto n = [](int64_t size) { return static_cast<size_t>(size); };
   PrepareFusedAttnForwardAuxTensors(&pack, n(c.input_batch), n(c.bias_batch), n(c.attn_heads),
                                     n(c.bias_heads), n(c.q_max_seqlen), n(c.kv_max_seqlen), dtype,
                                     c.bias(), backend, b.softmax_aux, b.rng_state, b.bias,
                                     offset_of(c, b));
+}
+
+void prepare_backward(NVTETensorPack& pack, const FusedAttnConfig& c, DType dtype,
+                      NVTE_Fused_Attn_Backend backend, const FusedAttnBuffers& b) {
+  const auto n = [](int64_t size) { return static_cast<size_t>(size); };
+  PrepareFusedAttnBackwardAuxTensors(&pack, n(c.input_batch), n(c.bias_batch), n(c.attn_heads),
+                                     n(c.bias_heads), n(c.q_max_seqlen), n(c.kv_max_seqlen), dtype,
+                                     backend, b.softmax_aux, b.rng_state,
+                                     c.bias() == NVTE_NO_BIAS ? nullptr : b.bias, offset_of(c, b));
 }
 
 NVTE_Fused_Attn_Backend supported(const FusedAttnConfig& c, DType dtype) {
@@ -139,9 +148,14 @@ void PrepareFusedAttnBackwardAuxTensors(NVTETensorPack* tensor_pack, size_t inpu
                                         void* rng_state_buf, void* bias_buf,
                                         void* softmax_offset_buf) {
   const NVTE_Bias_Type bias_type = bias_buf ? NVTE_POST_SCALE_BIAS : NVTE_NO_BIAS;
+  // Backward reads the random state and the bias from the pack, whatever the backend is.
   PrepareFusedAttnForwardAuxTensors(tensor_pack, input_batch, bias_batch, attn_heads, bias_heads,
-                                    q_max_seqlen, kv_max_seqlen, dtype, bias_type, backend,
-                                    softmax_buf, rng_state_buf, bias_buf, softmax_offset_buf);
+                                    q_max_seqlen, kv_max_seqlen, dtype, bias_type,
+                                    NVTE_F16_arbitrary_seqlen, softmax_buf, rng_state_buf, bias_buf,
+                                    softmax_offset_buf);
+  if (backend == NVTE_F16_max512_seqlen)
+    set(tensor_pack->tensors[0], softmax_buf, dtype,
+        {input_batch, attn_heads, q_max_seqlen, kv_max_seqlen});
 }
 
 NVTE_Fused_Attn_Backend FusedAttnConfig::backend(DType dtype) const {
@@ -193,7 +207,7 @@ size_t Forward(const FusedAttnConfig& c, DType dtype, const FusedAttnBuffers& b,
   Tensors t(c, dtype, b);
   TensorWrapper rng_state(b.rng_state, Shape{2}, DType::kInt64);
   AuxPack aux;
-  if (b.workspace) prepare(aux.pack, c, dtype, backend, b);
+  if (b.workspace) prepare_forward(aux.pack, c, dtype, backend, b);
   const auto n = [](int64_t size) { return static_cast<size_t>(size); };
   nvte_fused_attn_fwd(t.q.data(), t.k.data(), t.v.data(), t.bias.data(), t.softmax_offset.data(),
                       t.none.data(), t.output.data(), &aux.pack, t.cu_q.data(), t.cu_kv.data(),
@@ -217,7 +231,7 @@ size_t Backward(const FusedAttnConfig& c, DType dtype, const FusedAttnBuffers& b
   TensorWrapper dbias(b.dbias, Tensors::bias_shape(c), dtype);
   TensorWrapper doffset(b.dsoftmax_offset, Tensors::offset_shape(c), DType::kFloat32);
   AuxPack aux;
-  prepare(aux.pack, c, dtype, backend, b);
+  prepare_backward(aux.pack, c, dtype, backend, b);
   const auto n = [](int64_t size) { return static_cast<size_t>(size); };
   nvte_fused_attn_bwd(
       t.q.data(), t.k.data(), t.v.data(), t.output.data(), doutput.data(), t.none.data(),

@@ -63,8 +63,13 @@ void* find_softmax_offset(const NVTETensorPack& pack, size_t at, const Work& w) 
 
 std::vector<AuxEntry> aux_entries(const Work& w, NVTE_Fused_Attn_Backend backend) {
   const Sizes& s = w.sizes;
-  if (backend == NVTE_F16_max512_seqlen)
-    return {{Aux::kOpaque, w.types.q, shape({s.batch, s.heads_q, s.max_q, s.max_kv})}};
+  const bool has_bias = w.options.bias != NVTE_NO_BIAS && w.options.bias != NVTE_ALIBI;
+  if (backend == NVTE_F16_max512_seqlen) {
+    std::vector<AuxEntry> out = {
+        {Aux::kOpaque, w.types.q, shape({s.batch, s.heads_q, s.max_q, s.max_kv})}};
+    if (has_bias) out.push_back({Aux::kBias, w.types.q, bias_shape(w)});
+    return out;
+  }
   const NVTEShape stats = stats_shape(w);
   const auto fp32 = [&](Aux what) { return AuxEntry{what, kNVTEFloat32, stats}; };
   std::vector<AuxEntry> out;
@@ -74,7 +79,7 @@ std::vector<AuxEntry> aux_entries(const Work& w, NVTE_Fused_Attn_Backend backend
     out = {fp32(Aux::kLse)};
   if (backend == NVTE_FP8) out.push_back(fp32(Aux::kUnused));
   out.push_back({Aux::kRngState, kNVTEInt64, shape({2})});
-  if (w.options.bias != NVTE_NO_BIAS && w.options.bias != NVTE_ALIBI)
+  if (has_bias)
     out.push_back({Aux::kBias, backend == NVTE_FP8 ? w.types.bias : w.types.q, bias_shape(w)});
   if (w.options.softmax != NVTE_VANILLA_SOFTMAX)
     out.push_back({Aux::kSoftmaxOffset, kNVTEFloat32, sink_shape(w)});
@@ -89,8 +94,10 @@ void describe_aux(NVTETensorPack& pack, const std::vector<AuxEntry>& entries) {
 
 void check_aux_size(const NVTETensorPack& pack, const std::vector<AuxEntry>& entries,
                     NVTE_Fused_Attn_Backend backend) {
+  // TransformerEngine's callers pass NVTE_F16_max512_seqlen one tensor, with a bias too.
+  const bool one = backend == NVTE_F16_max512_seqlen && pack.size == 1;
   const bool exact = backend != NVTE_F16_arbitrary_seqlen;
-  const bool fits = exact ? pack.size == entries.size() : pack.size >= 2;
+  const bool fits = one || (exact ? pack.size == entries.size() : pack.size >= 2);
   TEA_NVTE_CHECK(fits && pack.size <= NVTETensorPack::MAX_SIZE,
                  "Unexpected Aux_CTX_Tensors->size. It is ", pack.size, "; needs ",
                  exact ? "" : "0 or at least 2, usually ", entries.size(), ".");
@@ -98,6 +105,7 @@ void check_aux_size(const NVTETensorPack& pack, const std::vector<AuxEntry>& ent
 
 void point_aux_at_inputs(NVTETensorPack& pack, const std::vector<AuxEntry>& entries,
                          const ForwardCall& call) {
+  if (pack.size == 1) return;  // of NVTE_F16_max512_seqlen: no entry is an input
   const struct {
     Aux what;
     const Tensor* input;
@@ -124,7 +132,8 @@ BackwardAux read_aux(const NVTETensorPack& pack, const Work& w, NVTE_Fused_Attn_
   const std::vector<AuxEntry> entries = aux_entries(w, backend);
   if (backend == NVTE_F16_max512_seqlen) {
     void* const opaque = aux_data(pack, entries, Aux::kOpaque);
-    return {opaque, opaque_rng_state(opaque, w.sizes), nullptr, nullptr};
+    return {opaque, opaque_rng_state(opaque, w.sizes), aux_data(pack, entries, Aux::kBias),
+            nullptr};
   }
   BackwardAux aux{aux_data(pack, entries, Aux::kLse), aux_data(pack, entries, Aux::kRngState),
                   aux_data(pack, entries, Aux::kBias), nullptr};

@@ -25,20 +25,20 @@ bool short_multiple_of_64(int64_t length) {
   return length > 0 && length <= 512 && length % 64 == 0;
 }
 
-// TransformerEngine's rules for its short-sequence kernels, but without a bias: their backward
-// takes none, and the only auxiliary tensor has no space for it. That tensor, two bytes for each
-// row and column, stores four bytes per row and a rng_state, which fit from 64 columns on.
+// TransformerEngine's rules for its short-sequence kernels. Their auxiliary tensor, two bytes for
+// each row and column, stores four bytes per row and a rng_state, which fit from 64 columns on.
 bool fits_max512(const Work& w) {
   constexpr NVTE_QKV_Layout kLayouts[] = {NVTE_SB3HD, NVTE_SBHD_SB2HD, NVTE_BS3HD, NVTE_BSHD_BS2HD,
                                           NVTE_BSHD_BSHD_BSHD};
   constexpr NVTE_Mask_Type kMasks[] = {NVTE_NO_MASK, NVTE_CAUSAL_MASK, NVTE_PADDING_MASK};
+  constexpr NVTE_Bias_Type kBiases[] = {NVTE_NO_BIAS, NVTE_POST_SCALE_BIAS};
   const Options& o = w.options;
   const Sizes& s = w.sizes;
   const bool mask =
       among(kMasks, o.mask) || (o.mask == NVTE_PADDING_CAUSAL_MASK && s.max_q == s.max_kv);
   const bool window = o.window_left == -1 && (o.window_right == -1 || o.window_right == 0);
   return short_multiple_of_64(s.max_q) && short_multiple_of_64(s.max_kv) && s.dim_qk == 64 &&
-         s.dim_v == 64 && s.heads_q == s.heads_kv && o.bias == NVTE_NO_BIAS &&
+         s.dim_v == 64 && s.heads_q == s.heads_kv && among(kBiases, o.bias) &&
          o.softmax == NVTE_VANILLA_SOFTMAX && !o.max_logit && among(kLayouts, o.layout) && mask &&
          window;
 }
@@ -75,9 +75,8 @@ NVTE_Fused_Attn_Backend accepted_backend(const Work& work) {
 NVTE_Fused_Attn_Backend accepted_backend(const Work& work, const NVTETensorPack& pack) {
   const NVTE_Fused_Attn_Backend backend = accepted_backend(work);
   const Tensor* const second = find(pack.tensors[1]);
-  return backend == NVTE_F16_max512_seqlen && second && second->data.data_ptr
-             ? NVTE_F16_arbitrary_seqlen
-             : backend;
+  const bool is_rng_state = second && second->data.data_ptr && second->data.dtype == kNVTEInt64;
+  return backend == NVTE_F16_max512_seqlen && is_rng_state ? NVTE_F16_arbitrary_seqlen : backend;
 }
 
 }  // namespace tea::nvte

@@ -11,8 +11,8 @@ NVTE_Fused_Attn_Backend backend_of(const Work& work);
 // backend_of() for the executor: throws instead of returning NVTE_No_Backend.
 NVTE_Fused_Attn_Backend accepted_backend(const Work& work);
 
-// The backend of the forward that wrote `pack`. NVTE_F16_max512_seqlen writes one tensor, so a pack
-// with a second one is of NVTE_F16_arbitrary_seqlen, whatever the environment selects now.
+// The backend of the forward that wrote `pack`. NVTE_F16_max512_seqlen has no rng_state, so a pack
+// with one is of NVTE_F16_arbitrary_seqlen, whatever the environment selects now.
 NVTE_Fused_Attn_Backend accepted_backend(const Work& work, const NVTETensorPack& pack);
 
 // Whether an engine supports the current GPU of this thread, as TransformerEngine's selector checks

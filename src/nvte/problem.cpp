@@ -201,12 +201,9 @@ tea_run run_of(const Work& work) {
 
 std::string refusal(const Work& work) {
   const Layout& layout = layout_of(work.options.layout);
-  const bool padding = mask_of(work.options.mask).padding;
+  mask_of(work.options.mask);  // throws for a value outside the enum
   needed_enum("bias_type", work.options.bias, NVTE_ALIBI);
   needed_enum("softmax_type", work.options.softmax, NVTE_LEARNABLE_SOFTMAX);
-  if (layout.paged() && !padding) return "Paged attention requires padding mask!";
-  if (layout.any_ragged() && !padding)
-    return "Ragged QKV input requires padding or padding_causal mask!";
   try {
     check_packing(work, layout);
     check_fp8(work);

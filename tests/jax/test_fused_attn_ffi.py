@@ -60,10 +60,10 @@ class Work:
         run = jax.ffi.ffi_call(f"te_fused_attn_{verb}_ffi", [*results, workspace])
         return jax.jit(lambda *x: run(*x, **self.config.attributes()))(*operands, *[NONE] * 4)
 
-    def forward(self) -> list:
-        self_q = jax.ShapeDtypeStruct((B, S, H, D), DTYPE)
+    def forward(self, aux: jax.ShapeDtypeStruct | None = None) -> list:
+        self_q = jax.ShapeDtypeStruct(self.q.shape, DTYPE)
         shape = (B, S, H, 1) if self.ragged else (B, H, S, 1)
-        results = [self_q, jax.ShapeDtypeStruct(shape, jnp.float32)]
+        results = [self_q, jax.ShapeDtypeStruct(shape, jnp.float32) if aux is None else aux]
         results.append(jax.ShapeDtypeStruct((2, 4), jnp.uint32))
         operands = (*self.operands(), self.bias, self.offset, SEED, *self.lengths)
         return self.call("forward", operands, results)
@@ -111,6 +111,23 @@ CASES = {
     ),
     "deterministic": ({"deterministic": True}, {"deterministic": True}),
 }
+
+
+def test_the_short_sequence_backend_takes_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVTE_F16_max512_seqlen: forward has one auxiliary tensor, and backward gets the bias too."""
+    for name, value in (("S", 64), ("T", 64), ("G", H), ("D", 64)):
+        monkeypatch.setitem(globals(), name, value)
+    for attributes in ({}, {"bias_type": 2, "bias_shape": (1, H)}):
+        work = Work(mask_type=2, dropout_probability=0.25, **attributes)
+        ordinary = work.forward()
+        wanted = work.backward(ordinary[1], ordinary[2], ordinary[0])
+        monkeypatch.setenv("NVTE_FUSED_ATTN_BACKEND", "0")
+        output, aux, rng_state, _ = work.forward(jax.ShapeDtypeStruct((B, H, 64, 64), DTYPE))
+        found = work.backward(aux, rng_state, output)
+        monkeypatch.delenv("NVTE_FUSED_ATTN_BACKEND")
+        equal("output", output, ordinary[0])
+        for name, ours, theirs in zip(("dq", "dk", "dv", "dbias"), found, wanted, strict=False):
+            equal(name, ours, theirs)
 
 
 def equal(name: str, ours: jax.Array, theirs: jax.Array) -> None:

@@ -69,13 +69,14 @@ void AttentionCall::sizes() {
 
 void AttentionCall::lengths() {
   c.length_q.assign(3, c.max_q), c.length_kv.assign(3, c.max_kv);
-  if (is_padding(s.mask)) {
-    c.length_q = {c.max_q, 2, c.max_q - 1};
-    c.length_kv = {c.max_kv - 3, c.max_kv, 0};
-    if (s.order().packs_qkv()) c.length_kv = c.length_q = {c.max_q, 0, 3};
-  }
-  cu_q = running_sum(c.length_q), cu_kv = running_sum(c.length_kv);
+  // Ragged and paged sides have lengths with any mask.
   const Order order = s.order();
+  const bool padding = is_padding(s.mask);
+  if (padding || order.ragged_q()) c.length_q = {c.max_q, 2, c.max_q - 1};
+  if (padding || order.ragged_kv() || order.paged) c.length_kv = {c.max_kv - 3, c.max_kv, 0};
+  if ((padding || order.ragged_q()) && order.packs_qkv())
+    c.length_kv = c.length_q = {c.max_q, 0, 3};
+  cu_q = running_sum(c.length_q), cu_kv = running_sum(c.length_kv);
   const bool gaps_q = order.ragged_q() && s.gaps, gaps_kv = order.ragged_kv() && s.gaps;
   starts_q = gaps_q ? spaced(c.length_q, 2) : cu_q;
   starts_kv = gaps_kv ? spaced(c.length_kv, order.packs_qkv() ? 2 : 1) : cu_kv;

@@ -110,9 +110,9 @@ TEST(ArbitrarySeqlen, EveryLayoutMatchesTheOracle) {
 
 TEST(ArbitrarySeqlen, RefusesWhatTheOtherEntryPointsRefuse) {
   Question s;
-  s.layout = NVTE_THD_THD_THD;
-  UnpackedCall ragged(s);
-  EXPECT_NVTE_ERROR(ragged.forward(), "Ragged QKV input requires padding or padding_causal mask!");
+  s.dim_qk = 12;
+  UnpackedCall odd(s);
+  EXPECT_NVTE_ERROR(odd.forward(), "dim_qk is 12; needs a multiple of 8");
   EXPECT_NVTE_ERROR(convertNVTETensorCheck(nullptr), "Invalid tensor.");
   EXPECT_EQ(convertNVTETensor(nullptr), nullptr);
   s = {}, s.type = DType::kFloat8E4M3;

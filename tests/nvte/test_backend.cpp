@@ -237,6 +237,21 @@ TEST(Backend, LiftedLimits) {
   EXPECT_EQ(s.ask(), NVTE_FP8);
 }
 
+// As TransformerEngine's from cuDNN 9.7 on; here the call runs, too. The lengths are those of
+// cu_seqlens, as with a padding mask.
+TEST(Backend, RaggedAndPagedSidesNeedNoPaddingMask) {
+  for (const NVTE_QKV_Layout layout :
+       {NVTE_THD_THD_THD, NVTE_THD_BSHD_BSHD, NVTE_Paged_KV_THD_BSHD_BSHD,
+        NVTE_Paged_KV_BSHD_BSHD_BSHD})
+    for (const NVTE_Mask_Type mask :
+         {NVTE_NO_MASK, NVTE_CAUSAL_MASK, NVTE_CAUSAL_BOTTOM_RIGHT_MASK}) {
+      Selection s = plain();
+      s.training = false, s.layout = layout, s.mask = mask;
+      EXPECT_EQ(s.ask(), NVTE_F16_arbitrary_seqlen) << layout << " " << mask;
+      EXPECT_TRUE(s.executor_accepts()) << layout << " " << mask;
+    }
+}
+
 TEST(Backend, ArgumentsThatMakeNoSenseThrow) {
   const auto ask = [](NVTEDType q, NVTEDType kv, int layout, int bias, int mask, int softmax) {
     return nvte_get_fused_attn_backend(

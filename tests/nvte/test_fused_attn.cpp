@@ -222,11 +222,7 @@ void expect_forward_error(const Question& s, const std::string& message) {
 
 TEST(FusedAttnErrors, TheDocumentedTexts) {
   Question s;
-  s.layout = NVTE_THD_THD_THD, s.mask = NVTE_CAUSAL_MASK;
-  expect_forward_error(s, "Ragged QKV input requires padding or padding_causal mask!");
-  s.layout = NVTE_Paged_KV_BSHD_BSHD_BSHD, s.training = false;
-  expect_forward_error(s, "Paged attention requires padding mask!");
-  s = {}, s.dim_qk = 12;
+  s.dim_qk = 12;
   expect_forward_error(s,
                        "Invalid combination of data type and sequence length for fused attention.");
   expect_forward_error(s, "dim_qk is 12; needs a multiple of 8");

@@ -36,7 +36,7 @@ TEST(Max512, IsSelectedWhereItsRulesHold) {
               {"empty", [](Question& q) { q.max_q = 0; }},
               {"head dim", [](Question& q) { q.dim_qk = 32; }},
               {"heads", [](Question& q) { q.gqa = true; }},
-              {"bias", [](Question& q) { q.bias = NVTE_POST_SCALE_BIAS; }},
+              {"bias", [](Question& q) { q.bias = NVTE_PRE_SCALE_BIAS; }},
               {"alibi", [](Question& q) { q.bias = NVTE_ALIBI; }},
               {"softmax", [](Question& q) { q.softmax = NVTE_OFF_BY_ONE_SOFTMAX; }},
               {"maxima", [](Question& q) { q.max_logit = true; }},
@@ -87,6 +87,33 @@ TEST(Max512, ForwardAndBackwardMatchTheOracle) {
     m += call.check_backward(call.solve());
     EXPECT_GT(m.compared, 0);
     EXPECT_EQ(m.wrong, 0) << m.first;
+  }
+}
+
+// The bias is a second tensor of the pack, which backward reads: in the place that the query says,
+// or, as TransformerEngine's callers have it, after a rng_state.
+TEST(Max512, APostScaleBiasIsOffered) {
+  for (const NVTE_Mask_Type mask : {NVTE_NO_MASK, NVTE_PADDING_MASK, NVTE_PADDING_CAUSAL_MASK}) {
+    for (const bool as_torch : {false, true}) {
+      Question s = short_question();
+      s.mask = mask, s.dropout = 0.25f, s.bias = NVTE_POST_SCALE_BIAS;
+      AttentionCall call(s);
+      EXPECT_EQ(call.backend(), NVTE_F16_max512_seqlen);
+      call.forward();
+      ASSERT_EQ(call.pack.size, 2u);
+      Mismatches m = call.check_forward(call.solve());
+      call.keep_o();
+      if (as_torch) {
+        std::swap(call.pack.tensors[1], call.pack.tensors[2]);
+        const NVTEBasicTensor state = {call.rng.data(), kNVTEInt64, {{2}, 1}};
+        nvte_set_tensor_param(&call.pack.tensors[1], kNVTERowwiseData, &state);
+        call.pack.size = 3;
+      }
+      call.backward();
+      m += call.check_backward(call.solve());
+      EXPECT_GT(m.compared, 0);
+      EXPECT_EQ(m.wrong, 0) << m.first;
+    }
   }
 }
 

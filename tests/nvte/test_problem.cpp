@@ -133,9 +133,7 @@ TEST(NvteProblem, TypesMapAndOthersAreNone) {
 
 TEST(NvteProblem, RefusalsSayWhy) {
   EXPECT_EQ(refusal(work()), "");
-  EXPECT_EQ(refusal(work(NVTE_THD_THD_THD)),
-            "Ragged QKV input requires padding or padding_causal mask!");
-  EXPECT_EQ(refusal(work(NVTE_Paged_KV_THD_BSHD_BSHD)), "Paged attention requires padding mask!");
+  EXPECT_EQ(refusal(work(NVTE_THD_THD_THD)), "");
   const struct {
     const char* why;
     NVTE_QKV_Layout layout;

@@ -51,8 +51,6 @@ class Choice:
         """Takes back what the layout rules out."""
         shape = layout_of(self.layout)
         ragged = "thd" in (shape.q, shape.kv)
-        if (ragged or shape.paged) and not fused_attn._MASKS[self.mask][1]:
-            self.mask = MASKS[self.mask + 1]  # the same with padding
         self.gaps = self.gaps and ragged
         self.training = self.training and not shape.paged
         self.dropout = self.dropout if self.training else 0.0

@@ -79,9 +79,6 @@ def _options_of(
     bottom_right: bool,
 ) -> Options:
     shape, (name, padding) = layout_of(layout), _MASKS[NVTE_Mask_Type(mask)]
-    if ("thd" in (shape.q, shape.kv) or shape.paged) and not padding:
-        needed = f"a padding mask with {NVTE_QKV_Layout(layout).name}"
-        _refuse("attn_mask_type", NVTE_Mask_Type(mask).name, needed)
     pre_scale = NVTE_Bias_Type(bias) == NVTE_Bias_Type.NVTE_PRE_SCALE_BIAS
     has_bias = pre_scale or bias == NVTE_Bias_Type.NVTE_POST_SCALE_BIAS
     has_sink = NVTE_Softmax_Type(softmax) != NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX
@@ -176,8 +173,8 @@ def _arguments(
         rng_state if drops else None,
         bias,
         None if sink is None else sink.flatten(),
-        call.cu_seqlens_q if padding else None,
-        call.cu_seqlens_kv if padding else None,
+        call.cu_seqlens_q if padding or layout.q == "thd" else None,
+        call.cu_seqlens_kv if padding or layout.kv == "thd" or layout.paged else None,
         call.max_seqlen_q if layout.q == "thd" else -1,
         call.max_seqlen_kv if layout.kv == "thd" or layout.paged else -1,
         table_k,

@@ -49,8 +49,13 @@ def test_the_selector_accepts_what_runs() -> None:
     assert backend(is_training=False, layout=PAGED, mask=MASKS[5], dim_qk=512) == F16
 
 
+def test_ragged_and_paged_sides_need_no_padding_mask() -> None:
+    for mask in (MASKS[0], MASKS[2], MASKS[4]):
+        assert backend(layout=THD, mask=mask) == F16
+        assert backend(is_training=False, layout=PAGED, mask=mask) == F16
+
+
 def test_the_selector_says_no_where_the_call_would() -> None:
-    assert backend(layout=THD) == NONE  # no padding mask
     assert backend(layout=PAGED, mask=MASKS[1]) == NONE  # pages in training
     assert backend(dim_qk=60) == NONE
     assert backend(groups=3) == NONE

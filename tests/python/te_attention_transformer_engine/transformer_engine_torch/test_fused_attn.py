@@ -93,7 +93,6 @@ REFUSED = [
     ({"page_table_k": torch.zeros(3, 1)}, "page_table_k or page_table_v is a tensor; needs None"),
     ({"qkv_layout": 25}, "25 is not a valid NVTE_QKV_Layout"),
     ({"attn_mask_type": 6}, "6 is not a valid NVTE_Mask_Type"),
-    ({"qkv_layout": THD}, "attn_mask_type is NVTE_NO_MASK; needs a padding mask with NVTE_THD_THD"),
     ({"qkv_layout": LAYOUTS[19], "attn_mask_type": MASKS[1]}, "page_table_k or page_table_v is No"),
 ]
 
