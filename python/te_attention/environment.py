@@ -5,6 +5,7 @@ docs/environment.md lists both tables.
 """
 
 import os
+from collections.abc import Callable
 
 # Each variable with its default and its meaning. They are TransformerEngine's: the Python packages
 # have none of their own.
@@ -35,6 +36,16 @@ def read(variable: str) -> str:
     """The current value of a variable of the table, or its default. KeyError for other names."""
     default, _ = VARIABLES[variable]
     return os.environ.get(variable, default)
+
+
+def reader(*variables: str) -> Callable[[], tuple]:
+    """A function that returns the raw values of variables, to notice a change of any.
+
+    It takes 0.3 microseconds for five, where os.environ.get() would take 3: it reads the mapping
+    behind os.environ, whose keys are encoded. Variables that the table lacks may be given.
+    """
+    raw, names = os.environ._data, tuple(map(os.environ.encodekey, variables))
+    return lambda: tuple(map(raw.get, names))
 
 
 def variables_set() -> dict[str, str]:

@@ -240,9 +240,8 @@ TEST(Backend, LiftedLimits) {
 // As TransformerEngine's from cuDNN 9.7 on; here the call runs, too. The lengths are those of
 // cu_seqlens, as with a padding mask.
 TEST(Backend, RaggedAndPagedSidesNeedNoPaddingMask) {
-  for (const NVTE_QKV_Layout layout :
-       {NVTE_THD_THD_THD, NVTE_THD_BSHD_BSHD, NVTE_Paged_KV_THD_BSHD_BSHD,
-        NVTE_Paged_KV_BSHD_BSHD_BSHD})
+  for (const NVTE_QKV_Layout layout : {NVTE_THD_THD_THD, NVTE_THD_BSHD_BSHD,
+                                       NVTE_Paged_KV_THD_BSHD_BSHD, NVTE_Paged_KV_BSHD_BSHD_BSHD})
     for (const NVTE_Mask_Type mask :
          {NVTE_NO_MASK, NVTE_CAUSAL_MASK, NVTE_CAUSAL_BOTTOM_RIGHT_MASK}) {
       Selection s = plain();

@@ -18,6 +18,18 @@ def test_a_variable_is_read_at_each_use(monkeypatch: pytest.MonkeyPatch) -> None
         assert environment.variables_set()["NVTE_FLASH_ATTN"] == value
 
 
+def test_a_reader_notices_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVTE_FLASH_ATTN", raising=False)
+    read = environment.reader("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")
+    seen = {read()}
+    for value in ("0", "1", ""):
+        monkeypatch.setenv("NVTE_FLASH_ATTN", value)
+        seen.add(read())
+    assert len(seen) == 4
+    monkeypatch.delenv("NVTE_FLASH_ATTN")
+    assert read() in seen
+
+
 def test_a_name_outside_the_table_is_refused() -> None:
     with pytest.raises(KeyError):
         environment.read("NVTE_UNKNOWN")

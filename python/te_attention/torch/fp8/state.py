@@ -87,6 +87,9 @@ class DelayedScalingRecipeState(RecipeState):
         n, new = self.num_quantizers, {"dtype": torch.float32, "device": self.device}
         self.scale = torch.ones(n, **new)
         self.amax_history = torch.zeros(recipe.amax_history_len, n, **new)
+        # Whether there are amaxes. The autocast() of a first forward pass may end after the
+        # backward pass of another module, and then updates the state of gradients too.
+        self.recorded = self.mode == "forward"
         self.updated = False  # whether the scales are from a history
 
     def make_quantizers(self) -> list[Float8Quantizer]:
@@ -102,7 +105,7 @@ class DelayedScalingRecipeState(RecipeState):
         recipe = self.recipe
         arguments = amax, recipe.amax_compute_algo, format_of(self.dtype).name, recipe.margin
         _update_scales(self.amax_history, self.scale, *arguments)
-        self.updated = True
+        self.updated = self.updated or self.recorded
 
 
 class Float8CurrentScalingRecipeState(RecipeState):

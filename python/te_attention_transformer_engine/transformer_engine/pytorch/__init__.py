@@ -7,13 +7,22 @@ from transformer_engine.pytorch._layers import (
     GroupedLinear,
     LayerNorm,
     LayerNormLinear,
+    LayerNormMLP,
     Linear,
     RMSNorm,
+    TransformerLayer,
     fp8_model_init,
+    quantized_model_init,
 )
-from transformer_engine.pytorch.attention import DotProductAttention, InferenceParams
+from transformer_engine.pytorch.attention import (
+    DotProductAttention,
+    InferenceParams,
+    MultiheadAttention,
+    RotaryPositionEmbedding,
+)
 from transformer_engine.pytorch.cpu_offload import get_cpu_offload_context
 from transformer_engine.pytorch.distributed import CudaRNGStatesTracker, checkpoint
+from transformer_engine.pytorch.graph import make_graphed_callables
 from transformer_engine.pytorch.quantization import (
     autocast,
     fp8_autocast,

@@ -41,10 +41,12 @@ LayerNormLinear = layer("LayerNormLinear")
 LayerNorm = layer("LayerNorm")
 RMSNorm = layer("RMSNorm")
 GroupedLinear = layer("GroupedLinear")
+LayerNormMLP = layer("LayerNormMLP")
+TransformerLayer = layer("TransformerLayer")
 
 
 @contextmanager
-def fp8_model_init(
+def quantized_model_init(
     enabled: bool = True,
     recipe: object = None,  # noqa: ARG001
     preserve_high_precision_init_val: bool = False,
@@ -55,5 +57,8 @@ def fp8_model_init(
         ("preserve_high_precision_init_val", preserve_high_precision_init_val),
     ):
         if value:
-            raise NotImplementedError(f"{name} is True in fp8_model_init(); {NEEDED}")
+            raise NotImplementedError(f"{name} is True in quantized_model_init(); {NEEDED}")
     yield
+
+
+fp8_model_init = quantized_model_init

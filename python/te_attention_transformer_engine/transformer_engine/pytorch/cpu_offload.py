@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 MARK = "activation_offloading"
+# TransformerEngine's older way of offloading, which the variable of this name selects there.
+NVTE_CPU_OFFLOAD_V1 = False
 _active = 0  # the number of open contexts
 
 

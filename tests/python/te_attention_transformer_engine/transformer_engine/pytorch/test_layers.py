@@ -10,7 +10,10 @@ import transformer_engine as te
 from transformer_engine.pytorch import fp8
 from transformer_engine.pytorch.distributed import activation_recompute_forward
 
-LAYERS = ("Linear", "LayerNormLinear", "LayerNorm", "RMSNorm", "GroupedLinear")
+LAYERS = (
+    *("Linear", "LayerNormLinear", "LayerNorm", "RMSNorm", "GroupedLinear", "LayerNormMLP"),
+    *("TransformerLayer", "MultiheadAttention", "RotaryPositionEmbedding"),
+)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -29,7 +32,7 @@ def test_layers_can_be_subclassed_and_refuse_to_be_created(name: str) -> None:
 
 
 def test_weights_in_fp8_are_refused() -> None:
-    assert fp8.fp8_model_init is te.pytorch.fp8_model_init
+    assert fp8.fp8_model_init is te.pytorch.fp8_model_init is te.pytorch.quantized_model_init
     with te.pytorch.fp8_model_init(enabled=False):
         pass
     with pytest.raises(NotImplementedError, match="enabled is True"), fp8.fp8_model_init():

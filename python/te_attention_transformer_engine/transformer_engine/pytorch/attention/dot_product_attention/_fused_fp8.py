@@ -121,6 +121,7 @@ def backward(ctx, d_out: object, deterministic: bool) -> list:
         if is_fp8_tensor(dq) and not ctx.given:
             dq, dk, dv = combine_and_dequantize(layout, dq, dk, dv, None, dtype)
         FP8GlobalStateManager.note_backward()
+        ctx.fp8_meta["scaling_bwd"].recorded = True
     if ctx.given and not is_fp8_tensor(dq):
         dq, dk, dv = combine_and_quantize(layout, dq, dk, dv, of_dqkv)
     return [dq, dk, dv, *small]

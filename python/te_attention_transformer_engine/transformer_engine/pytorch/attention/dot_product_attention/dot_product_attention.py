@@ -32,7 +32,8 @@ from ._masks import check_set_window_size, normalised_mask
 from ._selection import AttentionParams, Choice, cache_kind, get_attention_backend, refuse_all
 from ._unfused import UnfusedDotProductAttention
 
-# The latest choice. A program that changes the environment sets backend_selection_requires_update.
+# The latest choice. A change of the environment is noticed; TransformerEngine's programs also set
+# backend_selection_requires_update.
 _attention_backends: dict[str, object] = {
     "attention_params": None,
     "use_flash_attention": None,
@@ -48,6 +49,11 @@ _latest: tuple[tuple, "_Dispatch | None"] = (
     None,
 )  # comparing two keys is faster than hashing one
 _MAX_DISPATCHES = 4096
+# The variables that a choice depends on, apart from those of FP8 recipes.
+_read_environment = environment.reader(
+    *("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN", "NVTE_FUSED_ATTN_BACKEND"),
+    "NVTE_UnfusedDPA_Emulate_FP8",
+)
 _NO_CONTEXT = nullcontext()
 # The settings of the module that a choice depends on. They are read from its __dict__, because
 # access to an attribute of a torch.nn.Module takes five times as long.
@@ -133,8 +139,8 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
     """softmax(scale * q k^T + ...) v, with the interface of TransformerEngine's module.
 
     It also runs on the host. The environment variables NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and
-    NVTE_UNFUSED_ATTN switch backends off; a choice is cached until
-    _attention_backends["backend_selection_requires_update"] is set.
+    NVTE_UNFUSED_ATTN switch backends off. A choice is cached for calls with the same parameters and
+    environment, until _attention_backends["backend_selection_requires_update"] is set.
     """
 
     def __init__(
@@ -366,7 +372,8 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         backends = own["_modules"]
         of_backends = _settings(backends.get("flash_attention"), backends.get("fused_attention"))
         fp8 = call.fp8 and (own["fp8_meta"]["found"], call.fp8["fp8_output"])
-        key = (call.key(), ranks, own["cp_comm_type"], _SETTINGS(own), of_backends, fp8)
+        settings = ranks, own["cp_comm_type"], _SETTINGS(own), of_backends, _read_environment()
+        key = (call.key(), settings, fp8)
         latest, dispatch = _latest
         if latest != key:
             dispatch = _dispatches.get(key)

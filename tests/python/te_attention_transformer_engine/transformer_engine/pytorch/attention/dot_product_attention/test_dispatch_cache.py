@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import te_attention.torch as tea
-from transformer_engine.pytorch import DotProductAttention, InferenceParams
+from te_attention.torch.fp8 import Float8CurrentScaling
+from transformer_engine.pytorch import DotProductAttention, InferenceParams, autocast
 from transformer_engine.pytorch.attention.dot_product_attention import dot_product_attention
 
 BF16 = torch.bfloat16
@@ -88,6 +89,53 @@ def test_strided_calls_from_other_places_share_an_entry(dispatches: dict) -> Non
         dpa(*parts)
         dpa(*(drawn(2, 64, 2, 32)[:, at : at + 4] for at in (start, 3 * start, 40 - start)))
     assert len(dispatches) == 1
+
+
+def test_a_change_of_the_environment_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without backend_selection_requires_update, which another choice may have reset."""
+    backends = dot_product_attention._attention_backends
+    q, k, v = (drawn(2, 8, 2, 32) for _ in range(3))
+    dpa = DotProductAttention(2, 32, qkv_format="bshd")
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+        monkeypatch.delenv(name, raising=False)
+    dpa(q, k, v)
+    assert backends["use_fused_attention"]
+    monkeypatch.setenv("NVTE_FUSED_ATTN", "0")
+    backends["backend_selection_requires_update"] = False
+    dpa(q, k, v)
+    assert backends["use_fused_attention"] is False
+    monkeypatch.setenv("NVTE_FLASH_ATTN", "0")
+    dpa(q, k, v)
+    assert backends["use_unfused_attention"]
+    monkeypatch.setenv("NVTE_UNFUSED_ATTN", "0")
+    with pytest.raises(ValueError, match="the backend is none"):
+        dpa(q, k, v)
+    monkeypatch.delenv("NVTE_FUSED_ATTN")
+    dpa(q, k, v)
+    assert backends["use_fused_attention"]
+    assert backends["use_unfused_attention"] is False
+
+
+def test_the_choice_of_fp8_emulation_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (drawn(1, 8, 2, 32) for _ in range(3))
+    dpa = DotProductAttention(2, 32, qkv_format="bshd")
+    monkeypatch.setenv("NVTE_FUSED_ATTN", "0")
+    monkeypatch.setenv("NVTE_UnfusedDPA_Emulate_FP8", "1")
+    with autocast(recipe=Float8CurrentScaling(fp8_dpa=True)):
+        dpa(q, k, v)
+        monkeypatch.setenv("NVTE_UnfusedDPA_Emulate_FP8", "0")
+        with pytest.raises(ValueError, match="attention in FP8; needs NVTE_UnfusedDPA_Emulate"):
+            dpa(q, k, v)
+
+
+def test_the_short_sequence_backend_is_chosen_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = dot_product_attention._attention_backends
+    q, k, v = (drawn(1, 64, 2, 64) for _ in range(3))
+    dpa = DotProductAttention(2, 64, qkv_format="bshd")
+    for value, name in (("0", "NVTE_F16_max512_seqlen"), ("1", "NVTE_F16_arbitrary_seqlen")):
+        monkeypatch.setenv("NVTE_FUSED_ATTN_BACKEND", value)
+        dpa(q, k, v)
+        assert backends["fused_attention_backend"].name == name
 
 
 def test_packed_calls_have_their_own_entries(dispatches: dict) -> None:

@@ -436,3 +436,13 @@ def test_what_is_refused() -> None:
     ):
         patch.setenv("NVTE_FP8_DPA_BWD", "yes")
         Run().step(recipe_of("delayed"))
+
+
+def test_a_backward_pass_of_another_module_leaves_the_first_scale_of_dp_alone() -> None:
+    """The end of an autocast() updates all states of gradients, those without amaxes too."""
+    for run in (Run(), Run()):
+        q, k, v, dout = (t.clone().requires_grad_() for t in run.given)
+        with te.autocast(recipe=recipe_of("current")):
+            o = run.module(q, k, v)
+        o.backward(dout.flatten(-2))
+        assert run.module.quantizers["scaling_bwd"][META_DP].scale != 1
