@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
         furthest = max(abs(a / b - 1) for a, b in zip(losses[name], losses["bf16"], strict=True))
         equal = sum(a == b for a, b in zip(losses[name], losses["bf16"], strict=True))
         print(f"{name}: the mean loss of the last {last} steps is {means[name]:.4f}")
-        print(f"  {change:+.2%} of that in bf16, {means['bf16']:.4f}; at most {furthest:.2%} of a step")
+        print(f"  {change:+.2%} of that in bf16, {means['bf16']:.4f}; of a step {furthest:.2%}")
         print(f"  {equal} losses are equal to those in bf16")
         wrong |= abs(change) > BAR or equal > 0
     return int(wrong)
