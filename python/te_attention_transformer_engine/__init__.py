@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Top-level packages, each a folder next to this file. Together they are one interface: they are
 # served only if no other package has any of the names, so that no program runs on a mixture.
-NAMES = ("transformer_engine", "transformer_engine_torch")
+NAMES = ("transformer_engine", "transformer_engine_torch", "transformer_engine_jax")
 
 _FOLDER = __path__[0]
 __path__ = []  # the folders are importable under their own names only, or they would exist twice

@@ -11,6 +11,6 @@ __all__ = ["__version__"]
 
 def __getattr__(name: str) -> object:
     """Importing transformer_engine is enough to use its packages, as there."""
-    if name not in ("common", "pytorch"):
-        raise AttributeError(f"transformer_engine has no {name}; needs common or pytorch")
+    if name not in ("common", "jax", "pytorch"):
+        raise AttributeError(f"transformer_engine has no {name}; needs common, jax or pytorch")
     return import_module(f"transformer_engine.{name}")

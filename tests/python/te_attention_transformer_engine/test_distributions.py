@@ -18,12 +18,20 @@ PACKAGE = OURS.replace("-", "_")
 SOURCES = {  # of a distribution that stands for NVIDIA's
     "transformer_engine/__init__.py": "",
     "transformer_engine/pytorch/__init__.py": "",
+    "transformer_engine/jax/__init__.py": "",
     "transformer_engine_torch/__init__.py": "",
+    "transformer_engine_jax/__init__.py": "",
 }
+NAMES = ("transformer_engine", "transformer_engine_torch", "transformer_engine_jax")
 FILES = """
 import transformer_engine, importlib.util
 print(transformer_engine.__file__)
-for name in ("transformer_engine.pytorch", "transformer_engine_torch"):
+for name in (
+    "transformer_engine.pytorch",
+    "transformer_engine.jax",
+    "transformer_engine_torch",
+    "transformer_engine_jax",
+):
     print(importlib.util.find_spec(name).origin)
 """
 
@@ -154,12 +162,15 @@ def test_the_wheel_needs_te_attention_of_its_own_version(ours: Path) -> None:
         lines = wheel.read(name).decode().splitlines()
     assert f"Version: {version}" in lines
     needed = [line for line in lines if line.startswith("Requires-Dist:")]
-    assert needed == [f"Requires-Dist: te-attention[torch]=={version}"]
+    both = [f"te-attention[{x}]=={version}; extra == '{x}'" for x in ("torch", "jax")]
+    needed = {line.removeprefix("Requires-Dist: ").replace('"', "'") for line in needed}
+    assert needed == {f"te-attention=={version}", *both, "flax; extra == 'jax'"}
 
 
-def test_the_interpreter_starts_without_torch_and_te_attention(installed: Environment) -> None:
-    code = "import sys; print(*(n in sys.modules for n in ('%s', 'te_attention', 'torch')))"
-    assert installed.output(code % PACKAGE) == ["True", "False", "False"]
+def test_the_interpreter_starts_without_frameworks_and_te_attention(installed: Environment) -> None:
+    names = (PACKAGE, "te_attention", "torch", "jax")
+    code = f"import sys; print(*(n in sys.modules for n in {names}))"
+    assert installed.output(code) == ["True", "False", "False", "False"]
 
 
 def test_the_interpreter_starts_where_the_package_was_deleted(tmp_path: Path) -> None:
@@ -174,16 +185,17 @@ def test_the_folders_have_one_name_each(installed: Environment) -> None:
     assert "ModuleNotFoundError" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["transformer_engine", "transformer_engine_torch"])
+@pytest.mark.parametrize("name", NAMES)
 def test_no_name_is_served_next_to_one_of_another_package(
     name: str, installed: Environment, tmp_path: Path
 ) -> None:
-    (other,) = {"transformer_engine", "transformer_engine_torch"} - {name}
     write(tmp_path, f"{name}/__init__.py")
-    done = installed.run(f"import {name}, {other}", tmp_path)
-    assert f"ModuleNotFoundError: No module named '{other}'" in done.stderr
-    code = f"import sys, types; sys.modules['{name}'] = types.ModuleType('{name}'); import {other}"
-    assert f"No module named '{other}'" in installed.run(code).stderr
+    for other in set(NAMES) - {name}:
+        done = installed.run(f"import {name}, {other}", tmp_path)
+        assert f"ModuleNotFoundError: No module named '{other}'" in done.stderr
+        module = f"sys.modules['{name}'] = types.ModuleType('{name}')"
+        done = installed.run(f"import sys, types; {module}; import {other}")
+        assert f"No module named '{other}'" in done.stderr
 
 
 def test_a_later_finder_is_asked_first(installed: Environment, tmp_path: Path) -> None:

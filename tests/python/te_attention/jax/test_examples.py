@@ -11,7 +11,11 @@ EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "jax"
 
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
-    [("quickstart.py", (), "cpu: accepts"), ("gpt.py", ("--steps", "40"), "jax.nn: ")],
+    [
+        ("quickstart.py", (), "cpu: accepts"),
+        ("gpt.py", ("--steps", "40"), "jax.nn: "),
+        ("fused_attn.py", (), "(2, 128, 8, 64)"),
+    ],
 )
 def test_it_runs(name: str, arguments: tuple, words: str) -> None:
     command = [sys.executable, EXAMPLES / name, *arguments]
