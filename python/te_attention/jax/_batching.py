@@ -48,6 +48,8 @@ def _fold(arrays: dict, mapped: dict, size: int, batch: int, dbias: bool) -> dic
                 rest = x.shape[-3:]
                 full = x if mapped[name] else x[None]
                 full = jnp.broadcast_to(full, (size, batch, *rest))
+                if dbias and own != batch:  # gradients are added up here, so they are not rounded
+                    full = full.astype(jnp.promote_types(full.dtype, jnp.float32))
                 out[name] = full.reshape(size * batch, *rest)
         elif name == "slopes":
             per_batch = x.ndim - mapped[name] == 2
@@ -61,11 +63,12 @@ def _fold(arrays: dict, mapped: dict, size: int, batch: int, dbias: bool) -> dic
     return out
 
 
-def _unfold(name: str, x: jax.Array, size: int, batch: int, bias_batch: int) -> jax.Array:
+def _unfold(name: str, x: jax.Array, size: int, batch: int, bias: jax.Array | None) -> jax.Array:
+    """A result of joined batches; `bias` as it was, of one batch."""
     x = x.reshape(size, batch, *x.shape[1:])
-    if name == "dbias" and bias_batch != batch:
-        return jnp.sum(x, axis=1, keepdims=True, dtype=jnp.float32).astype(x.dtype)
-    return x
+    if name == "dbias" and bias.shape[0] != batch:
+        x = jnp.sum(x, axis=1, keepdims=True)
+    return x.astype(bias.dtype) if name == "dbias" else x
 
 
 def batched(
@@ -83,9 +86,11 @@ def batched(
             out = jax.lax.map(lambda some: mappable({**fixed, **some}), moving)
             return out, dict.fromkeys(out, True)
         batch = arrays["q"].shape[1 if mapped["q"] else 0]
-        bias_batch = arrays["bias"].shape[1 if mapped["bias"] else 0] if "bias" in arrays else 0
+        bias = arrays.get("bias")
+        if bias is not None and mapped["bias"]:
+            bias = bias[0]
         out = mappable(_fold(arrays, mapped, size, batch, "bias" in wanted))
-        out = {name: _unfold(name, x, size, batch, bias_batch) for name, x in out.items()}
+        out = {name: _unfold(name, x, size, batch, bias) for name, x in out.items()}
         return out, dict.fromkeys(out, True)
 
     return mappable

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from jax_cases import run, unsayable
+from jax_draws import TRANSFORMS
 
 FOLDER = Path(__file__).parents[3] / "problems"
 FILES = sorted(path.name for path in FOLDER.glob("*.txt"))
@@ -30,3 +31,11 @@ def test_most_lines_can_be_said() -> None:
     said = [line for line in every if not unsayable(line)]
     assert len(said) > 800
     assert {unsayable(line) for line in every} - {""} == UNSAYABLE
+
+
+@pytest.mark.parametrize("shared", ["batch", "batch+row"])
+def test_a_mapped_axis_rounds_the_gradient_of_a_shared_bias_once(shared: str) -> None:
+    """It was rounded for each batch, before the sum over batches."""
+    line = "dtype=bf16 training=1 heads_q=4 heads_kv=2 dim_qk=16 batch=2 seqlen_q=5 seqlen_kv=6"
+    line += f" bias=post_scale bias_broadcast={shared}"
+    assert not run(line, large=False, transform=TRANSFORMS["vmap"])
