@@ -30,6 +30,10 @@ ENGINE_KERNEL = re.compile(r"8portable|6hopper|5cudnn")
 PERTURBED = 8  # runs, each of which sleeps elsewhere
 PRINTED = 10_000  # findings of a tool at most: what is allowed alone can be more than its 100
 PYTESTS = 4  # rows that share the Python tests, each a process: most of it is PyTorch on one core
+JAX_TESTS = (
+    ROOT / "tests/python/te_attention/jax",
+    ROOT / "tests/python/te_attention_transformer_engine/transformer_engine/jax",
+)
 
 
 class RowError(Exception):
@@ -166,20 +170,30 @@ class Suite:
         command = ["env", path, threads, f"TE_ATTENTION_KIT={kit}", torch_python(), "-m", "pytest"]
         command += ["-q", "-m", "gpu and not timing", "-p", "share", "--share", share]
         command += ["-p", "no:cacheprovider", "-c", ROOT / "tests/pytest.ini"]
-        command += [f"--ignore={ROOT / 'tests/python/te_attention/jax'}"]  # the row jax
+        command += [f"--ignore={folder}" for folder in JAX_TESTS]  # the row jax
         text = self.run([*command, ROOT / folder], 300)
         return f"{pytest_passed(text)} tests"
 
-    def jax(self) -> str:
-        """The Python tests of JAX that are marked gpu, by a Python that has jax with CUDA."""
+    def jax_python(self) -> list:
+        """A Python that has jax with CUDA, with the build's packages."""
         self.program("src/jax/libte_attention_jax.so")
         kit = self.program("tests/python/libte_attention_kit_shim.so")
-        path = f"PYTHONPATH={self.build / 'python'}:{ROOT / 'tests/python'}"
+        packages = self.build / "python"
+        path = (packages, packages / "te_attention_transformer_engine", ROOT / "tests/python")
         memory = "XLA_PYTHON_CLIENT_PREALLOCATE=false"
-        command = ["env", path, memory, f"TE_ATTENTION_KIT={kit}", jax_python(), "-m", "pytest"]
-        command += ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-c", ROOT / "tests/pytest.ini"]
-        text = self.run([*command, ROOT / "tests/python/te_attention/jax"], 500)
+        path = f"PYTHONPATH={':'.join(map(str, path))}"
+        return ["env", path, memory, f"TE_ATTENTION_KIT={kit}", jax_python()]
+
+    def jax(self) -> str:
+        """The Python tests of JAX that are marked gpu."""
+        command = [*self.jax_python(), "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+        text = self.run([*command, "-c", ROOT / "tests/pytest.ini", *JAX_TESTS], 500)
         return f"{pytest_passed(text)} tests"
+
+    def jax_draws(self, *arguments: str) -> str:
+        """Cases through te_attention.jax against the oracle; most of their time is compilation."""
+        command = [*self.jax_python(), ROOT / "tests/python/jax_draws.py", *arguments]
+        return last(self.run([*command, "--jobs", str(PYTESTS), "--limit", "500"], 560))
 
 
 def pytest_passed(text: str) -> int:
@@ -305,6 +319,8 @@ ROWS = {
     },
     # A process of its own: files of the two folders have the same names.
     "pytest-torch": functools.partial(Suite.pytest, share="1/1", folder="tests/torch"),
+    "jax-draws": lambda s: s.jax_draws("1000"),
+    "jax-problems": lambda s: s.jax_draws("100000", "--problems"),
     "jax": Suite.jax,
     "large": lambda s: s.tests("*Large.*"),
     "hopper-forward": lambda s: last(s.run([s.program("tests/hopper/hopper_check_forward")], 200)),
