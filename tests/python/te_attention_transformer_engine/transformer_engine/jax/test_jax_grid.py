@@ -1,5 +1,8 @@
 """A part of TransformerEngine's grids; te_jax_grid.py runs all of the first."""
 
+from collections.abc import Iterator
+
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -7,6 +10,12 @@ import te_jax_cases as cases
 
 # A prime, so that each value of each axis is in the part.
 RUNNING = [case for case in cases.grid(16) if not cases.refused(case)][::29]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_freed() -> Iterator[None]:
+    yield
+    jax.clear_caches()
 
 
 def test_every_value_of_every_axis_is_in_the_part() -> None:
