@@ -16,6 +16,7 @@ namespace tea::hopper::backward {
 template <KernelConfig C>
 struct Epilogue {
   using T = Traits<C>;
+  static constexpr int kStagingBarrier = 2;  // named barrier; 1 is Mainloop::kDqBarrier
 
   const KernelParams& p;
   typename T::SharedStorage& s;
@@ -49,12 +50,22 @@ struct Epilogue {
     }
     publish();
   }
+  // Both consumers pass a barrier before every unit: in a step that of dS, here this one. The use
+  // of a buffer before is the other consumer's, and acquire() names only the parity of its release:
+  // it would return at once if this consumer's own use before that were not released yet. After the
+  // barrier that one is, because the other consumer has acquired the buffer since.
+  // test_staging.cpp tries every order of the warps.
+  template <int kFirst = 0>
+  TEA_DEVICE void stage_gradient(const Gradient& x) {
+    named_barrier_sync(kStagingBarrier, 128 * T::kConsumers);
+    stage_unit<kFirst>(x);
+  }
   // Stores dV or dK of this consumer's keys, or stages them if several tiles share the key block.
   TEA_DEVICE void store_gradient(const Gradient& x, const WorkTile& w, const StridedTensor& to,
                                  int dim, float factor) {
     if (p.parts > 1) {
-      stage_unit(x);
-      if constexpr (T::kSlabs == 2) stage_unit<32>(x);
+      stage_gradient(x);
+      if constexpr (T::kSlabs == 2) stage_gradient<32>(x);
     } else {
 #pragma unroll
       for (int r = 0; r < 2; ++r) store_row(x, w, to, dim, factor, r);
