@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -27,7 +28,9 @@ ANY_PROBLEM = "dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 batch=1 seqlen_q=64 seq
 MATRIX = "--gtest_filter=Sanitized.*"
 MATRIX_OF = {"racecheck": "--gtest_filter=Races.*"}  # the other tools: MATRIX
 ENGINE_KERNEL = re.compile(r"8portable|6hopper|5cudnn")
-PERTURBED = 8  # runs, each of which sleeps elsewhere
+# Runs of a perturbed program, of eight launches per case, each of which sleeps elsewhere.
+PERTURBED = {"forward": 8, "backward": 3}
+BUILDING = threading.Lock()  # rows that build share one build folder
 PRINTED = 10_000  # findings of a tool at most: what is allowed alone can be more than its 100
 PYTESTS = 4  # rows that share the Python tests, each a process: most of it is PyTorch on one core
 JAX_TESTS = (
@@ -123,11 +126,18 @@ class Suite:
             raise RowError(f"{len(missed)} of {len(every)} kernels never ran, first: {missed[:3]}")
         return f"all {len(every)} kernels ran"
 
-    def perturbed(self) -> str:
-        """Whether every Hopper kernel computes the same bits where its roles sleep at random."""
-        self.run(["cmake", "--build", self.build, "--target", "hopper_check_perturbed"], 500)
-        runs = []
-        for program in ("hopper_check_forward", *["hopper_check_perturbed"] * PERTURBED):
+    def hopper(self, direction: str) -> str:
+        """The Hopper kernels of one direction without the library."""
+        return last(self.run([self.program(f"tests/hopper/hopper_check_{direction}")], 200))
+
+    def perturbed(self, direction: str) -> str:
+        """Whether Hopper kernels compute the same bits where their roles sleep at random."""
+        plain_program = f"hopper_check_{direction}"
+        perturbed_program = f"{plain_program}_perturbed"
+        with BUILDING:
+            self.run(["cmake", "--build", self.build, "--target", perturbed_program], 500)
+        count, runs = PERTURBED[direction], []
+        for program in (plain_program, *[perturbed_program] * count):
             text = self.run([self.program(f"tests/hopper/{program}"), 1, "digests"], 100)
             runs.append(sorted(re.findall(r"^digest (.*) (\w{16})$", text, re.MULTILINE)))
         plain = runs[0]
@@ -137,7 +147,7 @@ class Suite:
             if digests != plain:
                 other = sorted(set(digests) ^ set(plain))[0][0]
                 raise RowError(f"perturbed run {number} differs, first in: {other}")
-        return f"{len(plain)} cases, the same bits in {PERTURBED} perturbed runs"
+        return f"{len(plain)} cases, the same bits in {count} perturbed runs"
 
     def sanitize(self, tool: str) -> str:
         """The fixed matrix of tests/gpu/sanitized.cpp, or a part, under a tool of the sanitizer."""
@@ -323,8 +333,12 @@ ROWS = {
     "jax-problems": lambda s: s.jax_draws("100000", "--problems"),
     "jax": Suite.jax,
     "large": lambda s: s.tests("*Large.*"),
-    "hopper-forward": lambda s: last(s.run([s.program("tests/hopper/hopper_check_forward")], 200)),
-    "hopper-perturbed": Suite.perturbed,
+    **{
+        f"hopper-{direction}": functools.partial(Suite.hopper, direction=direction)
+        for direction in PERTURBED
+    },
+    "hopper-perturbed": functools.partial(Suite.perturbed, direction="forward"),
+    "hopper-backward-perturbed": functools.partial(Suite.perturbed, direction="backward"),
     "fuzz-others": Suite.fuzz_others,
     "fuzz": Suite.fuzz,
     "first-call": lambda s: s.tests("FirstCall.*", 60),

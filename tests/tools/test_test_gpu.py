@@ -183,18 +183,18 @@ class Rows(unittest.TestCase):
         count.write_text("")
         for bad, said_ in ((0, "1 cases, the same bits"), (3, "perturbed run 3 differs.*d64")):
             self.program(
-                "tests/hopper/hopper_check_perturbed",
+                "tests/hopper/hopper_check_forward_perturbed",
                 f"runs = open({str(count)!r}, 'a'); runs.write('x'); runs.close()\n"
                 f"last = len(open({str(count)!r}).read()) == {bad}\n"
                 "print('digest d64 ' + '12'[last] * 16)",
             )
             count.write_text("")
             if bad:
-                self.fails(said_, self.suite.perturbed)
+                self.fails(said_, self.suite.perturbed, "forward")
             else:
-                self.assertRegex(self.suite.perturbed(), said_)
+                self.assertRegex(self.suite.perturbed("forward"), said_)
         self.program("tests/hopper/hopper_check_forward", "")
-        self.fails("0 digests", self.suite.perturbed)
+        self.fails("0 digests", self.suite.perturbed, "forward")
 
     # A te-attn whose engines are `engines`, and of whose cases `refused` are refused.
     def te_attn(self, engines: str, refused: int):

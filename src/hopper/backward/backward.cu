@@ -50,10 +50,11 @@ uint64_t workspace_bytes(const AttentionArguments& a) {
   return make_workspace(a, find_tile(a.dim_qk, a.dim_v), nullptr).bytes;
 }
 
-Outcome run(const AttentionArguments& a, void* cuda_stream) {
+Outcome run(const AttentionArguments& a, void* cuda_stream, int max_ctas) {
   const auto stream = static_cast<cudaStream_t>(cuda_stream);
   if (a.heads_q == 0) return {};
   if (has_too_many_tiles(a)) return refusal("more tiles than can be counted");
+  if (max_ctas < 1) return refusal("max_ctas");
   KernelParams p = make_params(a);
   const int tile = find_tile(a.dim_qk, a.dim_v);
   if (const Outcome done = launch_preprocess(p, tile, stream); done.code) return done;
@@ -62,9 +63,9 @@ Outcome run(const AttentionArguments& a, void* cuda_stream) {
   if (a.batch == 0 || a.queries.max_seqlen == 0 || a.keys.max_seqlen == 0)
     done = {};  // there are no tiles
   else if (tile == 0)
-    done = half ? launch<0, Type::kFp16>(&p, stream) : launch<0, Type::kBf16>(&p, stream);
+    done = (half ? launch<0, Type::kFp16> : launch<0, Type::kBf16>)(&p, stream, max_ctas);
   else
-    done = half ? launch<1, Type::kFp16>(&p, stream) : launch<1, Type::kBf16>(&p, stream);
+    done = (half ? launch<1, Type::kFp16> : launch<1, Type::kBf16>)(&p, stream, max_ctas);
   if (done.code) return done;
   return launch_sink_gradient(p, tile, stream);
 }

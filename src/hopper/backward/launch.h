@@ -8,8 +8,9 @@
 
 namespace tea::hopper::backward {
 
-// Encodes the tensor maps of *p and launches the kernel of a configuration.
+// Encodes the tensor maps of *p and launches the kernel of a configuration, with at most `max_ctas`
+// CTAs.
 template <int kTile, Type kType>
-Outcome launch(KernelParams* p, cudaStream_t stream);
+Outcome launch(KernelParams* p, cudaStream_t stream, int max_ctas);
 
 }  // namespace tea::hopper::backward

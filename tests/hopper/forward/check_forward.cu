@@ -9,10 +9,9 @@
 // usage: check_forward [STEP [WORD]]    runs every STEP-th case, of the groups named with WORD
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
-#include "gpu/dependent_launch.cuh"
 #include "hopper/apart.h"
+#include "hopper/chain.cuh"
 #include "hopper/forward/forward_case.h"
 
 namespace tea::primitives {
@@ -92,18 +91,6 @@ double worst_error(const Case& c, const Data& x, int samples) {
   return worst;
 }
 
-// Every element of O was written, and nothing outside it.
-bool wrote_all_of(const Tensor& o) {
-  std::vector<bool> inside(o.memory.size(), false);
-  for (int b = 0; b < o.batch; ++b)
-    for (int h = 0; h < o.heads; ++h)
-      for (int r = 0; r < o.rows; ++r)
-        for (int c = 0; c < o.dim; ++c) inside[o.index(b, h, r, c)] = true;
-  for (size_t i = 0; i < inside.size(); ++i)
-    if (inside[i] == (o.memory[i] == kPoison)) return false;
-  return true;
-}
-
 void check(const Case& c) {
   Data x(c);
   note_work(c.name());
@@ -116,9 +103,6 @@ void check(const Case& c) {
   expect(wrote_all_of(x.o), c.name() + "writes O, all of it and nothing else");
 }
 
-// Windows are stored plus one: {causal, bottom right, left, right}.
-const MaskRule kRules[] = {{0, 0, 0, 0},  {1, 0, 0, 0}, {1, 1, 0, 0}, {0, 0, 101, 51},
-                           {1, 1, 34, 0}, {0, 1, 1, 1}, {0, 0, 0, 8}, {0, 1, 301, 0}};
 const Lengths kLengths[] = {{1, 1},     {1, 300},   {300, 1},   {200, 500},
                             {500, 200}, {129, 129}, {384, 384}, {700, 911},
                             {192, 640}, {65, 0},    {0, 65},    {1100, 1024}};
@@ -229,19 +213,6 @@ int check_ragged(int dim, int dim_v, int step) {
   return failed != 0;
 }
 
-// A kernel that lets the next one begin at once, and then takes its time.
-__device__ void dawdle() {
-  launch_dependent_grids();
-  for (int i = 0; i < 20; ++i) __nanosleep(1000);
-}
-__global__ void count_differences(const uint16_t* a, const uint16_t* b, size_t n, int* count,
-                                  bool slowly = false) {
-  if (slowly) dawdle();
-  const size_t step = size_t{gridDim.x} * blockDim.x;
-  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += step)
-    if (a[i] != b[i]) atomicAdd(count, 1);
-}
-
 // The same bits from a thousand runs, while another stream keeps half the device busy.
 int check_reruns(int dim, int dim_v, int step) {
   const Case c = {dim, dim_v, Type::kBf16, kRules[1], {700, 911}, {2, 6, 2}, Layout::kBshd};
@@ -302,27 +273,6 @@ struct Link {
   }
 };
 
-struct Copy {
-  char* to;
-  const char* from;
-  size_t bytes;
-};
-template <class T>
-Copy copy(const Buffer<T>& to, const Buffer<T>& from) {
-  return {reinterpret_cast<char*>(to.data), reinterpret_cast<const char*>(from.data),
-          to.size * sizeof(T)};
-}
-struct Copies {
-  Copy all[4];
-};
-__global__ void bring(Copies copies) {
-  dawdle();
-  const size_t step = size_t{gridDim.x} * blockDim.x * 8;
-  for (const Copy& c : copies.all)
-    for (size_t i = (size_t{blockIdx.x} * blockDim.x + threadIdx.x) * 8; i < c.bytes; i += step)
-      *reinterpret_cast<uint64_t*>(c.to + i) = *reinterpret_cast<const uint64_t*>(c.from + i);
-}
-
 // A launch begins while its predecessor grid runs: it must take nothing that this one still writes,
 // and write nothing that this one still reads. So what it works on changes right before it, or what
 // it wrote is read right before the next one writes it.
@@ -335,8 +285,8 @@ void check_chain(const Case& c, const Data& x, const Data& y, Way way, int round
   for (const Link& l : links) expect(forward(l.l.f, nullptr).code == 0, name);
   finish(name);
   const auto turn_to = [&](const Link& l) {
-    bring<<<16, 256>>>({copy(link.l.q, l.l.q), copy(link.l.k, l.l.k), copy(link.l.v, l.l.v),
-                        copy(link.metadata, l.metadata)});
+    bring<<<16, 256>>>(Copies{{copy(link.l.q, l.l.q), copy(link.l.k, l.l.k), copy(link.l.v, l.l.v),
+                               copy(link.metadata, l.metadata)}});
   };
   const auto look = [&](const Link& l) {
     const auto halves = [](const Buffer<float>& x) {
@@ -371,20 +321,7 @@ int check_chains(int dim, int dim_v, int step) {
   return failed != 0;
 }
 
-// A hash (FNV-1a) of the outputs of a launch.
-uint64_t digest(const Launchable& l) {
-  uint64_t hash = 0xCBF29CE484222325;
-  const auto add = [&](const auto& values) {
-    for (const auto& x : values) {
-      uint32_t bits = 0;
-      memcpy(&bits, &x, sizeof x);
-      hash = (hash ^ bits) * 0x100000001B3;
-    }
-  };
-  add(l.o.read());
-  add(l.lse.read());
-  return hash;
-}
+uint64_t digest(const Launchable& l) { return hash(l.lse.read(), hash(l.o.read())); }
 
 // The same bits from several runs of every kernel, and their digest, which is that of other builds.
 int check_digests(int dim, int dim_v, int) {

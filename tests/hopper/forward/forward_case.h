@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,33 @@ struct Tensor {
     return {data, at_batch, at_row, at_head, dtype, 1};
   }
 };
+
+// Every element of an output was written, and nothing outside it.
+inline bool wrote_all_of(const Tensor& x) {
+  std::vector<bool> inside(x.memory.size(), false);
+  for (int b = 0; b < x.batch; ++b)
+    for (int h = 0; h < x.heads; ++h)
+      for (int r = 0; r < x.rows; ++r)
+        for (int c = 0; c < x.dim; ++c) inside[x.index(b, h, r, c)] = true;
+  for (size_t i = 0; i < inside.size(); ++i)
+    if (inside[i] == (x.memory[i] == kPoison)) return false;
+  return true;
+}
+
+// A hash (FNV-1a) of values, or of those hashed before and these.
+template <class T>
+uint64_t hash(const std::vector<T>& values, uint64_t before = 0xCBF29CE484222325) {
+  for (const T& x : values) {
+    uint32_t bits = 0;
+    memcpy(&bits, &x, sizeof x);
+    before = (before ^ bits) * 0x100000001B3;
+  }
+  return before;
+}
+
+// Windows are stored plus one: {causal, bottom right, left, right}.
+inline const MaskRule kRules[] = {{0, 0, 0, 0},  {1, 0, 0, 0}, {1, 1, 0, 0}, {0, 0, 101, 51},
+                                  {1, 1, 34, 0}, {0, 1, 1, 1}, {0, 0, 0, 8}, {0, 1, 301, 0}};
 
 struct Lengths {
   int rows_q, rows_kv;

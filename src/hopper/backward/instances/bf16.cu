@@ -3,7 +3,7 @@
 
 namespace tea::hopper::backward {
 
-template Outcome launch<0, Type::kBf16>(KernelParams*, cudaStream_t);
-template Outcome launch<1, Type::kBf16>(KernelParams*, cudaStream_t);
+template Outcome launch<0, Type::kBf16>(KernelParams*, cudaStream_t, int);
+template Outcome launch<1, Type::kBf16>(KernelParams*, cudaStream_t, int);
 
 }  // namespace tea::hopper::backward

@@ -1,0 +1,203 @@
+// Tests of src/hopper/backward/ that compare bits: of ragged and padded sequences with dense ones,
+// of numbers of CTAs, and of builds.
+#include "hopper/apart.h"
+#include "hopper/backward/backward_case.h"
+
+namespace tea::primitives {
+namespace {
+
+using Gradients = std::array<std::vector<uint16_t>, 3>;  // dQ, dK, dV
+
+Gradients read(const BackwardLaunch& l) { return {l.dq.read(), l.dk.read(), l.dv.read()}; }
+
+// Runs the rows and keys of one sequence by themselves, dense: those from `row` and `key` on of
+// batch entry `batch`.
+Gradients run_dense(const BackwardCase& c, const BackwardData& x, int64_t batch, int64_t row,
+                    int64_t key, const Lengths& n) {
+  BackwardLaunch l(c, x);
+  AttentionArguments& f = l.f;
+  int i = 0;
+  for (StridedTensor* const t : l.tensors())
+    t->data = static_cast<uint16_t*>(t->data) + batch * t->batch + (i++ < 4 ? row : key) * t->seq;
+  RowStatistics& s = f.statistics;
+  s.lse += batch * s.batch + row * s.seq;
+  if (s.dlse) s.dlse += batch * s.batch + row * s.seq;
+  f.batch = 1;
+  set_dense(f, n.rows_q, n.rows_kv);
+  l.prepare();
+  expect(l.run(), c.name() + "a dense sequence runs");
+  finish(c.name());
+  return read(l);
+}
+
+// Copies `count` rows from row `from` on.
+void copy_rows(const std::vector<uint16_t>& from, std::vector<uint16_t>& to, int64_t first,
+               int64_t count) {
+  std::copy_n(from.begin() + first, count, to.begin() + first);
+}
+
+// Everything but the given rows of a tensor of one batch entry becomes NaN.
+void keep_rows(Tensor& t, int64_t batch, int64_t length) {
+  for (int h = 0; h < t.heads; ++h)
+    for (int64_t r = length; r < t.rows; ++r)
+      for (int d = 0; d < t.dim; ++d)
+        t.memory[t.index(static_cast<int>(batch), h, static_cast<int>(r), d)] = kNaN;
+}
+
+}  // namespace
+
+// Sequences of one buffer, with gaps between them, give the bits that each gives by itself.
+int check_ragged(int dim, int dim_v, int step) {
+  const std::vector<int> lengths = {5, 0, 700, 64, 129, 1, 0, 333, 192, 527, 80};
+  std::vector<int> starts;
+  int tokens = 0;
+  for (const int n : lengths) {
+    tokens += 3;  // a gap
+    starts.push_back(tokens);
+    tokens += n;
+  }
+  starts.push_back(tokens);
+  tokens += 9;
+  const Heads kHeads[] = {{1, 4, 2}, {1, 3, 3}};
+  for (int number = 0; number < 16; number += step) {
+    const BackwardCase c = {{dim,
+                             dim_v,
+                             Type::kBf16,
+                             kRules[number % 8],
+                             {tokens, tokens},
+                             kHeads[number / 8],
+                             Layout::kBshd},
+                            true};
+    BackwardData x(c);
+    for (Tensor* const t : {&x.q, &x.k, &x.v, &x.dout}) {
+      std::fill(t->memory.begin(), t->memory.end(), kNaN);
+      for (size_t i = 0; i < lengths.size(); ++i) fill(*t, c, {starts[i], starts[i] + lengths[i]});
+    }
+    BackwardLaunch ragged(c, x);
+    const Buffer<int> cu_seqlens(running_sum(lengths)), offsets(starts);
+    set_ragged(ragged.f, layout(TEA_RAGGED, cu_seqlens, &offsets, 700, tokens));
+    ragged.f.batch = static_cast<int64_t>(lengths.size());
+    ragged.prepare();
+    note_work(c.name());
+    expect(ragged.run(), c.name() + "ragged runs");
+    finish(c.name());
+    const Gradients got = read(ragged);
+    Gradients want;
+    for (int i = 0; i < 3; ++i) want[i].assign(got[i].size(), 0);  // gaps are zeros
+    const int64_t rows[] = {x.dq.at_row, x.dk.at_row, x.dv.at_row};
+    for (size_t s = 0; s < lengths.size(); ++s) {
+      if (lengths[s] == 0) continue;
+      const Gradients one = run_dense(c, x, 0, starts[s], starts[s], {lengths[s], lengths[s]});
+      for (int i = 0; i < 3; ++i)
+        copy_rows(one[i], want[i], starts[s] * rows[i], lengths[s] * rows[i]);
+    }
+    for (int i = 0; i < 3; ++i)
+      expect(got[i] == want[i],
+             c.name() + "ragged equals dense, bit by bit: gradient " + std::to_string(i));
+  }
+  return report("ragged", dim, dim_v);
+}
+
+// Padded sequences, with NaN in the padding, give the bits that each gives by itself, and zeros.
+int check_padded(int dim, int dim_v, int step) {
+  const std::vector<int> queries = {500, 1, 0, 333}, keys = {129, 700, 64, 0};
+  for (int number = 0; number < 8; number += step) {
+    const BackwardCase c = {
+        {dim, dim_v, Type::kFp16, kRules[number], {500, 700}, {4, 4, 2}, Layout::kBshd}, true};
+    BackwardData x(c);
+    for (Tensor* const t : {&x.q, &x.k, &x.v, &x.dout}) {
+      fill(*t, c, {0, t->rows});
+      for (int b = 0; b < 4; ++b) keep_rows(*t, b, (t->rows == 500 ? queries : keys)[b]);
+    }
+    BackwardLaunch padded(c, x);
+    const Buffer<int> cu_q(running_sum(queries)), cu_kv(running_sum(keys));
+    padded.f.queries = layout(TEA_PADDED, cu_q, nullptr, 500, 0);
+    padded.f.keys = layout(TEA_PADDED, cu_kv, nullptr, 700, 0);
+    padded.f.is_uniform = 0;
+    padded.prepare();
+    note_work(c.name());
+    expect(padded.run(), c.name() + "padded runs");
+    finish(c.name());
+    const Gradients got = read(padded);
+    Gradients want;
+    for (int i = 0; i < 3; ++i) want[i].assign(got[i].size(), 0);
+    const Tensor* const tensors[] = {&x.dq, &x.dk, &x.dv};
+    for (int b = 0; b < 4; ++b) {
+      if (queries[b] == 0 || keys[b] == 0) continue;
+      const Gradients one = run_dense(c, x, b, 0, 0, {queries[b], keys[b]});
+      for (int i = 0; i < 3; ++i)
+        copy_rows(one[i], want[i], b * tensors[i]->at_batch,
+                  (i == 0 ? queries : keys)[b] * tensors[i]->at_row);
+    }
+    for (int i = 0; i < 3; ++i)
+      expect(got[i] == want[i],
+             c.name() + "padded equals dense, bit by bit: gradient " + std::to_string(i));
+  }
+  return report("padded", dim, dim_v);
+}
+
+namespace {
+
+// Cases that between them use everything that CTAs and warps pass to each other: groups as a whole
+// and in parts, several tiles per CTA, masks, LSE gradients and sinks.
+std::vector<BackwardCase> shared_cases(int dim, int dim_v) {
+  std::vector<BackwardCase> cases;
+  const Heads kHeads[] = {{2, 6, 6}, {2, 6, 2}, {1, 8, 1}, {16, 8, 8}};
+  for (const Type type : {Type::kBf16, Type::kFp16})
+    for (const int rule : {0, 1, 3})
+      for (int way = 0; way < 4; ++way)
+        cases.push_back({{dim, dim_v, type, kRules[rule], {700, 911}, kHeads[way], Layout::kBshd},
+                         way > 0,
+                         way == 2});
+  return cases;
+}
+
+}  // namespace
+
+// The same bits from any number of CTAs.
+int check_ctas(int dim, int dim_v, int step) {
+  const std::vector<BackwardCase> cases = shared_cases(dim, dim_v);
+  for (size_t i = 0; i < cases.size(); i += static_cast<size_t>(step)) {
+    const BackwardCase& c = cases[i];
+    const BackwardData x(c);
+    BackwardLaunch l(c, x);
+    l.prepare();
+    uint64_t first = 0;
+    for (const int ctas : {132, 66, 7, 1}) {
+      const std::string name = c.name() + std::to_string(ctas) + " CTAs";
+      note_work(name);
+      l.poison_workspace();
+      bool ran = l.run_forward().code == 0;
+      ran &= l.run_backward(nullptr, ctas).code == 0;
+      finish(name);
+      const uint64_t bits = digest(l);
+      if (ctas == 132) first = bits;
+      expect(ran && bits == first, name + ": the same bits as 132");
+    }
+  }
+  return report("ctas", dim, dim_v);
+}
+
+// The same bits from several runs of every kernel, and their digest, which is that of other builds.
+int check_digests(int dim, int dim_v, int) {
+  for (const BackwardCase& c : shared_cases(dim, dim_v)) {
+    const BackwardData x(c);
+    BackwardLaunch l(c, x);
+    l.prepare();
+    note_work(c.name());
+    uint64_t first = 0;
+    for (int run = 0; run < 8; ++run) {
+      l.poison_workspace();
+      for (const auto* const to : l.gradients()) cudaMemset(to->data, 0xA5, to->size * 2);
+      const bool launched = l.run();
+      finish(c.name());
+      const uint64_t now = digest(l);
+      if (run == 0) first = now;
+      expect(launched && now == first, c.name() + "the same bits from run " + std::to_string(run));
+    }
+    printf("digest %s%016llx\n", c.name().c_str(), static_cast<unsigned long long>(first));
+  }
+  return report("digests", dim, dim_v);
+}
+
+}  // namespace tea::primitives
