@@ -64,8 +64,12 @@ constexpr const char* kForms[] = {
     "bias=pre_scale bias_broadcast=head+row lse_gradient=1",
     "dtype=fp16 training=1 heads_q=2 heads_kv=2 dim_qk=32 batch=2 seqlen_q=40 seqlen_kv=50 "
     "bias=post_scale alibi=slopes",
-    // More tiles than processors, of different lengths: blocks claim them.
-    "dtype=bf16 causal=1 heads_q=150 heads_kv=150 dim_qk=64 batch=1 seqlen_q=9 seqlen_kv=9",
+    // A group of heads in parts, whose tiles have more steps than a pipeline has stages.
+    "dtype=bf16 training=1 causal=1 heads_q=4 heads_kv=1 dim_qk=64 batch=1 seqlen_q=300 "
+    "seqlen_kv=300",
+    // More tiles than SMs, of different lengths: CTAs fetch them.
+    "dtype=bf16 training=1 causal=1 heads_q=150 heads_kv=150 dim_qk=64 batch=1 seqlen_q=9 "
+    "seqlen_kv=9",
     "dtype=e4m3 training=1 heads_q=2 heads_kv=2 dim_qk=64 batch=1 seqlen_q=70 seqlen_kv=50 "
     "softmax=off_by_one | scales=own",
 };
