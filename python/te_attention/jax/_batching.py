@@ -1,6 +1,7 @@
 """vmap: the mapped axis becomes a part of the batch where that computes the same, or a loop.
 
-A loop (`jax.lax.map`) where the batch cannot take it: ragged sequences; a mapped sink, key or
+The tokens of ragged sequences are joined: the sequences of all members are one batch, with the
+start of each. A loop (`jax.lax.map`) where the batch cannot take the axis: a mapped sink, key or
 origin, of which a call has one; the gradient of a sink, which a call adds up over its batch; and
 dropout, because the pattern depends on the index in the batch: each member of a mapped axis draws
 what the unmapped function draws.
@@ -12,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-# Arrays whose first dimension is the batch.
+# Arrays whose first dimension is the batch, or the tokens of ragged sequences.
 PER_BATCH = ("q", "k", "v", "o", "lse", "max", "dout", "dlse", "dq", "dk", "dv")
 SHARED = ("sink", "rng_state", "origin")
 
 
-def _is_foldable(mapped: dict, ragged: bool, dropout: bool, dsink: bool) -> bool:
-    return not (ragged or dropout or dsink or any(mapped.get(name) for name in SHARED))
+def _is_foldable(mapped: dict, dropout: bool, dsink: bool) -> bool:
+    return not (dropout or dsink or any(mapped.get(name) for name in SHARED))
 
 
 def _fold_lengths(cu: jax.Array, size: int, mapped: bool) -> jax.Array:
@@ -27,6 +28,24 @@ def _fold_lengths(cu: jax.Array, size: int, mapped: bool) -> jax.Array:
     if not mapped:
         lengths = jnp.broadcast_to(lengths, (size, *lengths.shape))
     return jnp.concatenate([jnp.zeros(1, cu.dtype), jnp.cumsum(lengths.ravel(), dtype=cu.dtype)])
+
+
+def _fold_starts(starts: jax.Array, size: int, mapped: bool, tokens: int) -> jax.Array:
+    """The first token of each sequence in the tokens of `size` members, then their number."""
+    every = starts if mapped else jnp.broadcast_to(starts, (size, *starts.shape))
+    first = every[:, :-1] + tokens * jnp.arange(size, dtype=starts.dtype)[:, None]
+    return jnp.concatenate([first.ravel(), jnp.full(1, size * tokens, starts.dtype)])
+
+
+def _with_starts(arrays: dict, mapped: dict) -> tuple[dict, dict]:
+    """Ragged sequences with the start of each, which joined tokens need: those have gaps."""
+    if "offsets_q" in arrays or "offsets_kv" in arrays:
+        return arrays, mapped
+    arrays, mapped = dict(arrays), dict(mapped)
+    for side in ("q", "kv"):
+        arrays[f"offsets_{side}"] = arrays[f"cu_seqlens_{side}"]
+        mapped[f"offsets_{side}"] = mapped[f"cu_seqlens_{side}"]
+    return arrays, mapped
 
 
 def _fold(arrays: dict, mapped: dict, size: int, batch: int, dbias: bool) -> dict:
@@ -40,6 +59,10 @@ def _fold(arrays: dict, mapped: dict, size: int, batch: int, dbias: bool) -> dic
             out[name] = joined(x, mapped[name])
         elif name in ("cu_seqlens_q", "cu_seqlens_kv"):
             out[name] = _fold_lengths(x, size, mapped[name])
+        elif name in ("offsets_q", "offsets_kv"):
+            of = "q" if name == "offsets_q" else "k"
+            tokens = arrays[of].shape[1 if mapped[of] else 0]
+            out[name] = _fold_starts(x, size, mapped[name], tokens)
         elif name == "bias":
             own = x.shape[1 if mapped[name] else 0]
             if not mapped[name] and own == 1 and not dbias:
@@ -65,7 +88,7 @@ def _fold(arrays: dict, mapped: dict, size: int, batch: int, dbias: bool) -> dic
 
 def _unfold(name: str, x: jax.Array, size: int, batch: int, bias: jax.Array | None) -> jax.Array:
     """A result of joined batches; `bias` as it was, of one batch."""
-    x = x.reshape(size, batch, *x.shape[1:])
+    x = x.reshape(size, x.shape[0] // size, *x.shape[1:])
     if name == "dbias" and bias.shape[0] != batch:
         x = jnp.sum(x, axis=1, keepdims=True)
     return x.astype(bias.dtype) if name == "dbias" else x
@@ -80,12 +103,16 @@ def batched(
     @mappable.def_vmap
     def _(size: int, in_batched: list, arrays: dict) -> tuple[dict, dict]:
         (mapped,) = in_batched
-        if not _is_foldable(mapped, ragged, dropout, "sink" in wanted):
+        if not _is_foldable(mapped, dropout, "sink" in wanted):
             moving = {name: x for name, x in arrays.items() if mapped[name]}
             fixed = {name: x for name, x in arrays.items() if not mapped[name]}
             out = jax.lax.map(lambda some: mappable({**fixed, **some}), moving)
             return out, dict.fromkeys(out, True)
-        batch = arrays["q"].shape[1 if mapped["q"] else 0]
+        if ragged:
+            arrays, mapped = _with_starts(arrays, mapped)
+            batch = arrays["cu_seqlens_q"].shape[-1] - 1
+        else:
+            batch = arrays["q"].shape[1 if mapped["q"] else 0]
         bias = arrays.get("bias")
         if bias is not None and mapped["bias"]:
             bias = bias[0]

@@ -369,8 +369,8 @@ def ragged_attention(
     )
     options = options._replace(
         format="thd",
-        max_seqlen_q=-1 if max_seqlen_q is None else max_seqlen_q,
-        max_seqlen_kv=-1 if max_seqlen_kv is None else max_seqlen_kv,
+        max_seqlen_q=q.shape[0] if max_seqlen_q is None else max_seqlen_q,
+        max_seqlen_kv=k.shape[0] if max_seqlen_kv is None else max_seqlen_kv,
     )
 
     def restore(name: str, x: jax.Array) -> jax.Array:

@@ -57,6 +57,9 @@ SLOPES = jnp.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.1, 0.2, 0.3], [0.1, 0.9, 0.2, 
 SINKS = jax.random.normal(KEYS[1], (3, 4))
 DROPOUT_KEYS = jax.random.split(jax.random.key(1), 3)
 CU = jnp.array([0, 7, 16], jnp.int32)
+CUS = jnp.array([[0, 7, 16], [0, 4, 9], [0, 16, 16]], jnp.int32)
+STARTS = jnp.array([[0, 8, 16], [2, 6, 16], [3, 11, 16]], jnp.int32)  # of the lengths 4 and 5
+RAGGED_BIAS = jax.random.normal(KEYS[2], (3, 1, 4, 16, 16))
 
 
 def ragged(q, k, v):
@@ -104,12 +107,58 @@ MAPPED = {
         (0,),
     ),
     "ragged": (ragged, (stacked(Q), stacked(K), V), (0, 0, None)),
+    "ragged lengths": (
+        lambda q, cu: tea.ragged_attention(q, K[0], V[0], cu_seqlens_q=cu, cu_seqlens_kv=CU),
+        (stacked(Q)[:, 0], CUS),
+        (0, 0),
+    ),
+    "ragged gaps": (
+        lambda q, k, starts: tea.ragged_attention(
+            *(q, k, V[0]),
+            cu_seqlens_q=CUS[1],
+            cu_seqlens_kv=CUS[1],
+            offsets_q=starts,
+            offsets_kv=starts,
+            return_residual=True,
+        ),
+        (Q[0], stacked(K)[:, 0], STARTS),
+        (None, 0, 0),
+    ),
+    "ragged bias": (
+        lambda q, b: tea.ragged_attention(q, K[0], V[0], b, cu_seqlens_q=CU, cu_seqlens_kv=CU),
+        (stacked(Q)[:, 0], RAGGED_BIAS),
+        (0, 0),
+    ),
+    "one ragged bias": (
+        lambda q, b: tea.ragged_attention(q, K[0], V[0], b, cu_seqlens_q=CU, cu_seqlens_kv=CU),
+        (stacked(Q)[:, 0], RAGGED_BIAS[0]),
+        (0, None),
+    ),
+    "ragged slopes": (
+        lambda q, a: tea.ragged_attention(
+            q, K[0], V[0], alibi=a, cu_seqlens_q=CU, cu_seqlens_kv=CU
+        ),
+        (stacked(Q)[:, 0], SLOPES),
+        (0, 0),
+    ),
     "segments": (
         lambda q, ids: tea.attention(q, K, V, q_segment_ids=ids, max_segments=2),
         (Q, jnp.repeat(jnp.array([[1, 2], [1, 1], [0, 2]]), 8, 1)[:, None].repeat(2, 1)),
         (None, 0),
     ),
 }
+
+
+@pytest.mark.parametrize("name", [name for name in MAPPED if "ragged" in name])
+def test_ragged_sequences_of_all_members_are_one_call(name: str) -> None:
+    f, arrays, axes = MAPPED[name]
+    text = (
+        jax.jit(jax.vmap(jax.vmap(f, axes), axes))
+        .lower(*(x[None] if axis == 0 else x for x, axis in zip(arrays, axes, strict=True)))
+        .as_text()
+    )
+    assert "while" not in text
+    assert text.count("@tea_attention_forward(") == 1
 
 
 @pytest.mark.parametrize("name", MAPPED)
