@@ -118,9 +118,14 @@ std::vector<std::string> gpu_texts() {
 // The command that checks one random case again, where it was checked.
 std::string replay_of(uint64_t seed, const Options& options) {
   std::string command = "te-attn check --replay " + shown(seed);
+  if (options.parts) command += " --parts";
   if (!options.engine.empty()) command += " --engine " + options.engine;
   if (options.device != kHost) command += " --device " + shown(options.device);
   return command;
+}
+
+kit::Case drawn(uint64_t seed, const Options& options) {
+  return options.parts ? kit::draw_part(seed) : kit::draw(seed);
 }
 
 }  // namespace
@@ -203,7 +208,7 @@ struct Named {
 };
 
 // Cases by the engine that was asked for, on all cores. What no engine of the device takes on is
-// counted by itself; only double precision may be, unless the engine was named.
+// counted by itself; only what no GPU takes on may be, unless the engine was named.
 int check_all(uint64_t count, const std::function<Named(uint64_t)>& one, const Options& options) {
   Progress progress(count);
   std::atomic<uint64_t> next{0}, done{0}, failed{0}, refused{0};
@@ -222,8 +227,8 @@ int check_all(uint64_t count, const std::function<Named(uint64_t)>& one, const O
       const Named c = one(i);
       const kit::Report report = kit::check(c.test, options.engine, {options.device});
       progress.at(++done, failed);
-      const bool may_refuse =
-          options.device != kHost && (c.test.problem.dtype == TEA_FP64 || !options.engine.empty());
+      const bool may_refuse = options.device != kHost &&
+                              (!options.engine.empty() || !kit::runs_on_gpus(c.test.problem));
       if (report.ok()) continue;
       if (report.refused && may_refuse) {
         ++refused;
@@ -271,7 +276,8 @@ int check(const Options& options) {
   TEA_REQUIRE(replays == options.argument.empty(), "CASE", replays ? "given twice" : "missing",
               "a case in words, or --replay with its seed");
   if (options.argument == "-") return check_lines(options);
-  const kit::Case c = replays ? kit::draw(*options.replay) : kit::Case::parse(options.argument);
+  const kit::Case c =
+      replays ? drawn(*options.replay, options) : kit::Case::parse(options.argument);
   c.problem.check();
   const kit::Report report = kit::check(c, options.engine, {options.device});
   if (options.json)
@@ -284,7 +290,8 @@ int check(const Options& options) {
 int fuzz(const Options& options) {
   const auto one = [&](uint64_t i) {
     const uint64_t seed = options.seed + i;
-    return Named{kit::draw(seed), "seed " + shown(seed) + " (" + replay_of(seed, options) + ")"};
+    return Named{drawn(seed, options),
+                 "seed " + shown(seed) + " (" + replay_of(seed, options) + ")"};
   };
   return check_all(count_of(options), one, options);
 }

@@ -98,7 +98,13 @@ class Suite:
             raise RowError(f"no case ran: {said!r}")
         return said
 
-    def fuzz_others(self) -> str:
+    def fuzz_parts(self) -> str:
+        """Random parts of problems, by the library's choice and by every engine."""
+        count = self.draws // 4
+        chosen = self.draw(count, 200, "--parts", "--device", 0)
+        return f"chosen: {chosen}; {self.fuzz_others('--parts')}"
+
+    def fuzz_others(self, *more: str) -> str:
         """The same seeds on every engine of the GPU by its name, and on the CPU's."""
         explain = [self.program("te-attn"), "explain", ANY_PROBLEM, "--device", 0]
         engines = re.findall(r"^([\w-]+): accepts", self.run(explain, 60), re.MULTILINE)
@@ -107,7 +113,8 @@ class Suite:
         wheres = {engine: ("--engine", engine, "--device", 0) for engine in engines}
         wheres["cpu"] = ("--engine", "cpu")
         count = self.draws // 4
-        return "; ".join(f"{name}: {self.draw(count, 200, *at)}" for name, at in wheres.items())
+        every = wheres.items()
+        return "; ".join(f"{name}: {self.draw(count, 200, *more, *at)}" for name, at in every)
 
     def coverage(self) -> str:
         """Whether that matrix runs every kernel of the engines, as ncu sees them."""
@@ -340,6 +347,7 @@ ROWS = {
     "hopper-perturbed": functools.partial(Suite.perturbed, direction="forward"),
     "hopper-backward-perturbed": functools.partial(Suite.perturbed, direction="backward"),
     "fuzz-others": Suite.fuzz_others,
+    "fuzz-parts": Suite.fuzz_parts,
     "fuzz": Suite.fuzz,
     "first-call": lambda s: s.tests("FirstCall.*", 60),
     "device": lambda s: s.tests("Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*", 100),

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/error.h"
 #include "math/dropout.h"
 #include "math/load_store.h"
 
@@ -131,7 +130,7 @@ struct Builder {
     if (a.is_uniform)
       a.uniform_pair =
           make_sequence_pair(a.mask, 0, dense_sequence(size.max_q), dense_sequence(size.max_kv),
-                             run.origin[2], run.origin[3]);
+                             run.origin[2], run.origin[3], run.shift);
     a.batch = dense && size.max_q == 0 && size.max_kv == 0 ? 0 : size.batch;
     a.heads_q = p.heads_q, a.heads_kv = p.heads_kv, a.dim_qk = p.dim_qk, a.dim_v = p.v_dim();
     a.alibi = p.alibi, a.softmax = p.softmax;
@@ -143,39 +142,15 @@ struct Builder {
   }
 };
 
-// Options of a run that only the engines of the host support.
-void refuse_unknown(const Run& run) {
-  const auto refuse = [](const std::string& name, int64_t seen) {
-    throw Error(TEA_UNSUPPORTED, name + " is " + shown(seen) + "; needs 0 on a GPU");
-  };
-  if (run.origin_stride) refuse("run.origin_stride", run.origin_stride);
-  if (run.shift) refuse("run.shift", run.shift);
-}
-
 }  // namespace
 
-std::string result_type_limit(const Problem& p) {
-  const struct {
-    const char* name;
-    int32_t dtype;
-    bool is_used;
-  } types[] = {{"o_dtype", p.o_type(), true},
-               {"dout_dtype", p.dout_type(), p.training != 0},
-               {"dqkv_dtype", p.dqkv_type(), p.training != 0}};
-  for (const auto& t : types)
-    if (!p.is_fp8() && t.is_used && t.dtype != p.dtype)
-      return std::string(t.name) + " is " + std::string(dtype_name(t.dtype)) + "; needs " +
-             std::string(dtype_name(p.dtype)) + ", as q, on a GPU";
-  return "";
-}
-
 AttentionArguments make_arguments(const Problem& problem, const Run& run) {
-  refuse_unknown(run);
   AttentionArguments a{};
   const Builder build{problem, run};
   build.fill_tensors(a);
   build.fill_rules(a);
   std::memcpy(a.origin, run.origin, sizeof a.origin);
+  a.shift = run.shift, a.origin_stride = run.origin_stride;
   a.origin_device = run.origin_device, a.status = run.status, a.workspace = run.workspace;
   return a;
 }

@@ -33,11 +33,36 @@ TEA_DEVICE bool is_in_some_sequence(const SequenceLayout& layout, int batch, int
   return false;
 }
 
-// The position of the problem in the global one. dimension: 0 batch, 1 head, 2 row, 3 column.
-// *valid becomes false if the value had to be clamped.
-TEA_HOST_DEVICE int64_t origin_of(const AttentionArguments& args, int dimension, bool* valid) {
-  return clamp_origin(args.origin_device ? args.origin_device[dimension] : args.origin[dimension],
-                      valid);
+// The position of a sequence of the problem in the global one. dimension: 0 batch, 1 head, 2 row,
+// 3 column. *valid becomes false if the value had to be clamped, here and below.
+TEA_HOST_DEVICE int64_t origin_of(const AttentionArguments& args, int64_t batch, int dimension,
+                                  bool* valid) {
+  if (!args.origin_device) return clamp_origin(args.origin[dimension], valid);
+  return clamp_origin(args.origin_device[batch * args.origin_stride + dimension], valid);
+}
+
+// The number that is added to the diagonal of a sequence.
+TEA_HOST_DEVICE int64_t shift_of(const AttentionArguments& args, int64_t batch, bool* valid) {
+  if (!args.origin_stride) return args.shift;
+  return clamp_shift(args.origin_device[batch * args.origin_stride + 4], valid);
+}
+
+// `valid` says nothing of the lengths, which Sequence::valid does.
+TEA_HOST_DEVICE SequencePair sequence_pair_of(const AttentionArguments& args, int64_t batch,
+                                              const Sequence& q, const Sequence& kv, bool* valid) {
+  return make_sequence_pair(args.mask, batch, q, kv, origin_of(args, batch, 2, valid),
+                            origin_of(args, batch, 3, valid), shift_of(args, batch, valid));
+}
+
+// The origins that a run has: one, or one for each sequence.
+TEA_HOST_DEVICE int64_t num_origins(const AttentionArguments& args) {
+  return args.origin_stride ? args.batch : 1;
+}
+TEA_HOST_DEVICE bool is_origin_valid(const AttentionArguments& args, int64_t number) {
+  bool valid = true;
+  for (int i = 0; i < 4; ++i) origin_of(args, number, i, &valid);
+  shift_of(args, number, &valid);
+  return valid;
 }
 
 TEA_DEVICE void report_status(const AttentionArguments& args, int32_t bit) {

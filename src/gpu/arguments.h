@@ -3,7 +3,6 @@
 // header is needed.
 #pragma once
 #include <cstdint>
-#include <string>
 
 #include "core/tensors.h"
 #include "gpu/sequence_pair.h"
@@ -74,8 +73,11 @@ struct AttentionArguments {
   float* dsink;
   int64_t slopes_stride;
   const int64_t* rng;  // {seed, offset}; null: no dropout
-  int64_t origin[4];
+  int64_t origin[4], shift;
   const int64_t* origin_device;  // used instead of `origin` unless null
+  // From one sequence's origin_device to the next, whose fifth number is used instead of `shift`;
+  // 0: all sequences have the same origin.
+  int64_t origin_stride;
   int32_t* status;
   void* workspace;
 
@@ -88,10 +90,6 @@ struct AttentionArguments {
   float scale, softcap;        // softcap 0: none
   int32_t dp_dtype;            // of dS in dQ = dS K and dK = dS^T Q: an FP8 type, or that of dO
 };
-
-// Which of a Problem's types no kernel writes or reads; empty if there is none. Results of 16-bit
-// inputs in other types are for the engines of the host.
-std::string result_type_limit(const Problem& problem);
 
 // Pointers that `run` does not have are null.
 AttentionArguments make_arguments(const Problem& problem, const Run& run);

@@ -10,20 +10,21 @@ namespace tea {
 struct SequencePair {
   int64_t batch;
   Sequence q, kv;
-  int64_t diagonal;  // key - row on the mask's diagonal
-  int64_t origin_row, origin_col;
+  int64_t diagonal;  // key - row on the mask's diagonal, `shift` included
+  int64_t origin_row, origin_col, shift;
   Band band;
   Columns attended;  // the keys that some row attends to; kernels load all others as zero
 };
 
 TEA_HOST_DEVICE SequencePair make_sequence_pair(const MaskRule& mask, int64_t batch,
                                                 const Sequence& q, const Sequence& kv,
-                                                int64_t origin_row, int64_t origin_col) {
+                                                int64_t origin_row, int64_t origin_col,
+                                                int64_t shift) {
   SequencePair pair;
   pair.batch = batch;
   pair.q = q, pair.kv = kv;
-  pair.diagonal = diagonal(mask.bottom_right, q.length, kv.length);
-  pair.origin_row = origin_row, pair.origin_col = origin_col;
+  pair.diagonal = diagonal(mask.bottom_right, q.length, kv.length) + shift;
+  pair.origin_row = origin_row, pair.origin_col = origin_col, pair.shift = shift;
   pair.band = band(mask, pair.diagonal, origin_row, origin_col);
   pair.attended = {visible_columns(pair.band, 0, kv.length).begin,
                    visible_columns(pair.band, q.length - 1, kv.length).end};

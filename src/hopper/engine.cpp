@@ -71,6 +71,9 @@ std::string bad_stride(std::initializer_list<NamedStrides> rows) {
 
 constexpr Known kKnown[] = {
     {"dtype", 1u << TEA_FP16 | 1u << TEA_BF16},
+    {"o_dtype", 1u << TEA_FP32},
+    {"dout_dtype", 1u << TEA_FP16 | 1u << TEA_BF16},
+    {"dqkv_dtype", 1u << TEA_FP32},
     {"bias_dtype", 1u << TEA_FP32},
     {"training", below(2)},
     {"deterministic", below(2)},
@@ -139,6 +142,11 @@ Attempt plan(const Problem& p, const Device& device) {
 }
 
 std::string backward_limit(const Problem& p) {
+  for (const auto& [name, dtype] :
+       {std::pair{"o_dtype", p.o_type()}, std::pair{"dout_dtype", p.dout_type()}})
+    if (dtype != p.dtype)
+      return std::string(name) + " is " + std::string(dtype_name(dtype)) + "; backward needs " +
+             std::string(dtype_name(p.dtype)) + ", as q";
   const Geometry size = default_geometry(p);
   const std::string stride =
       bad_stride({{"dout", size.dout}, {"dq", size.dq}, {"dk", size.dk}, {"dv", size.dv}});

@@ -14,9 +14,9 @@ TEA_DEVICE Sequence sequence_of(const AttentionArguments& args, const SequenceLa
   return s;
 }
 
-TEA_DEVICE int64_t origin_of(const AttentionArguments& args, int dimension) {
+TEA_DEVICE int64_t origin_of(const AttentionArguments& args, int64_t batch, int dimension) {
   bool valid = true;
-  const int64_t origin = tea::origin_of(args, dimension, &valid);
+  const int64_t origin = tea::origin_of(args, batch, dimension, &valid);
   if (!valid) report_status(args, TEA_STATUS_BAD_ORIGIN);
   return origin;
 }
@@ -29,7 +29,10 @@ TEA_DEVICE SequencePair sequence_pair_of(const AttentionArguments& args, int64_t
   }
   const Sequence q = sequence_of(args, args.queries, batch);
   const Sequence kv = sequence_of(args, args.keys, batch);
-  return make_sequence_pair(args.mask, batch, q, kv, origin_of(args, 2), origin_of(args, 3));
+  bool valid = true;
+  const SequencePair seq = tea::sequence_pair_of(args, batch, q, kv, &valid);
+  if (!valid) report_status(args, TEA_STATUS_BAD_ORIGIN);
+  return seq;
 }
 
 // The index of the first element of row 0 of a head. Not for paged keys.

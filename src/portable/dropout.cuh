@@ -11,7 +11,7 @@ struct DropoutState {
   uint32_t stream, threshold;
 };
 TEA_DEVICE DropoutState dropout_state(const AttentionArguments& args, int64_t b, int64_t head) {
-  return {rng_of(args), dropout_stream(b + origin_of(args, 0), head + origin_of(args, 1)),
+  return {rng_of(args), dropout_stream(b + origin_of(args, b, 0), head + origin_of(args, b, 1)),
           args.dropout_threshold};
 }
 

@@ -5,7 +5,6 @@
 #include "core/driver.h"
 #include "core/error.h"
 #include "core/registry.h"
-#include "gpu/arguments.h"
 #include "portable/backward/backward.h"
 #include "portable/backward/limits.h"
 #include "portable/forward/forward.h"
@@ -86,8 +85,9 @@ Attempt plan_portable(const Problem& problem, const Device& device) {
   TEA_REFUSE_IF(device.is_host(), "device is the host; it runs on a GPU");
   TEA_REFUSE_IF(device.sm < kLeastSm,
                 "device is sm_" + shown(device.sm) + "; needs sm_" + shown(kLeastSm) + " or later");
-  const std::string type = result_type_limit(problem);
-  TEA_REFUSE_IF(!type.empty(), type);
+  TEA_REFUSE_IF(problem.training && !problem.is_fp8() && problem.dout_type() != problem.dtype,
+                "dout_dtype is " + std::string(dtype_name(problem.dout_type())) + "; needs " +
+                    std::string(dtype_name(problem.dtype)) + ", as q");
   const std::string limit =
       problem.training ? backward_limit(problem, default_geometry(problem)) : "";
   TEA_REFUSE_IF(!limit.empty(), limit);

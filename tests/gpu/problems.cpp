@@ -31,7 +31,7 @@ std::vector<Work> all_lines() {
 }
 
 // The problems that ran, by engine, and those that were refused. A refusal by an engine that was
-// named is its right; the library may refuse double precision only.
+// named is its right; the library may refuse what no GPU runs.
 struct Tally {
   std::map<std::string, int> ran, refused;
   int failed = 0;
@@ -49,7 +49,7 @@ Tally run_all(const std::string& engine, Around around, int shared_bytes = 0) {
                                 {.device = kGpu, .around = around, .shared_bytes = shared_bytes});
     if (report.lost) lost = true;
     const std::lock_guard lock(mutex);
-    const bool may_refuse = !engine.empty() || lines[i].test.problem.dtype == TEA_FP64;
+    const bool may_refuse = !engine.empty() || !runs_on_gpus(lines[i].test.problem);
     if (report.refused && may_refuse) {
       ++tally.refused[engine.empty() ? "the library" : engine];
       return;

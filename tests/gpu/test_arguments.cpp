@@ -68,6 +68,16 @@ TEST(Arguments, KnowsTheSequencesOfADenseBatch) {
   EXPECT_EQ(args.uniform_pair.attended.end, 8);
 }
 
+TEST(Arguments, ShiftsTheDiagonalOfADenseBatch) {
+  Bench t("dtype=fp16 batch=2 seqlen_q=5 seqlen_kv=9 heads_q=1 heads_kv=1 dim_qk=8 causal=1");
+  t.run.shift = -2;
+  const AttentionArguments args = t.arguments();
+  ASSERT_TRUE(args.is_uniform);
+  EXPECT_EQ(args.uniform_pair.diagonal, -2);
+  EXPECT_EQ(args.uniform_pair.band.hi, -2);
+  EXPECT_EQ(args.uniform_pair.attended.end, 3);  // of row 4
+}
+
 TEST(Arguments, LeavesSequencesToTheDeviceWhereMemoryThereSaysTheirPlace) {
   const int64_t origin[4] = {};
   Bench t("dtype=fp16 batch=2 seqlen_q=5 seqlen_kv=9 heads_q=1 heads_kv=1 dim_qk=8");

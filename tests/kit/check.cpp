@@ -404,6 +404,11 @@ std::vector<char> kept_by(const Case& c, std::string_view engine, int device,
   return kept;
 }
 
+bool runs_on_gpus(const Problem& problem) {
+  if (problem.dtype == TEA_FP64) return false;
+  return problem.is_fp8() || !problem.training || problem.dout_type() == problem.dtype;
+}
+
 std::vector<std::string> host_engines() { return engines_of(kHost); }
 
 void compare(const Inputs& inputs, Report& report, Solve solve, const std::vector<char>& kept) {

@@ -51,11 +51,15 @@ std::vector<char> kept_by(const Case& c, std::string_view engine, int device,
 uint64_t workspace_for(const Problem& problem, const tea_run& run, int device,
                        std::string_view engine, Direction direction);
 
+// Whether the library runs a valid problem on every GPU: not in double precision, and not where the
+// gradient of O is in another type than 16-bit inputs.
+bool runs_on_gpus(const Problem& problem);
+
 // The engines that run on the host, by name. Each accepts every valid problem, so that a test runs
 // every case on every one of them.
 std::vector<std::string> host_engines();
-// Those that run on a device. On a GPU the first choice of the library accepts every valid problem
-// but double precision; others may refuse.
+// Those that run on a device. On a GPU the first choice of the library accepts whatever
+// runs_on_gpus(); others may refuse.
 std::vector<std::string> engines_of(int device);
 
 // Called after each direction, before anything is compared: what a faulty engine might do, so that

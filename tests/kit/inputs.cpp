@@ -304,15 +304,21 @@ const tea_run& Inputs::run(uint64_t workspace) {
 }
 
 // Numbers of sequences between which there is one that must not be read.
+constexpr int64_t kStride = 6;
+
+size_t Inputs::origin_bytes() const {
+  const int64_t numbers = case_.has_steps() ? std::max<int64_t>(extents_.batch, 1) * kStride : 4;
+  return static_cast<size_t>(numbers) * sizeof(int64_t);
+}
+
 void Inputs::place_origin() {
-  constexpr int64_t kStride = 6;
   const bool strided = case_.has_steps();
   if (!strided) {
     run_.shift = case_.shift;
     origin_memory_.assign(case_.origin, case_.origin + 4);
   } else {
     run_.origin_stride = kStride;
-    origin_memory_.assign(static_cast<size_t>(std::max<int64_t>(extents_.batch, 1) * kStride), -1);
+    origin_memory_.assign(origin_bytes() / sizeof(int64_t), -1);
     for (int64_t b = 0; b < extents_.batch; ++b)
       for (int i = 0; i < 5; ++i)
         origin_memory_[static_cast<size_t>(b * kStride + i)] =

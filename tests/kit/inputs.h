@@ -45,6 +45,7 @@ class Inputs {
   // filled with, and the status word that came back.
   std::vector<Storage>& storages() { return storages_; }
   uint32_t poison_word() const;
+  size_t origin_bytes() const;  // of run().origin_device, if there is one
   void set_status(int32_t status) { status_ = status; }
 
   double value(tea_tensor t, const Index& at) const;  // at: batch, head, row, column

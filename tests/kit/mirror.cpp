@@ -23,7 +23,7 @@ Mirror::Mirror(Gpu& gpu, Inputs& inputs, Around around)
       inputs_(inputs),
       around_(around),
       status_(sizeof(int32_t), 16),
-      origin_(4 * sizeof(int64_t), 16),
+      origin_(inputs.origin_bytes(), 16),
       red_{Storage(kRedzone, 16), Storage(kRedzone, 16)},
       pointers_(TEA_TENSOR_COUNT) {
   for (Storage& storage : inputs.storages()) pieces_.push_back({&storage, nullptr, nullptr});

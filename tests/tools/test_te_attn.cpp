@@ -117,11 +117,14 @@ TEST(TeAttn, FuzzCountsWhatFails) {
   EXPECT_EQ(te_attn("fuzz --count 5 --seed 10").out, "0 of 5 cases failed, 0 refused\n");
   EXPECT_EQ(te_attn("fuzz 5 --json --engine reference").out,
             "{\"cases\": 5, \"failed\": 0, \"refused\": 0}\n");
+  EXPECT_EQ(te_attn("fuzz 5 --parts").out, "0 of 5 cases failed, 0 refused\n");
 }
 
 TEST(TeAttn, FuzzNamesTheCommandThatRepeatsAFailure) {
   const Outcome gpu = te_attn("fuzz 1 --seed 7 --device 99");
   EXPECT_TRUE(holds(gpu.out, "seed 7 (te-attn check --replay 7 --device 99)\n")) << gpu.out;
+  const Outcome part = te_attn("fuzz 1 --parts --seed 7 --device 99");
+  EXPECT_TRUE(holds(part.out, "(te-attn check --replay 7 --parts --device 99)\n")) << part.out;
   EXPECT_EQ(gpu.code, 1);
 }
 

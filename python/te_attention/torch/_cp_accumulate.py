@@ -16,11 +16,6 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.itemsize == 2 else dtype
 
 
-def dtype_of_parts(like: Tensor) -> torch.dtype:
-    """The type that the engines write: on a GPU they know no wider one than that of q yet."""
-    return like.dtype if like.is_cuda else wide(like.dtype)
-
-
 class Region:
     """Rows of pieces of a shard: a slice of dense tensors, all of ragged ones."""
 
@@ -69,7 +64,6 @@ class Output:
         self.p, self.operands, self.shard, self.direct = p, operands, shard, direct
         q = operands.q
         self.dtype = q.dtype if direct else wide(q.dtype)
-        self.parts_dtype = q.dtype if direct else dtype_of_parts(q)
         self.o = empty_o(q, dim_v, self.dtype, p.q.format)
         self.lse = statistic_like(p, q, -torch.inf)
         self.max = statistic_like(p, q, -torch.inf) if p.max_logit else None
@@ -80,20 +74,18 @@ class Output:
         """Computes a part."""
         region = Region(self.p.q, self.shard, pieces)
         first = not (region.pieces & self.written)
-        if first and self.parts_dtype == self.dtype:
-            target = (self.o, self.lse, self.max)
-        else:
-            target = self._scratch()
+        target = (self.o, self.lse, self.max) if first else self._scratch()
         views = (region.of(target[0]), *(region.of_rows(t) for t in target[1:]))
         run_forward(*views, arguments)
-        if target[0] is not self.o:
+        if not first:
             self._merge(region, views)
         self.written |= region.pieces
 
     def _scratch(self) -> tuple:
         if self.scratch is None:
+            # As O, whose strides a part must have in order to be merged.
             empty = torch.empty_strided(
-                self.o.shape, self.o.stride(), dtype=self.parts_dtype, device=self.o.device
+                self.o.shape, self.o.stride(), dtype=self.dtype, device=self.o.device
             )
             most = None if self.max is None else torch.empty_like(self.max)
             self.scratch = (empty, torch.empty_like(self.lse), most)
@@ -101,11 +93,6 @@ class Output:
 
     def _merge(self, region: Region, views: tuple) -> None:
         part, lse, most = views
-        if part.dtype != self.dtype:
-            wider = torch.empty_strided(
-                self.o.shape, self.o.stride(), dtype=self.dtype, device=self.o.device
-            )
-            part = region.of(wider).copy_(part)
         merge_rows(self.p.q.format, region.of(self.o), region.of_rows(self.lse), part, lse)
         if most is not None:
             kept = region.of_rows(self.max)
@@ -175,7 +162,7 @@ class Gradients:
     def __init__(self, p: Problem, operands: Operands, shard: Shard) -> None:
         self.p, self.operands, self.shard = p, operands, shard
         q = operands.q
-        self.dtype, self.parts_dtype = wide(q.dtype), dtype_of_parts(q)
+        self.dtype = wide(q.dtype)
         self.dq = torch.empty(q.shape, dtype=self.dtype, device=q.device)
         self.written: set[int] = set()
         self.dbias = None if operands.bias is None else _sums_of_bias(p, operands.bias)
@@ -205,18 +192,19 @@ class Gradients:
             _clear(self.p.q, self.shard, region.pieces - self.written, [self.dq])
         if not first_k:
             _clear(sums.side, sums.shard, keys.pieces - sums.written, sums.tensors)
-        as_is = self.parts_dtype == self.dtype
-        dq = self._target(region.of(self.dq), first_q and as_is)
-        dk, dv = (self._target(keys.of(t), first_k and as_is) for t in sums.tensors)
+        dq = self._target(region.of(self.dq), first_q)
+        dk, dv = (self._target(keys.of(t), first_k) for t in sums.tensors)
         dout, dlse, o, lse = incoming
         rows = [region.of_rows(t) for t in (dlse, lse)]
         rows = [None if t is None else t.contiguous() for t in rows]
         given = (region.of(dout), rows[0], region.of(o), rows[1])
         wants = (self.dbias is not None, sink)
         dbias, dsink = run_backward((dq, dk, dv), given, wants, arguments)
-        _sum(region.of(self.dq), dq, first_q)
+        if not first_q:
+            region.of(self.dq).add_(dq)
         for to, part in zip(sums.tensors, (dk, dv), strict=True):
-            _sum(keys.of(to), part, first_k)
+            if not first_k:
+                keys.of(to).add_(part)
         self.written |= region.pieces
         sums.written |= keys.pieces
         if self.dbias is not None:
@@ -224,10 +212,9 @@ class Gradients:
         if sink:
             self.dsink += dsink
 
-    def _target(self, view: Tensor, as_is: bool) -> Tensor:
-        if as_is:
-            return view
-        return torch.empty(view.shape, dtype=self.parts_dtype, device=view.device)
+    @staticmethod
+    def _target(view: Tensor, first: bool) -> Tensor:
+        return view if first else torch.empty_like(view)
 
     def finish(self) -> Tensor:
         """dQ in the type of q; zero for rows that no part has."""
@@ -240,15 +227,6 @@ def _clear(side: Side, shard: Shard, pieces: Iterable[int], tensors: list[Tensor
     for i in pieces:
         for tensor in tensors:
             Region(side, shard, (i,)).of(tensor).zero_()
-
-
-def _sum(to: Tensor, part: Tensor, first: bool) -> None:
-    if part.data_ptr() == to.data_ptr() and part.dtype == to.dtype:
-        return
-    if first:
-        to.copy_(part)
-    else:
-        to += part
 
 
 def _sums_of_bias(p: Problem, bias: Tensor) -> Tensor:

@@ -68,15 +68,23 @@ struct Epilogue {
       if constexpr (T::kSlabs == 2) stage_gradient<32>(x);
     } else {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) store_row(x, w, to, dim, factor, r);
+      for (int r = 0; r < 2; ++r)
+        if (to.dtype == TEA_FP32)
+          store_fp32_row(x, w, to, dim, factor, r);
+        else
+          store_row(x, w, to, dim, factor, r);
     }
+  }
+  // The offset of the thread's row in dV or dK.
+  TEA_DEVICE int64_t row_offset(const WorkTile& w, const StridedTensor& to, int key) {
+    return T::batch_of(p.args.keys, w) * to.batch + w.head_kv * to.head +
+           int64_t{w.start_kv + key} * to.seq;
   }
   // One of the thread's rows, together with the other lanes of its quad: eight columns each.
   TEA_DEVICE void store_row(const Gradient& x, const WorkTile& w, const StridedTensor& to, int dim,
                             float factor, int r) {
     const int key = w.first_key + 64 * consumer + accumulator_row(2 * r), column = lane() % 4 * 8;
-    uint16_t* const row = static_cast<uint16_t*>(to.data) + T::batch_of(p.args.keys, w) * to.batch +
-                          w.head_kv * to.head + int64_t{w.start_kv + key} * to.seq + column;
+    uint16_t* const row = static_cast<uint16_t*>(to.data) + row_offset(w, to, key) + column;
 #pragma unroll
     for (int c = 0; c < T::kDim / 32; ++c) {
       uint32_t a[4];
@@ -89,6 +97,18 @@ struct Epilogue {
       if (key < w.keys && 32 * c + column < dim)
         *reinterpret_cast<uint4*>(row + 32 * c) = {a[0], a[1], a[2], a[3]};
     }
+  }
+  // The same in fp32: a quad has eight columns, which are a sector.
+  TEA_DEVICE void store_fp32_row(const Gradient& x, const WorkTile& w, const StridedTensor& to,
+                                 int dim, float factor, int r) {
+    const int key = w.first_key + 64 * consumer + accumulator_row(2 * r);
+    float* const row = static_cast<float*>(to.data) + row_offset(w, to, key) + lane() % 4 * 2;
+    if (key >= w.keys) return;
+#pragma unroll
+    for (int n = 0; n < T::kDim / 8; ++n)
+      if (8 * n < dim)
+        *reinterpret_cast<float2*>(row + 8 * n) = {x[4 * n + 2 * r] * factor,
+                                                   x[4 * n + 2 * r + 1] * factor};
   }
 };
 
@@ -165,6 +185,9 @@ struct StoreWarp {
     completed_state.advance();
   }
 
+  static TEA_DEVICE void* element(const StridedTensor& x, int64_t at) {
+    return static_cast<char*>(x.data) + at * (x.dtype == TEA_FP32 ? 4 : 2);
+  }
   TEA_DEVICE void add_dq(const WorkTile& w, int head, int block) {
     if (!take_pair()) return;
     const AttentionArguments& a = p.args;
@@ -178,12 +201,8 @@ struct StoreWarp {
                const int column = kBlockM == 128 ? 0 : 64 * i;
                const int64_t at = T::batch_of(a.queries, w) * a.dq.batch + head * a.dq.head +
                                   int64_t{w.start_q + row + row_offset} * a.dq.seq + column;
-               return CompletedUnit{sums + i * kUnitFloats,
-                                    static_cast<uint16_t*>(a.dq.data) + at,
-                                    a.dq.seq,
-                                    w.rows - row - row_offset,
-                                    a.dim_qk - column,
-                                    a.scale};
+               return CompletedUnit{sums + i * kUnitFloats,    element(a.dq, at), a.dq.seq,
+                                    w.rows - row - row_offset, a.dim_qk - column, a.scale};
              });
   }
   // Adds 64 columns of dV or dK: slab `slab` of both, dV's first.
@@ -197,12 +216,8 @@ struct StoreWarp {
       const int key = w.first_key + 64 * i;
       const int64_t at = T::batch_of(p.args.keys, w) * x.batch + w.head_kv * x.head +
                          int64_t{w.start_kv + key} * x.seq + column;
-      return CompletedUnit{sums + i * kUnitFloats,
-                           static_cast<uint16_t*>(x.data) + at,
-                           x.seq,
-                           w.keys - key,
-                           dim - column,
-                           factor};
+      return CompletedUnit{sums + i * kUnitFloats, element(x, at), x.seq,
+                           w.keys - key,           dim - column,   factor};
     });
   }
   TEA_DEVICE void add_gradients(const WorkTile& w) {

@@ -4,7 +4,7 @@
 //   load warp        K V, then Q and dO of each step
 //   consumers        S dP | P, dS | dV | dQ dK | ...     mainloop.cuh has the products
 //   store warps      add dQ of each step to global memory, in the order of the key blocks
-//   postprocess warps  convert rows of dQ that are complete to 16 bits
+//   postprocess warps  convert rows of dQ that are complete to its type
 #pragma once
 #include "hopper/backward/mainloop.cuh"
 #include "hopper/backward/postprocess.cuh"
@@ -34,7 +34,7 @@ struct BackwardKernel {
     } else if (warp < kFirstPostprocessWarp) {
       if (elect_one()) StoreWarp<C>{p, s, warp - kFirstStoreWarp}.run();
     } else {
-      PostprocessWarp<C>{s, warp - kFirstPostprocessWarp}.run();
+      PostprocessWarp<C>{p, s, warp - kFirstPostprocessWarp}.run();
     }
   }
   static TEA_DEVICE void run(const KernelParams& p) {

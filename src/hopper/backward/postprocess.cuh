@@ -1,6 +1,6 @@
-// The postprocess warps: convert units that have received their last contribution to 16 bits and
-// store them. Each store warp has two postprocess warps, which take half of the rows of a unit
-// each.
+// The postprocess warps: convert units that have received their last contribution to the type of
+// the gradients and store them. Each store warp has two postprocess warps, which take half of the
+// rows of a unit each.
 #pragma once
 #include "hopper/backward/epilogue.cuh"
 
@@ -13,6 +13,7 @@ struct PostprocessWarp {
   // A piece is 16 rows by 32 columns of a unit.
   static constexpr int kPieces = 8, kPieceFloats = 16 * 32;  // of a pair of units, for one warp
 
+  const KernelParams& p;
   typename T::SharedStorage& s;
   const int warp;  // among the postprocess warps
   Pipeline<1>& completed = s.pipeline_completed[warp / 2];
@@ -55,7 +56,24 @@ struct PostprocessWarp {
     const int row = 16 * strip_of(piece) + lane() / 4 + 8 * r;
     const int column = 32 * half_of(piece) + lane() % 4 * 8;
     if (row < u.rows && column < u.columns)
-      *reinterpret_cast<uint4*>(u.to + row * u.row_stride + column) = {x[0], x[1], x[2], x[3]};
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(u.to) + row * u.row_stride + column) = {
+          x[0], x[1], x[2], x[3]};
+  }
+  // The same in fp32: two columns of each eight by each lane.
+  TEA_DEVICE void scale(int piece, int r) {
+    const CompletedUnit& u = unit_of(piece);
+    const float2* const from =
+        reinterpret_cast<const float2*>(s.pieces[warp][piece_state.stage]) + 2 * lane() + r;
+    const int row = 16 * strip_of(piece) + lane() / 4 + 8 * r;
+    if (row >= u.rows) return;
+    float* const to = static_cast<float*>(u.to) + row * u.row_stride + 32 * half_of(piece);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (32 * half_of(piece) + 8 * j < u.columns) {
+        const float2 pair = from[64 * j];
+        *reinterpret_cast<float2*>(to + 8 * j + lane() % 4 * 2) = {pair.x * u.factor,
+                                                                   pair.y * u.factor};
+      }
   }
   TEA_DEVICE void convert_pair() {
     if (lane() == 0) {
@@ -67,8 +85,13 @@ struct PostprocessWarp {
       if (lane() == 0 && piece + 1 < kPieces) load(piece + 1, piece_state.stage ^ 1);
       wait(s.piece_loaded[warp][piece_state.stage], piece_state.parity);
       if (is_stored(piece)) {
-        convert(piece, 0);
-        convert(piece, 1);
+        if (p.args.dq.dtype == TEA_FP32) {
+#pragma unroll 1  // registers
+          for (int r = 0; r < 2; ++r) scale(piece, r);
+        } else {
+          convert(piece, 0);
+          convert(piece, 1);
+        }
       }
       piece_state.advance();
       fence_proxy_async();  // the next load overwrites what ordinary loads have read

@@ -22,10 +22,12 @@ TEA_DEVICE float2 unpack(uint32_t pair) {
 
 // Zeroes a row of all heads, whose first element is `first`. Called by a warp.
 TEA_DEVICE void zero_row(const StridedTensor& x, int64_t first, int heads, int dim) {
-  uint16_t* const to = static_cast<uint16_t*>(x.data) + first;
-  const int chunks = dim / 8;  // of 16 bytes
-  for (int i = lane(); i < heads * chunks; i += 32)
-    *reinterpret_cast<uint4*>(to + i / chunks * x.head + i % chunks * 8) = uint4{};
+  const int per_chunk = x.dtype == TEA_FP32 ? 4 : 8;  // elements of 16 bytes
+  const int chunks = dim / per_chunk;
+  for (int i = lane(); i < heads * chunks; i += 32) {
+    const int64_t at = first + i / chunks * x.head + i % chunks * per_chunk;
+    *reinterpret_cast<uint4*>(static_cast<char*>(x.data) + at * 16 / per_chunk) = uint4{};
+  }
 }
 
 // A warp's view of the rows and keys of one sequence.
@@ -40,8 +42,7 @@ struct SequenceTask {
 
   TEA_DEVICE SequenceTask(const KernelParams& params, int b) : p(params), batch(b) {
     bool valid = true;
-    pair = make_sequence_pair(a.mask, b, sequence_of(a.queries, b), sequence_of(a.keys, b),
-                              origin_of(a, 2, &valid), origin_of(a, 3, &valid));
+    pair = sequence_pair_of(a, b, sequence_of(a.queries, b), sequence_of(a.keys, b), &valid);
     rows = attending_rows(pair), keys = pair.attended;
     if (rows.begin >= rows.end || keys.begin >= keys.end) rows = keys = {0, 0};
     row_block = static_cast<int>(p.work.row_blocks.first(a.queries, kBlockM, b, pair.q.length));
@@ -155,9 +156,8 @@ TEA_DEVICE void validate(const AttentionArguments& a, int thread, int threads) {
   for (int i = thread; i < static_cast<int>(a.batch); i += threads)
     if (!sequence_of(a.queries, i).valid || !sequence_of(a.keys, i).valid)
       report_status(a, TEA_STATUS_BAD_LENGTHS);
-  bool valid = true;
-  for (int i = thread; i < 4; i += threads) origin_of(a, i, &valid);
-  if (!valid) report_status(a, TEA_STATUS_BAD_ORIGIN);
+  for (int64_t i = thread; i < num_origins(a); i += threads)
+    if (!is_origin_valid(a, i)) report_status(a, TEA_STATUS_BAD_ORIGIN);
 }
 
 template <Type kType, int kBlockM>

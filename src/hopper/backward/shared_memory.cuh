@@ -15,7 +15,7 @@ namespace tea::hopper::backward {
 // beyond `rows` and `columns` are not stored.
 struct CompletedUnit {
   const float* from;
-  uint16_t* to;
+  void* to;
   int64_t row_stride;
   int rows, columns;
   float factor;

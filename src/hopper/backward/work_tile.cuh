@@ -55,8 +55,7 @@ TEA_DEVICE SequenceBounds bounds_of(const TileParams& p, int batch) {
   const AttentionArguments& a = p.args;
   bool valid;
   const SequencePair pair =
-      make_sequence_pair(a.mask, batch, sequence_of(a.queries, batch), sequence_of(a.keys, batch),
-                         origin_of(a, 2, &valid), origin_of(a, 3, &valid));
+      sequence_pair_of(a, batch, sequence_of(a.queries, batch), sequence_of(a.keys, batch), &valid);
   const Columns rows = attending_rows(pair), keys = pair.attended;
   SequenceBounds b{};
   if (rows.begin >= rows.end || keys.begin >= keys.end) return b;

@@ -9,8 +9,8 @@ namespace tea::hopper {
 TEA_DEVICE void describe_dropout(WorkTile& w, const AttentionArguments& a) {
   bool valid;
   w.rng = rng_of(a);
-  w.dropout_stream =
-      dropout_stream(w.batch + origin_of(a, 0, &valid), w.head + origin_of(a, 1, &valid));
+  w.dropout_stream = dropout_stream(w.batch + origin_of(a, w.batch, 0, &valid),
+                                    w.head + origin_of(a, w.batch, 1, &valid));
 }
 
 // The row of the sequence and the key of the tile of the thread's first element.

@@ -66,6 +66,19 @@ struct Epilogue {
         *reinterpret_cast<uint2*>(to + 16 * c) = uint2{odd ? got : pair[0], odd ? pair[1] : got};
     }
   }
+  // The same in fp32: a quad has the 32 bytes of a sector as it is.
+  TEA_DEVICE void store_fp32_row(const Output& o, const WorkTile& w, int r, float factor) {
+    const int row = first_row(w) + accumulator_row(2 * r);
+    float* const to =
+        static_cast<float*>(p.args.o.data) + row_offset(p.args.o, w, row) + lane() % 4 * 2;
+    if (row >= w.seqlen_q) return;
+#pragma unroll
+    for (int n = 0; n < T::kDimV / 8; ++n) {
+      const float2 pair = {o[4 * n + 2 * r] * factor, o[4 * n + 2 * r + 1] * factor};
+      if (8 * n < p.args.dim_v)
+        *reinterpret_cast<float2*>(to + 8 * n) = factor == 0 ? float2{} : pair;
+    }
+  }
   // Writes O to shared memory, from which the store warp stores it.
   TEA_DEVICE void stage_for_store_warp(const Output& o, const float (&factor)[2]) {
     Pipeline<1>& pipeline = s.pipeline_o[consumer];
@@ -89,11 +102,15 @@ struct Epilogue {
   TEA_DEVICE void store(const Output& o, const Result& result, const WorkTile& w) {
     const float kept = C.general() || C.dropout() ? p.args.keep_factor : 1;
     const float factor[2] = {result.row[0].factor * kept, result.row[1].factor * kept};
-    if constexpr (C.tile.tma_store)
+    if (p.args.o.dtype == TEA_FP32) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) store_fp32_row(o, w, r, factor[r]);
+    } else if constexpr (C.tile.tma_store) {
       stage_for_store_warp(o, factor);
-    else
+    } else {
 #pragma unroll
       for (int r = 0; r < 2; ++r) store_row(o, w, r, factor[r]);
+    }
   }
 };
 
@@ -126,6 +143,7 @@ struct StoreWarp {
       // Before the tile is complete: otherwise the scheduler warp could not publish the next one.
       s.work.pipeline.consumer_release(work_state);
       work_state.advance();
+      if (p.args.o.dtype == TEA_FP32) continue;  // the consumers store O
 #pragma unroll
       for (int c = 0; c < T::kConsumers; ++c) {
         const int row = first_row + 64 * c;

@@ -31,7 +31,7 @@ struct ForwardKernel {
 
   static TEA_DEVICE void init(const KernelParams& p, SharedStorage& s) {
     for (const TensorMap* map : {&p.q, &p.k, &p.v}) prefetch_tensor_map(*map);
-    if (C.tile.tma_store) prefetch_tensor_map(p.o);
+    if (stores_by_tma<C>(p.args)) prefetch_tensor_map(p.o);
     if (C.bias() && p.bias_rows) prefetch_tensor_map(p.bias);
     T::init_pipelines(s);
   }

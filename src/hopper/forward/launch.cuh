@@ -54,7 +54,7 @@ Outcome encode_maps(KernelParams* p, const AttentionArguments& a) {
       {"cuTensorMapEncodeTiled of o", &p->o, a.o, a.queries, a.dim_v, a.heads_q, 64},
   };
   for (const auto& t : tensors) {
-    if (t.to == &p->o && !C.tile.tma_store) continue;
+    if (t.to == &p->o && !stores_by_tma<C>(a)) continue;
     // An empty tensor may be NULL. Nothing of it is read, but a map needs an address.
     const void* const data = t.x.data ? t.x.data : a.q.data;
     const int code = encode_rows(t.to, data, t.x, t.layout, t.dim, t.heads, a.batch, C.type,

@@ -8,7 +8,7 @@
 namespace tea::hopper {
 
 struct KernelParams {
-  TensorMap q, k, v, o;  // o: of configurations with tma_store
+  TensorMap q, k, v, o;  // o: of 16-bit O in configurations with tma_store
   AttentionArguments args;
   TileCounter* counter;  // null: CTA i takes tiles i, i + gridDim.x, and so on
   TileOrder order;       // of dense queries

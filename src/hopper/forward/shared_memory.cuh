@@ -11,6 +11,12 @@
 
 namespace tea::hopper {
 
+// Whether the store warp stores O. The consumers store O in fp32, for which there is no room.
+template <KernelConfig C>
+TEA_HOST_DEVICE bool stores_by_tma(const AttentionArguments& a) {
+  return C.tile.tma_store && a.o.dtype != TEA_FP32;
+}
+
 template <KernelConfig C>
 struct Traits {
   static constexpr int kDim = C.tile.dim, kDimV = C.tile.dim_v;

@@ -21,7 +21,8 @@ struct alignas(16) SequenceBounds {
   int seqlen_kv, start_kv;  // keys that some row attends to
   int skipped_keys;         // keys of the sequence before the first of these
   int lo, hi;
-  int diagonal;  // key - row on the mask's diagonal, counted from the start of the sequence
+  int diagonal;  // key - row on the mask's diagonal, counted from the start of the sequence,
+                 // without the shift of the run
 };
 
 // The part of a descriptor that every kernel reads. head < 0: there is no more work.
@@ -83,15 +84,14 @@ TEA_HOST_DEVICE SequenceBounds make_bounds(const SequencePair& pair) {
   b.skipped_keys = static_cast<int>(skipped);
   b.lo = clamp_difference(pair.band.lo - skipped);
   b.hi = clamp_difference(pair.band.hi - skipped);
-  b.diagonal = static_cast<int>(pair.diagonal);
+  b.diagonal = static_cast<int>(pair.diagonal - pair.shift);
   return b;
 }
 // Invalid lengths and origins are clamped here; the zero-fill warps report them.
 TEA_HOST_DEVICE SequenceBounds bounds_of(const AttentionArguments& a, int batch) {
   bool valid;
-  return make_bounds(make_sequence_pair(a.mask, batch, sequence_of(a.queries, batch),
-                                        sequence_of(a.keys, batch), origin_of(a, 2, &valid),
-                                        origin_of(a, 3, &valid)));
+  return make_bounds(sequence_pair_of(a, batch, sequence_of(a.queries, batch),
+                                      sequence_of(a.keys, batch), &valid));
 }
 
 // The properties that decide the order of tiles. Bounds that only the device knows are zero on the
@@ -116,9 +116,9 @@ TEA_DEVICE void describe(WorkTile& w, const AttentionArguments& a, const Sequenc
 // The tile's position in the global problem.
 TEA_DEVICE void describe_origin(WorkTile& w, const AttentionArguments& a) {
   bool valid;
-  w.global_row = origin_of(a, 2, &valid);
-  w.global_key = origin_of(a, 3, &valid) + w.skipped_keys;
-  w.alibi_diagonal = w.diagonal + w.global_row - w.global_key;
+  w.global_row = origin_of(a, w.batch, 2, &valid);
+  w.global_key = origin_of(a, w.batch, 3, &valid) + w.skipped_keys;
+  w.alibi_diagonal = w.diagonal + shift_of(a, w.batch, &valid) + w.global_row - w.global_key;
 }
 // The key blocks of each of kBlockM / 64 consumers.
 template <int kBlockM, int kBlockN>

@@ -16,20 +16,20 @@ struct ZeroFillWarps {
     for (int i = first; i < num_sequences(); i += step)
       if (!sequence_of(args.queries, i).valid || !sequence_of(args.keys, i).valid)
         report_status(args, TEA_STATUS_BAD_LENGTHS);
-    bool valid = true;
 #pragma unroll 1
-    for (int i = first; i < 4; i += step) origin_of(args, i, &valid);
-    if (!valid) report_status(args, TEA_STATUS_BAD_ORIGIN);
+    for (int64_t i = first; i < num_origins(args); i += step)
+      if (!is_origin_valid(args, i)) report_status(args, TEA_STATUS_BAD_ORIGIN);
   }
 
   // Clears one row of O, LSE, MAX and SUM_EXP, of all heads. Called by a warp.
   TEA_DEVICE void clear_row(int64_t batch, int64_t row) const {
-    const int chunks = args.dim_v / 8;  // of 16 bytes
+    const int per_chunk = args.o.dtype == TEA_FP32 ? 4 : 8;  // elements of 16 bytes
+    const int chunks = args.dim_v / per_chunk;
 #pragma unroll 1
     for (int i = lane(); i < args.heads_q * chunks; i += 32) {
-      const int64_t at =
-          batch * args.o.batch + i / chunks * args.o.head + row * args.o.seq + i % chunks * 8;
-      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(args.o.data) + at) = uint4{};
+      const int64_t at = batch * args.o.batch + i / chunks * args.o.head + row * args.o.seq +
+                         i % chunks * per_chunk;
+      *reinterpret_cast<uint4*>(static_cast<char*>(args.o.data) + at * 16 / per_chunk) = uint4{};
     }
     const RowStatistics& statistics = args.statistics;
     const auto set = [&](float* to, int64_t head, float value) {

@@ -2,7 +2,6 @@
 // configuration, add it to a table.
 #pragma once
 #include <algorithm>
-#include <initializer_list>
 #include <iterator>
 
 #include "gpu/arguments.h"
@@ -86,10 +85,10 @@ inline int32_t operand_dtype(const AttentionArguments& a) {
   return is_fp8(a.dout.dtype) ? +TEA_FP16 : a.dout.dtype;
 }
 
-// Whether the kernels without score modifications serve, which copy 16 bytes of any tensor at once.
-inline bool is_plain(const AttentionArguments& a,
-                     std::initializer_list<const StridedTensor*> tensors) {
-  const bool vectorizable = std::all_of(tensors.begin(), tensors.end(),
+// Whether the kernels without score modifications serve, which load 16 bytes of any tensor at once.
+inline bool is_plain(const AttentionArguments& a) {
+  const auto loads = {&a.q, &a.k, &a.v, &a.dout};
+  const bool vectorizable = std::all_of(loads.begin(), loads.end(),
                                         [](const StridedTensor* t) { return t->is_vectorizable; });
   return vectorizable && !has_score_mod(a) && !a.has_dropout && a.scale > 0 &&
          operand_dtype(a) == a.q.dtype;
@@ -115,12 +114,11 @@ int find_backward_tile(const Tile (&tiles)[kCount], const AttentionArguments& a,
 
 // shared_bytes: the largest shared memory of a CTA on the device.
 inline BackwardSelection select_backward(const AttentionArguments& a, int shared_bytes) {
-  const bool plain_main = is_plain(a, {&a.q, &a.k, &a.v, &a.dout, &a.dk, &a.dv});
-  const bool plain_dq = is_plain(a, {&a.q, &a.k, &a.v, &a.dout, &a.dq});
+  const bool plain = is_plain(a);
   return {find_backward_tile(kBackwardTiles, a, shared_bytes,
-                             [&](const BackwardTile& t) { return t.general || plain_main; }),
+                             [&](const BackwardTile& t) { return t.general || plain; }),
           find_backward_tile(kDqTiles, a, shared_bytes,
-                             [&](const DqTile& t) { return t.general != plain_dq; })};
+                             [&](const DqTile& t) { return t.general != plain; })};
 }
 
 }  // namespace tea::portable

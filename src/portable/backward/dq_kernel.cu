@@ -71,7 +71,7 @@ struct DqEpilogue {
                                scalar_or_1(args.fp8.dq),
                                args.fp8.dq_amax};
     __syncthreads();  // every warp has read Q and dO
-    if constexpr (T::kGeneral)
+    if (T::kGeneral || !is_stored_in_chunks<T::kDtype>(args.dq))
       store_general(to, count);
     else
       store_plain(to, count);

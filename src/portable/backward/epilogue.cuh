@@ -88,7 +88,8 @@ struct BackwardEpilogue {
         args.dv,          head_element(args.dv), 0, args.dim_v, scales.dv, scalar_or_1(args.fp8.dv),
         args.fp8.dv_amax,
     };
-    if constexpr (T::kGeneral) {
+    if (T::kGeneral || !is_stored_in_chunks<T::kDtype>(args.dk) ||
+        !is_stored_in_chunks<T::kDtype>(args.dv)) {
       store_general(dk, to_dk, count);
       store_general(dv, to_dv, count);
     } else {

@@ -15,6 +15,12 @@ struct GradientOutput {
   float* amax;
 };
 
+// Whether rows can be stored 16 bytes at a time after rounding to a 16-bit type.
+template <int kDtype>
+TEA_DEVICE bool is_stored_in_chunks(const StridedTensor& rows) {
+  return rows.dtype == kDtype && rows.is_vectorizable;
+}
+
 // Stores kRows x kWidth sums in shared memory to rows from `first` on, of which the tensor has
 // `count`; rows that are not in `valid` are zero.
 template <int kRows, int kWidth, int kThreads>

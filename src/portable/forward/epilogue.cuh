@@ -84,6 +84,27 @@ struct Epilogue {
       }
     }
   }
+  // Stores O in fp32.
+  TEA_DEVICE void store_o_fp32(const Output& o, const RowFactors& factors) const {
+    const AttentionArguments& args = tile.args;
+    float* const data = static_cast<float*>(args.o.data) +
+                        first_element(args.o, args.queries, tile.seq.q, tile.seq.batch, 0) +
+                        tile.column + accumulator_column(0, 0);
+#pragma unroll
+    for (int m = 0; m < T::kMmaM; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const QueryIndex at = tile.thread_query(m, r);
+        if (at.row >= rows_to_write(args, tile.seq)) continue;
+        float* const row = data + at.row * args.o.seq + at.head * args.o.head;
+        const float factor = factors.of[m][r];
+#pragma unroll
+        for (int n = 0; n < T::kWarpDimV / 8; ++n)
+          if (tile.column + 8 * n < args.dim_v)
+            *reinterpret_cast<float2*>(row + 8 * n) = {normalized(o[m][n][2 * r], factor),
+                                                       normalized(o[m][n][2 * r + 1], factor)};
+      }
+  }
   // Stores O of any type and alignment, element by element.
   TEA_DEVICE void store_o_elements(const Output& o, const RowFactors& factors) const {
     const AttentionArguments& args = tile.args;
@@ -153,7 +174,10 @@ struct Epilogue {
     if constexpr (C.general)
       if (T::kDtype == TEA_FP32 || C.fp8 || !tile.args.o.is_vectorizable)
         return store_o_elements(o, factors);
-    if constexpr (T::kDtype != TEA_FP32) store_o(o, factors);
+    if constexpr (T::kDtype != TEA_FP32 && !C.fp8) {
+      if (tile.args.o.dtype == TEA_FP32) return store_o_fp32(o, factors);
+      store_o(o, factors);
+    }
   }
 };
 

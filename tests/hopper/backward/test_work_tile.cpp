@@ -24,6 +24,7 @@ TileParams random_params(std::mt19937& generator, int parts) {
   a.mask = {between(0, 1), between(0, 1), between(0, 1) ? between(1, 600) : 0,
             between(0, 1) ? between(1, 600) : 0};
   for (int64_t& o : a.origin) o = between(0, 1) ? between(0, 300) : 0;
+  a.shift = between(0, 1) ? between(-300, 300) : 0;
   p.work = make_workspace(a, 0, nullptr);
   p.parts = FastDivisor(parts);
   p.heads_per_tile = a.heads_q / (a.heads_kv * parts);

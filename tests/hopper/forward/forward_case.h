@@ -151,7 +151,7 @@ inline void set_dense(AttentionArguments& f, int rows_q, int rows_kv) {
   f.keys.max_seqlen = rows_kv;
   f.is_uniform = 1;
   f.uniform_pair =
-      make_sequence_pair(f.mask, 0, dense_sequence(rows_q), dense_sequence(rows_kv), 0, 0);
+      make_sequence_pair(f.mask, 0, dense_sequence(rows_q), dense_sequence(rows_kv), 0, 0, 0);
 }
 
 inline void set_ragged(AttentionArguments& f, const SequenceLayout& layout) {
