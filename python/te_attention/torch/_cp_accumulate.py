@@ -32,13 +32,26 @@ class Region:
 
     def of(self, tensor: Tensor) -> Tensor:
         """The rows of a tensor in the format of the side."""
+        if self.count == tensor.shape[self.side.axis]:  # a view takes a microsecond
+            return tensor
         return tensor.narrow(self.side.axis, self.begin, self.count)
 
     def of_rows(self, statistic: Tensor | None) -> Tensor | None:
         """The rows of LSE, or of what has its shape."""
         if statistic is None:
             return None
-        return statistic.narrow(0 if self.whole else 2, self.begin, self.count)
+        axis = 0 if self.whole else 2
+        if self.count == statistic.shape[axis]:
+            return statistic
+        return statistic.narrow(axis, self.begin, self.count)
+
+
+def region_of(side: Side, shard: Shard, pieces: tuple[int, ...]) -> Region:
+    """The region of pieces, which is made once."""
+    found = shard.regions.get(pieces)
+    if found is None:
+        found = shard.regions[pieces] = Region(side, shard, pieces)
+    return found
 
 
 def statistic_like(p: Problem, q: Tensor, value: float) -> Tensor:
@@ -72,7 +85,7 @@ class Output:
 
     def add(self, pieces: tuple[int, ...], arguments: Arguments) -> None:
         """Computes a part."""
-        region = Region(self.p.q, self.shard, pieces)
+        region = region_of(self.p.q, self.shard, pieces)
         first = not (region.pieces & self.written)
         target = (self.o, self.lse, self.max) if first else self._scratch()
         views = (region.of(target[0]), *(region.of_rows(t) for t in target[1:]))
@@ -103,6 +116,7 @@ class Output:
         _clear(self.p.q, self.shard, set(range(len(self.shard.pieces))) - self.written, [self.o])
         if not self.direct:
             self._add_sink()
+        self.scratch = None  # before O in the type of q, so that both do not exist at a time
         return self.o.to(self.operands.q.dtype), self.lse, self.max
 
     def _add_sink(self) -> None:
@@ -185,8 +199,8 @@ class Gradients:
         sink: bool = False,
     ) -> None:
         """Computes a part; `incoming`: dO, dLSE, O and LSE of all rows."""
-        region = Region(self.p.q, self.shard, pieces[0])
-        keys = Region(sums.side, sums.shard, pieces[1])
+        region = region_of(self.p.q, self.shard, pieces[0])
+        keys = region_of(sums.side, sums.shard, pieces[1])
         first_q, first_k = not (region.pieces & self.written), not (keys.pieces & sums.written)
         if not first_q:
             _clear(self.p.q, self.shard, region.pieces - self.written, [self.dq])
@@ -226,7 +240,7 @@ def _clear(side: Side, shard: Shard, pieces: Iterable[int], tensors: list[Tensor
     """Zeros rows to which no part has written."""
     for i in pieces:
         for tensor in tensors:
-            Region(side, shard, (i,)).of(tensor).zero_()
+            region_of(side, shard, (i,)).of(tensor).zero_()
 
 
 def _sums_of_bias(p: Problem, bias: Tensor) -> Tensor:

@@ -43,16 +43,28 @@ def _on_host(number: Number, count: int) -> Tensor:
     return torch.full((count,), number, dtype=torch.int64)
 
 
+def _splits(p: Problem) -> bool:
+    """Whether the rows of a piece attend to keys of that piece and to some before it."""
+    if p.q.ragged or p.kv.ragged or p.q.length != p.kv.length:
+        return False
+    left, right = p.window
+    return left != UNBOUNDED and (p.causal or right == 0) and p.shift == 0
+
+
 class HaloPlan:
     """Rows of each rank's shard that another one needs, as indices along the axis of rows.
 
-    Dense sequences are alike: one stands for all of them.
+    Dense sequences are alike: one stands for all of them. `rows`: the pieces of this rank's
+    queries. With `splits` each of them is two: the first rows, whose keys are collected, and all
+    others, which attend to keys of this rank alone, so that no copy of those is made.
     """
 
     def __init__(self, p: Problem) -> None:
         self.p = p
         self.q, self.kv = _host_side(p.q), _host_side(p.kv)
         self.device = p.kv.starts.device if p.kv.ragged else None
+        self.splits = _splits(p)
+        self.rows = self._rows() if self.splits else p.q.shard(p.rank)
         self.count = p.kv.starts.shape[0] - 1 if p.kv.ragged else 1
         keys = [self._keys(r) for r in range(p.world)]
         spans = [self._spans(r) for r in range(p.world)]
@@ -64,6 +76,18 @@ class HaloPlan:
         self.sizes = [len(i) for i in self.wanted]
         self.shards = [(self._shard(held[self.order], a, b), 0) for a, b in spans[p.rank]]
         self._moved: dict[torch.device, list[Tensor]] = {}
+
+    def _first_rows(self, piece: Piece) -> int:
+        """How many rows of a piece attend to keys before it."""
+        return min(self.p.window[0], piece.end - piece.begin) if piece.begin else 0
+
+    def _rows(self) -> Shard:
+        whole, pieces = self.q.shard(self.p.rank), []
+        for x in whole.pieces:
+            n = self._first_rows(x)
+            pieces.append(Piece(x.begin, x.begin + n, x.local))
+            pieces.append(Piece(x.begin + n, x.end, x.local + n))
+        return Shard(tuple(pieces), whole.size)
 
     def _keys(self, rank: int) -> Tensor:
         """Sequence and position of each row of K of a rank."""
@@ -83,7 +107,8 @@ class HaloPlan:
         left, right = p.window
         right = 0 if p.causal else right
         for piece in self.q.shard(rank).pieces:
-            begin, end = (_on_host(n, self.count) for n in (piece.begin, piece.end))
+            last_row = piece.begin + self._first_rows(piece) if self.splits else piece.end
+            begin, end = (_on_host(n, self.count) for n in (piece.begin, last_row))
             if not p.kv.ragged and p.q.ragged:  # sequences of queries differ, those of keys do not
                 begin = begin.min()[None] if begin.numel() else begin.new_zeros(1)
                 end = end.max()[None] if end.numel() else end.new_zeros(1)
@@ -145,9 +170,16 @@ class HaloPlan:
         return tuple(shape)
 
     def distribute(
-        self, total: list[Tensor], keys: tuple[Tensor, Tensor], dtype: torch.dtype
+        self,
+        total: list[Tensor],
+        keys: tuple[Tensor, Tensor],
+        dtype: torch.dtype,
+        own: list[Tensor] | None = None,
     ) -> Program:
-        """Sums of dK and dV of the own rows, in the order of ranks: the way back of collect()."""
+        """Sums of dK and dV of the own rows, in the order of ranks: the way back of collect().
+
+        own: sums of the own rows that are there already, to which the others are added.
+        """
         axis, world, rank = self.p.kv.axis, self.p.world, self.p.rank
         _, back, *given = self._indices(keys[0].device)
         shares = [t.index_select(axis, back).split(self.sizes, axis) for t in total]
@@ -159,7 +191,9 @@ class HaloPlan:
             for r in range(world)
         ]  # fmt: skip
         yield from exchange_all(sends, buffers, rank)
-        out = [torch.zeros(t.shape, dtype=dtype, device=t.device) for t in keys]
+        out = own
+        if out is None:
+            out = [torch.zeros(t.shape, dtype=dtype, device=t.device) for t in keys]
         for r in range(world):
             came = [one[r] for one in shares] if r == rank else unflat(buffers[r], shapes[r])
             for to, share in zip(out, came, strict=True):

@@ -47,6 +47,11 @@ class Shard:
     pieces: tuple[Piece, ...]
     size: int
 
+    @cached_property
+    def regions(self) -> dict:
+        """Of region_of(), by pieces."""
+        return {}
+
 
 @dataclass(frozen=True, eq=False)
 class Side:
@@ -67,22 +72,27 @@ class Side:
     longest: int = 0
     host_starts: Tensor | None = None  # starts on the host, where they are known there
 
-    @property
+    @cached_property
     def ragged(self) -> bool:
         """Whether sequences follow each other along one axis."""
         return self.starts is not None
 
-    @property
+    @cached_property
+    def has_lengths(self) -> bool:
+        """Whether tensors tell the rows of sequences."""
+        return self.ragged or self.cu_seqlens is not None
+
+    @cached_property
     def axis(self) -> int:
         """Of rows or tokens."""
         return FORMATS[self.format][1]
 
-    @property
+    @cached_property
     def heads_axis(self) -> int:
         """Of heads."""
         return FORMATS[self.format][2]
 
-    @property
+    @cached_property
     def pieces(self) -> int:
         """Runs of rows of a rank."""
         return 2 if self.zigzag else 1

@@ -38,27 +38,32 @@ class Problem:
     bias_row: bool | None = False  # the bias has one row for all rows; None: other ranks know
     options: dict[str, object] = field(default_factory=dict)  # scale, softcap, engine, ...
 
-    @property
+    @cached_property
+    def memo(self) -> dict:
+        """Values that follow from these fields, by their name: kept where a call is repeated."""
+        return {}
+
+    @cached_property
     def world(self) -> int:
         """Ranks."""
         return self.q.world
 
-    @property
+    @cached_property
     def group(self) -> int:
         """Ranks that are one member of the ring."""
         return self.world if self.strategy == "a2a" else self.inner
 
-    @property
+    @cached_property
     def members(self) -> int:
         """Of the ring."""
         return self.world // self.group
 
-    @property
+    @cached_property
     def member(self) -> int:
         """That of this rank."""
         return self.rank // self.group
 
-    @property
+    @cached_property
     def masks(self) -> bool:
         """Whether some pairs are not visible."""
         return self.causal or self.window != (UNBOUNDED, UNBOUNDED)
@@ -70,7 +75,7 @@ class Problem:
             return 0
         return self.kv.valid - self.q.valid
 
-    @property
+    @cached_property
     def format(self) -> str:
         """Of the operators."""
         return f"{self.q.format}_{self.kv.format}"
@@ -320,13 +325,12 @@ def run_backward(
 def merge_rows(format_q: str, o: Tensor, lse: Tensor, part_o: Tensor, part_lse: Tensor) -> None:
     """Merges a part into O and LSE, which may be slices of the same tensors as the part's."""
     if format_q == "thd":
-        views = [t.unsqueeze(0) for t in (o, part_o)]
-        rows = [t.t().unsqueeze(0) for t in (lse, part_lse)]
-    else:
-        other = {"bshd": None, "sbhd": (0, 1), "bhsd": (1, 2)}[format_q]
-        views = [t if other is None else t.transpose(*other) for t in (o, part_o)]
-        rows = [lse, part_lse]
-    OPS.merge_into.default(views[0], rows[0], views[1], rows[1])
+        o, part_o = o.unsqueeze(0), part_o.unsqueeze(0)
+        lse, part_lse = lse.t().unsqueeze(0), part_lse.t().unsqueeze(0)
+    elif format_q != "bshd":
+        axes = (0, 1) if format_q == "sbhd" else (1, 2)
+        o, part_o = o.transpose(*axes), part_o.transpose(*axes)
+    OPS.merge_into.default(o, lse, part_o, part_lse)
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:

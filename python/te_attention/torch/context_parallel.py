@@ -27,6 +27,7 @@ from te_attention.torch._cp_problem import (
     STRATEGIES,
     check_strategy,
     make_problem,
+    problem_of,
     refuse,
     shares,
 )
@@ -321,13 +322,13 @@ def context_parallel_attention(
         raise
     if problem.world > 1:
         always = check == "always" or (
-            check is None
-            and (transport.backend == "gloo" or setting("TE_ATTENTION_CHECK") == "1")
+            check is None and (transport.backend == "gloo" or setting("TE_ATTENTION_CHECK") == "1")
         )
         for one in groups:
             signature = agree(one, signature, always)
         row = signature["one row of bias"] == "True"
-        problem = replace(problem, bias_row=row)
+        if problem.bias_row is not row:
+            problem = replace(problem, bias_row=row)
     if problem.training:
         output = _ContextParallel.apply(x.q, x.k, x.v, x.bias, x.sink, problem, x, transport)
     else:
@@ -347,10 +348,10 @@ def _prepare(
     a = describe(q, k, v, return_max_logit=wanted[1], **options)
     zigzag, world, rank = sharding == "zigzag", transport.world, transport.rank
     first = "ring" if strategy == "auto" else strategy
-    p, x = make_problem(a, world, rank, first, inner, zigzag, seqlens)
+    p, x = problem_of(a, world, rank, first, inner, zigzag, seqlens)
     if strategy == "auto":
         strategy = choose(p, x, topology or _DEFAULT)
-        p, x = make_problem(a, world, rank, strategy, inner, zigzag, seqlens)
+        p, x = problem_of(a, world, rank, strategy, inner, zigzag, seqlens)
     check_strategy(p)
     return p, x, _signature(a, p, strategy if inner == 1 else f"a2a of {inner} + ring", *wanted)
 

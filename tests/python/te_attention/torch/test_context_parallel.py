@@ -13,7 +13,7 @@ from te_attention.torch._cp_exchange import Exchange
 from te_attention.torch._cp_halo import halo_plan
 from te_attention.torch._cp_heads import published_slopes
 from te_attention.torch._cp_layout import Side, chunk_rows, schedule
-from te_attention.torch._cp_problem import make_problem
+from te_attention.torch._cp_problem import make_problem, problem_of
 from te_attention.torch._cp_run import backward, forward
 from te_attention.torch._cp_transport import DeadlockError, LockStep
 from te_attention.torch.functional import describe
@@ -183,6 +183,26 @@ def test_a_halo_receives_the_window_whatever_the_length() -> None:
         received = sum(n for r, n in enumerate(plan.sizes) if r != rank)
         assert received <= 1.1 * 2 * 1024
         assert received >= 1024
+
+
+def test_a_causal_window_copies_only_the_rows_next_to_other_pieces() -> None:
+    rows, window = 1 << 17, 1023
+    q = torch.empty(1, rows // 8, 1, 8)
+    for rank in range(8):
+        a = describe(q, q, q, format="bshd", mask="causal", window=(window, None))
+        p, _ = make_problem(a, 8, rank, "halo", 1, True, rows)
+        assert sum(halo_plan(p).sizes) <= 2 * 2 * window  # of two pieces; from this rank, too
+
+
+def test_a_problem_is_kept_for_calls_that_are_alike() -> None:
+    q = torch.zeros(1, 16, 2, 8)
+    calls = [describe(q, q, q, format="bshd", mask=mask) for mask in ("causal", "causal", None)]
+    found = [problem_of(a, 2, 1, "ring", 1, True, None)[0] for a in calls]
+    assert found[0] is found[1] and found[2] is not found[0]
+    lengths = torch.tensor([0, 5], dtype=torch.int32)
+    a = describe(q, q, q, format="bshd", cu_seqlens_q=lengths, cu_seqlens_kv=lengths)
+    found = [problem_of(a, 2, 1, "ring", 1, True, None)[0] for _ in range(2)]
+    assert found[0] is not found[1]  # lengths may have changed in place
 
 
 def test_the_chunks_of_python_are_those_of_the_schedule() -> None:

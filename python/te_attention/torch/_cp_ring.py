@@ -1,0 +1,225 @@
+"""The ring: K and V of the ranks pass by, and partial results are merged."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from te_attention.torch._arguments import Arguments
+from te_attention.torch._cp_accumulate import Gradients, Output, region_of
+from te_attention.torch._cp_exchange import Exchange, Program
+from te_attention.torch._cp_layout import Shard
+from te_attention.torch._cp_parts import Operands, Part, Problem, arguments_of, ring_parts
+
+Keys = tuple[Tensor, Tensor]
+
+
+def shard_of(p: Problem) -> Shard:
+    return p.q.shard(p.member, p.group)
+
+
+def shard_of_keys(p: Problem, member: int) -> Shard:
+    return p.kv.shard(member % p.members, p.group)
+
+
+def keys_like(p: Problem, keys: Keys, rows: int, dtype: torch.dtype) -> Keys:
+    """Memory for K and V, or their gradients, of so many rows."""
+    out = []
+    for t in keys:
+        shape = list(t.shape)
+        shape[p.kv.axis] = rows
+        out.append(torch.empty(shape, dtype=dtype, device=t.device))
+    return tuple(out)
+
+
+def messages_of(peer: int, tensors: Iterable[Tensor]) -> list[tuple[int, Tensor]]:
+    """To or from a rank: a message for each tensor, so that none is copied into a buffer."""
+    return [(peer, t.contiguous()) for t in tensors if t.numel()]
+
+
+def _peer(p: Problem, member: int) -> int:
+    """The rank of another member that has the same heads."""
+    return member % p.members * p.group + p.rank % p.group
+
+
+def _positions(p: Problem, operands: Operands) -> bool:
+    """Whether more than the mask depends on positions."""
+    return bool(p.dropout) or p.alibi or operands.slopes is not None or operands.bias is not None
+
+
+def _is_direct(p: Problem, parts: list[Part]) -> bool:
+    """Whether every row of O has exactly one part."""
+    pieces = sorted(i for part in parts for i in part.q)
+    count = len(shard_of(p).pieces)
+    return pieces == list(range(count)) and (not p.q.ragged or len(parts) == 1)
+
+
+def arguments_of_part(
+    p: Problem,
+    operands: Operands,
+    part: Part,
+    keys: Keys,
+    shards: tuple[Shard, Shard],
+    direct: bool,
+) -> Arguments:
+    mine, shard = shards
+    pieces = ([mine.pieces[i] for i in part.q], [shard.pieces[i] for i in part.kv])
+    sink = {"sink": operands.sink, "off_by_one": p.off_by_one} if direct else {}
+    return arguments_of(p, operands, keys, shards, pieces, part.masked, part.local, **sink)
+
+
+class Ring:
+    """The loop that forward and backward share: K and V of the members pass by."""
+
+    def __init__(self, p: Problem, operands: Operands, keys: Keys) -> None:
+        self.p, self.operands, self.keys = p, operands, keys
+        self.positions = _positions(p, operands)
+        found = p.memo.get(("ring", self.positions))
+        if found is None:
+            parts, sends, receives = ring_parts(p, self.positions)
+            found = (parts, sends, receives, p.members == 1 and _is_direct(p, parts))
+            p.memo["ring", self.positions] = found
+        self.parts, self.sends, self.receives, self.direct = found
+
+    def source(self, step: int) -> int:
+        return (self.p.member - step) % self.p.members
+
+    def has(self, step: int) -> bool:
+        """Whether the keys of this step are here."""
+        return step == 0 or step - 1 in self.receives
+
+    def next_keys(self, step: int, held: Keys) -> tuple[Exchange, Keys | None]:
+        """The transfer that goes on during a step, and the memory for the keys that come."""
+        p, exchange, coming = self.p, Exchange(), None
+        if step in self.sends:
+            exchange.sends = messages_of(_peer(p, p.member + 1), held)
+        if step in self.receives:
+            coming = self.like(self.source(step + 1), self.keys[0].dtype)
+            exchange.receives = messages_of(_peer(p, p.member - 1), coming)
+        return exchange, coming
+
+    def like(self, source: int, dtype: torch.dtype) -> Keys:
+        return keys_like(self.p, self.keys, shard_of_keys(self.p, source).size, dtype)
+
+    def arguments(self, part: Part, held: Keys) -> Arguments:
+        """Those of a part. Where nothing of them is on a device, all but the tensors is kept."""
+        p, operands, key = self.p, self.operands, ("arguments", part, self.positions)
+        shard = shard_of_keys(p, part.source)
+        kept = p.memo.get(key)
+        if kept is None or operands.bias is not None:
+            kept = arguments_of_part(p, operands, part, held, (shard_of(p), shard), self.direct)
+            if not p.q.has_lengths and not p.kv.has_lengths and not operands.head:
+                p.memo[key] = kept._replace(q=None, k=None, v=None, sink=None, slopes=None,
+                                            rng_state=None)  # fmt: skip
+            return kept
+        q, keys = region_of(p.q, shard_of(p), part.q), region_of(p.kv, shard, part.kv)
+        return kept._replace(
+            q=q.of(operands.q),
+            k=keys.of(held[0]),
+            v=keys.of(held[1]),
+            sink=operands.sink if self.direct else None,
+            slopes=operands.slopes,
+            rng_state=operands.rng_state,
+        )
+
+    def length(self) -> int:
+        """How many members further the own keys go."""
+        p, key = self.p, ("length", self.positions)
+        if key not in p.memo:
+            steps = range(1, p.members)
+            others = [replace(p, rank=_peer(p, p.member + step)) for step in steps]
+            goes = [s - 1 in ring_parts(o, self.positions)[2]
+                    for s, o in zip(steps, others, strict=True)]  # fmt: skip
+            p.memo[key] = max((s for s, g in zip(steps, goes, strict=True) if g), default=0)
+        return p.memo[key]
+
+
+def forward_ring(ring: Ring) -> Program:
+    p = ring.p
+    out = Output(p, ring.operands, shard_of(p), ring.keys[1].shape[-1], ring.direct)
+    held = ring.keys
+    for step in range(p.members):
+        handle, coming = None, None
+        if step < p.members - 1:
+            exchange, coming = ring.next_keys(step, held)
+            handle = yield exchange
+            exchange = None  # the handle keeps the messages until it has been waited for
+        for part in ring.parts:
+            if part.step == step:
+                out.add(part.q, ring.arguments(part, held))
+        if handle is not None:
+            yield handle
+        if coming is not None:
+            held = coming
+    return out.finish()
+
+
+def backward_ring(ring: Ring, incoming: tuple) -> Program:
+    """Gradients of the operands, and the sums of dK and dV of the own member.
+
+    The sums of a shard follow its keys one step behind, and go home from the last member that has
+    its keys.
+    """
+    p = ring.p
+    grads = Gradients(p, ring.operands, shard_of(p))
+    held, home, carried = ring.keys, None, None
+    end = ring.length()
+    for step in range(p.members):
+        handle, coming = None, None
+        if step < p.members - 1:
+            exchange, coming = ring.next_keys(step, held)
+            handle = yield exchange
+            exchange = None
+        sums = None
+        if ring.has(step):
+            sums = _sums_of_step(ring, grads, held, step, incoming)
+        if carried is not None:
+            yield carried[0]
+            _add(sums, carried[1])
+            carried = None
+        if step == 0:
+            home = sums
+        else:
+            carried = yield from _pass_on(ring, step, sums, home, grads.dtype, end)
+        if handle is not None:
+            yield handle
+        if coming is not None:
+            held = coming
+    return grads, home
+
+
+def _pass_on(ring: Ring, step: int, sums, home: list[Tensor], dtype: torch.dtype, end: int):
+    """The sums of a step go on with the keys, or home; the own ones arrive from where they end."""
+    p, exchange, back, carried = ring.p, Exchange(), None, None
+    if sums is not None:
+        to = p.member + 1 if step in ring.sends else ring.source(step)
+        exchange.sends += messages_of(_peer(p, to), sums)
+    if step in ring.receives:
+        carried = ring.like(ring.source(step + 1), dtype)
+        exchange.receives += messages_of(_peer(p, p.member - 1), carried)
+    if step == end:
+        back = ring.like(p.member, dtype)
+        exchange.receives += messages_of(_peer(p, p.member + step), back)
+    handle = yield exchange
+    if carried is None or back is not None:
+        yield handle
+    if back is not None:
+        _add(home, back)
+    return None if carried is None else (handle, carried)
+
+
+def _add(sums: list[Tensor], others: Keys) -> None:
+    for mine, theirs in zip(sums, others, strict=True):
+        mine.add_(theirs)
+
+
+def _sums_of_step(
+    ring: Ring, grads: Gradients, held: Keys, step: int, incoming: tuple
+) -> list[Tensor]:
+    sums = grads.sums_of(held, ring.p.kv, shard_of_keys(ring.p, ring.source(step)))
+    wants = ring.direct and ring.operands.sink is not None
+    for part in ring.parts:
+        if part.step == step:
+            grads.add((part.q, part.kv), sums, incoming, ring.arguments(part, held), wants)
+    return sums.finish()
