@@ -104,6 +104,7 @@ TEST(HopperEngine, NeedsMemoryOnlyForTheCounterOfUnequalTiles) {
   EXPECT_EQ(bytes("dtype=fp16 batch=1 dim_qk=64" + some),
             256u);  // high tiles, of which some end early
   EXPECT_EQ(bytes("dtype=fp16 batch=1 causal=1" + sizes), 256u);
+  EXPECT_EQ(bytes("dtype=fp16 o_dtype=fp32 batch=1" + sizes), 256u);
   EXPECT_EQ(bytes("dtype=fp16 batch=1 q_form=padded" + sizes), 256u);
   EXPECT_EQ(bytes("dtype=fp16 batch=0 causal=1" + sizes), 0u);
   EXPECT_EQ(bytes("dtype=fp32 batch=1 causal=1" + sizes), 0u);
