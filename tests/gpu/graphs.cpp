@@ -185,6 +185,11 @@ INSTANTIATE_TEST_SUITE_P(
                          "heads_kv=2 dim_qk=32 batch=1 seqlen_q=90 seqlen_kv=90",
                          "seed=1 origin=0,0,40,8 origin_in_memory=1",
                          "seed=1 origin=3,1,17,0 origin_in_memory=1"},
+                    Pair{"OriginsOfSequences",
+                         "dtype=bf16 training=1 dropout=0.1 alibi=standard causal=1 heads_q=2 "
+                         "heads_kv=2 dim_qk=32 batch=3 seqlen_q=90 seqlen_kv=90",
+                         "seed=1 origin=0,0,40,8 origin_step=1,0,3,5,7",
+                         "seed=1 origin=3,1,17,0 origin_step=0,2,9,1,-4"},
                     Pair{"RaggedLengths",
                          "dtype=fp16 training=1 q_form=ragged kv_form=ragged causal=1 "
                          "bottom_right=1 heads_q=4 heads_kv=2 dim_qk=64 deterministic=1",

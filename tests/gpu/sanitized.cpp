@@ -72,6 +72,12 @@ constexpr const char* kForms[] = {
     "seqlen_kv=9",
     "dtype=e4m3 training=1 heads_q=2 heads_kv=2 dim_qk=64 batch=1 seqlen_q=70 seqlen_kv=50 "
     "softmax=off_by_one | scales=own",
+    // Parts of problems: results in fp32, an origin for each sequence.
+    "dtype=bf16 o_dtype=fp32 training=1 dout_dtype=bf16 dqkv_dtype=fp32 q_form=ragged "
+    "kv_form=ragged gaps=1 causal=1 heads_q=4 heads_kv=2 dim_qk=128 | lens_q=70,0,130 "
+    "lens_kv=80,5,140 gap=2 tail=3 origin_step=0,0,20,7,-5",
+    "dtype=fp16 o_dtype=fp32 training=1 dout_dtype=fp16 dqkv_dtype=fp32 causal=1 heads_q=4 "
+    "heads_kv=1 dim_qk=64 batch=1 seqlen_q=200 seqlen_kv=150 deterministic=1 | shift=-20",
 };
 
 // The engine for any GPU takes all lines; another one may refuse a line.
