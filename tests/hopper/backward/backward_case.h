@@ -15,7 +15,7 @@ struct BackwardCase : Case {
   std::string name() const { return Case::name() + (dlse ? "dlse " : "") + (sink ? "sink " : ""); }
   Columns attending() const {
     return attending_rows(
-        make_sequence_pair(rule, 0, dense_sequence(n.rows_q), dense_sequence(n.rows_kv), 0, 0));
+        make_sequence_pair(rule, 0, dense_sequence(n.rows_q), dense_sequence(n.rows_kv), 0, 0, 0));
   }
 };
 
