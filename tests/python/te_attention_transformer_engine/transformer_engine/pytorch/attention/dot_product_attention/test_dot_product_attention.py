@@ -209,7 +209,9 @@ def test_a_checkpoint_gives_the_same_gradients(backend: str, softmax: str) -> No
             assert torch.equal(a, b)
 
 
-def test_the_choice_is_kept_until_an_update_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_is_kept_until_the_environment_changes_or_an_update_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     q, k, v = inputs(2, 8, 4, 32)
     asked = []
     chosen = dot_product_attention.get_attention_backend
@@ -222,12 +224,15 @@ def test_the_choice_is_kept_until_an_update_is_asked_for(monkeypatch: pytest.Mon
     with only(*BACKENDS):
         dpa(q, k, v)
         assert _attention_backends["use_fused_attention"]
-        monkeypatch.setenv("NVTE_FUSED_ATTN", "0")
         dpa(q, k, v)
         assert len(asked) == 1
-        _attention_backends["backend_selection_requires_update"] = True
+        monkeypatch.setenv("NVTE_FUSED_ATTN", "0")
         dpa(q, k, v)
         assert len(asked) == 2
+        assert _attention_backends["use_flash_attention"]
+        _attention_backends["backend_selection_requires_update"] = True
+        dpa(q, k, v)
+        assert len(asked) == 3
         assert _attention_backends["use_flash_attention"]
         assert not _attention_backends["backend_selection_requires_update"]
 
