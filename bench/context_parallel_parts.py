@@ -12,8 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from te_attention.torch import _cp_accumulate as accumulate
 from te_attention.torch import attention, context_parallel_attention
 from te_attention.torch import context_parallel as cp
+from te_attention.torch._cp_problem import make_problem
+from te_attention.torch._cp_run import backward, forward
+from te_attention.torch._cp_transport import LockStep
+from te_attention.torch.functional import describe
 
 DIM = 128
 SECONDS = 15.0  # until a failure is an error
@@ -443,6 +448,78 @@ def graph(here: Rank) -> None:
         here.together()
 
 
+class _Aliased(LockStep):
+    """Ranks in lock-step whose transfers take no time: what is received is what was sent."""
+
+    def _post(self, rank: int, exchange: object) -> object:
+        clone, Tensor.clone = Tensor.clone, lambda tensor: tensor
+        try:
+            return super()._post(rank, exchange)
+        finally:
+            Tensor.clone = clone
+
+    def _arrived(self, rank: int, pending: object) -> bool:
+        copy, Tensor.copy_ = Tensor.copy_, Tensor.set_
+        try:
+            return super()._arrived(rank, pending)
+        finally:
+            Tensor.copy_ = copy
+
+
+class _Timed:
+    """A function that records when it begins and ends on the device."""
+
+    def __init__(self, function: Callable) -> None:
+        self.function, self.events = function, []
+
+    def __call__(self, *arguments: object) -> object:
+        pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        self.events.append(pair)
+        pair[0].record()
+        out = self.function(*arguments)
+        pair[1].record()
+        return out
+
+    def milliseconds(self) -> float:
+        """Of all calls."""
+        return sum(a.elapsed_time(b) for a, b in self.events)
+
+
+def lock_step(here: Rank) -> None:
+    """Eight virtual ranks on one GPU: the time of all over that of their parts."""
+    if not here.on_gpu or here.rank:
+        here.figure("lock-step", "needs a GPU, of rank 0", "a GPU", ok=True)
+        return
+    ranks, rows, heads = 8, here.options.rows, here.options.heads
+    q, k, v, dout = here.tensors(rows // ranks, (heads, heads))
+    a = describe(q, k, v, format="bshd", mask="causal")._replace(training=True)
+    calls = [make_problem(a, ranks, r, "ring", 1, True, rows) for r in range(ranks)]
+
+    def run() -> tuple[float, float]:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        results = _Aliased([forward(p, x) for p, x in calls]).run()
+        torch.cuda.synchronize()
+        middle = time.perf_counter()
+        saved = [s for _, s in results]
+        programs = [backward(p, x, s, dout, None) for (p, x), s in zip(calls, saved, strict=True)]
+        _Aliased(programs).run()
+        torch.cuda.synchronize()
+        return 1e3 * (middle - begin), 1e3 * (time.perf_counter() - middle)
+
+    run()
+    parts = [_Timed(accumulate.run_forward), _Timed(accumulate.run_backward)]
+    accumulate.run_forward, accumulate.run_backward = parts
+    times = run()
+    accumulate.run_forward, accumulate.run_backward = (one.function for one in parts)
+    sums = [one.milliseconds() for one in parts]
+    for name, total, alone in zip(("forward", "backward"), times, sums, strict=True):
+        text = f"{name} of 8 ranks: {total:.1f} ms / {alone:.1f} ms of parts"
+        here.figure(text, round(total / alone, 3), "none", ok=True)
+    ratio = sum(times) / sum(sums)
+    here.figure("both, time over that of the parts", round(ratio, 3), "<= 1.05", ratio <= 1.05)
+
+
 class Part(NamedTuple):
     """A part. limit: seconds of all of it; timeout: of NCCL; mortal: ranks that may end early."""
 
@@ -462,6 +539,7 @@ PARTS = {
     "window": Part(window, 60),
     "memory": Part(memory, 60),
     "timeline": Part(timeline, 90),
+    "lock-step": Part(lock_step, 90),
     "host": Part(host, 60),
     "graph": Part(graph, 60),
 }
