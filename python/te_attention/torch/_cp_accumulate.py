@@ -82,17 +82,24 @@ class Output:
         self.max = statistic_like(p, q, -torch.inf) if p.max_logit else None
         self.written: set[int] = set()
         self.scratch: tuple | None = None
+        self.views: dict[tuple, tuple] = {}  # of O or of the part, by their pieces
 
     def add(self, pieces: tuple[int, ...], arguments: Arguments) -> None:
         """Computes a part."""
         region = region_of(self.p.q, self.shard, pieces)
         first = not (region.pieces & self.written)
-        target = (self.o, self.lse, self.max) if first else self._scratch()
-        views = (region.of(target[0]), *(region.of_rows(t) for t in target[1:]))
+        views = self._views(region, pieces, is_part=not first)
         run_forward(*views, arguments)
         if not first:
-            self._merge(region, views)
+            self._merge(self._views(region, pieces, is_part=False), views)
         self.written |= region.pieces
+
+    def _views(self, region: Region, pieces: tuple[int, ...], is_part: bool) -> tuple:
+        key = (pieces, is_part)
+        if key not in self.views:
+            target = self._scratch() if is_part else (self.o, self.lse, self.max)
+            self.views[key] = (region.of(target[0]), *(region.of_rows(t) for t in target[1:]))
+        return self.views[key]
 
     def _scratch(self) -> tuple:
         if self.scratch is None:
@@ -104,19 +111,18 @@ class Output:
             self.scratch = (empty, torch.empty_like(self.lse), most)
         return self.scratch
 
-    def _merge(self, region: Region, views: tuple) -> None:
-        part, lse, most = views
-        merge_rows(self.p.q.format, region.of(self.o), region.of_rows(self.lse), part, lse)
-        if most is not None:
-            kept = region.of_rows(self.max)
-            torch.maximum(kept, most, out=kept)
+    def _merge(self, whole: tuple, part: tuple) -> None:
+        merge_rows(self.p.q.format, *whole[:2], *part[:2])
+        if self.max is not None:
+            torch.maximum(whole[2], part[2], out=whole[2])
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """O in the type of q, LSE and the row maxima."""
         _clear(self.p.q, self.shard, set(range(len(self.shard.pieces))) - self.written, [self.o])
         if not self.direct:
             self._add_sink()
-        self.scratch = None  # before O in the type of q, so that both do not exist at a time
+        # Before O in the type of q, so that both do not exist at a time.
+        self.scratch, self.views = None, {}
         return self.o.to(self.operands.q.dtype), self.lse, self.max
 
     def _add_sink(self) -> None:
@@ -181,6 +187,7 @@ class Gradients:
         self.written: set[int] = set()
         self.dbias = None if operands.bias is None else _sums_of_bias(p, operands.bias)
         self.dsink = None if operands.sink is None else torch.zeros_like(operands.sink)
+        self.rows: dict[tuple, tuple] = {}  # of dQ and what arrives, by their pieces
 
     def sums_of(
         self, keys: tuple[Tensor, Tensor], side: Side, shard: Shard, whole: bool = False
@@ -206,16 +213,13 @@ class Gradients:
             _clear(self.p.q, self.shard, region.pieces - self.written, [self.dq])
         if not first_k:
             _clear(sums.side, sums.shard, keys.pieces - sums.written, sums.tensors)
-        dq = self._target(region.of(self.dq), first_q)
+        of_dq, given = self._rows_of(region, pieces[0], incoming)
+        dq = self._target(of_dq, first_q)
         dk, dv = (self._target(keys.of(t), first_k) for t in sums.tensors)
-        dout, dlse, o, lse = incoming
-        rows = [region.of_rows(t) for t in (dlse, lse)]
-        rows = [None if t is None else t.contiguous() for t in rows]
-        given = (region.of(dout), rows[0], region.of(o), rows[1])
         wants = (self.dbias is not None, sink)
         dbias, dsink = run_backward((dq, dk, dv), given, wants, arguments)
         if not first_q:
-            region.of(self.dq).add_(dq)
+            of_dq.add_(dq)
         for to, part in zip(sums.tensors, (dk, dv), strict=True):
             if not first_k:
                 keys.of(to).add_(part)
@@ -225,6 +229,16 @@ class Gradients:
             _bias_region(self.p, self.dbias, region, sums.shard, pieces[1]).add_(dbias)
         if sink:
             self.dsink += dsink
+
+    def _rows_of(self, region: Region, pieces: tuple[int, ...], incoming: tuple) -> tuple:
+        """The rows of dQ, and those of dO, dLSE, O and LSE, of which statistics are copied."""
+        if pieces not in self.rows:
+            dout, dlse, o, lse = incoming
+            statistics = [region.of_rows(t) for t in (dlse, lse)]
+            statistics = [None if t is None else t.contiguous() for t in statistics]
+            given = (region.of(dout), statistics[0], region.of(o), statistics[1])
+            self.rows[pieces] = (region.of(self.dq), given)
+        return self.rows[pieces]
 
     @staticmethod
     def _target(view: Tensor, first: bool) -> Tensor:
