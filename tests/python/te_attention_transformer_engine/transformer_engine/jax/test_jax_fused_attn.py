@@ -1,5 +1,8 @@
 """fused_attn() and the functions below it: the same bits by both ways, transformations, errors."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -368,3 +371,32 @@ def test_refusals_name_the_argument_what_was_seen_and_what_is_needed(name: str) 
 def test_a_mask_is_refused_where_it_says_too_little(changes: dict, text: str) -> None:
     with pytest.warns(DeprecationWarning), pytest.raises(AssertionError, match=text):
         call(sequence_descriptor=None, **changes)
+
+
+# A caller may delete all live arrays between calls, as TransformerEngine's tests do; and a program
+# for JAX needs no PyTorch.
+DELETING = """
+import sys
+sys.modules["torch"] = None
+import jax, jax.numpy as jnp
+from transformer_engine.jax.attention import *
+from transformer_engine.jax.cpp_extensions import fused_attn_fwd
+KINDS = (AttnBiasType.NO_BIAS, AttnMaskType.PADDING_MASK)
+MORE = (AttnSoftmaxType.OFF_BY_ONE_SOFTMAX, 0.1, 0.0, True, 2)
+def ragged(q, ids):
+    descriptor = SequenceDescriptor.from_segment_ids_and_pos(ids, is_thd=True)
+    layout = QKVLayout.THD_THD_THD
+    below = fused_attn_fwd((q, q, q), None, None, descriptor, None, *KINDS, layout, *MORE)[0]
+    return below - fused_attn((q, q, q), None, descriptor, None, *KINDS, layout, *MORE)
+for _ in range(2):
+    q, ids = jnp.ones((2, 8, 2, 16), jnp.bfloat16), jnp.ones((2, 8), jnp.int32)
+    assert not ragged(q, ids).any()
+    assert not jax.jit(ragged)(q, ids).any()
+    assert not jax.vmap(ragged)(q[None], ids[None]).any()
+    for x in jax.live_arrays():
+        x.delete()
+"""
+
+
+def test_nothing_is_kept_between_calls_and_nothing_needs_pytorch() -> None:
+    subprocess.run([sys.executable, "-c", DELETING], check=True)
