@@ -44,6 +44,7 @@ class Options:
 def work(rank: int, part: str, options: Options, folder: str, port: int) -> None:
     """One rank of one part; its figures are in FOLDER/RANK.jsonl."""
     os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  # it would delay the end of a process
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
     device = torch.device("cpu")
     if options.device == "cuda":
         device = torch.device("cuda", rank)
