@@ -1,9 +1,11 @@
 // The scheduler warp: finds the CTA's tiles and publishes their descriptors to the other roles.
 //
-// The tiles of a head are numbered in ascending order of their key blocks, and a CTA takes tiles in
-// ascending order of their numbers. A tile waits only for contributions of earlier key blocks of
-// the same head, which belong to tiles that some CTA has already taken: the unfinished tile with
-// the lowest number never waits, so that ordered accumulation cannot deadlock.
+// The tiles of a head are numbered in ascending order of their key blocks, and CTAs take tiles in
+// ascending order of their numbers, the first one included: a tile whose number depended on its CTA
+// would be missing while other kernels keep that CTA from running. A tile waits only for
+// contributions of earlier key blocks of the same head, which belong to tiles that a running CTA
+// has taken: the unfinished tile with the lowest number never waits, so that ordered accumulation
+// cannot deadlock.
 #pragma once
 #include "gpu/dependent_launch.cuh"
 #include "hopper/backward/shared_memory.cuh"
@@ -57,8 +59,14 @@ struct SchedulerWarp {
     publish();
     return true;
   }
+  // The next number that no CTA has taken.
+  TEA_DEVICE int fetch() {
+    int number = 0;
+    if (lane() == 0) number = atomicAdd(p.work.next_tile, 1);
+    return __shfl_sync(0xffffffff, number, 0);
+  }
   TEA_DEVICE void run() {
-    int number = static_cast<int>(blockIdx.x);
+    int number = fetch();
     uint32_t parity = 0;
     TileIndex t;
     while (find(number, t)) {
@@ -68,8 +76,7 @@ struct SchedulerWarp {
         wait(s.all_loads_issued, parity);
         parity ^= 1;
       }
-      if (lane() == 0) number = static_cast<int>(gridDim.x) + atomicAdd(p.work.next_tile, 1);
-      number = __shfl_sync(0xffffffff, number, 0);
+      number = fetch();
     }
     launch_dependent_grids();
     s.work.pipeline.producer_acquire(work_state);

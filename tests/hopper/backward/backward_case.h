@@ -92,6 +92,11 @@ struct BackwardLaunch {
   std::array<const Buffer<uint16_t>*, 3> gradients() const { return {&dq, &dk, &dv}; }
 };
 
+template <class T>
+void upload(const Buffer<T>& to, const std::vector<T>& from) {
+  cudaMemcpy(to.data, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice);
+}
+
 // Runs forward, replaces what backward must not read by NaN, runs backward, and copies O, LSE and
 // the gradients to `x`.
 inline Outcome run(const BackwardCase& c, BackwardData& x) {
@@ -112,12 +117,9 @@ inline Outcome run(const BackwardCase& c, BackwardData& x) {
         for (int d = 0; d < c.dim_v; ++d) o[x.o.index(b, h, r, d)] = kNaN;
         lse[(int64_t{b} * c.h.heads + h) * c.n.rows_q + r] = NAN;
       }
-  const auto upload = [](const auto& to, const auto& from) {
-    cudaMemcpy(to.data, from.data(), to.size * sizeof *to.data, cudaMemcpyHostToDevice);
-  };
   upload(l.forward_pass.q, q);
   upload(l.forward_pass.o, o);
-  if (!lse.empty()) upload(l.forward_pass.lse, lse);
+  upload(l.forward_pass.lse, lse);
   l.poison_workspace();
   const Outcome done = l.run_backward();
   finish(c.name());
@@ -162,6 +164,7 @@ int check_padded(int dim, int dim_v, int step);
 int check_ctas(int dim, int dim_v, int step);
 int check_reruns(int dim, int dim_v, int step);
 int check_chains(int dim, int dim_v, int step);
+int check_priorities();
 int check_digests(int dim, int dim_v, int step);
 int check_sizes();
 

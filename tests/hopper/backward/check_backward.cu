@@ -164,6 +164,7 @@ int main(int count, char** arguments) {
   start_group("refusals", check_refusals);
   start_group("large", [=] { return check_large(step); });
   start_group("sizes", check_sizes);
+  start_group("priorities", check_priorities);
   for (const auto& d : kDims) start("dim ", check_dims, d);
   for (int i = 0; i < 2; ++i) {  // one of each row of the table
     start("ragged ", check_ragged, kDims[i]);

@@ -10,22 +10,22 @@ using Gradients = std::array<std::vector<uint16_t>, 3>;  // dQ, dK, dV
 
 Gradients read(const BackwardLaunch& l) { return {l.dq.read(), l.dk.read(), l.dv.read()}; }
 
-// Runs the rows and keys of one sequence by themselves, dense: those from `row` and `key` on of
-// batch entry `batch`.
-Gradients run_dense(const BackwardCase& c, const BackwardData& x, int64_t batch, int64_t row,
-                    int64_t key, const Lengths& n) {
+// The gradients of one sequence by itself, dense: of the rows and keys from `first` on of batch
+// entry `batch`. O and LSE are those in `x`, since forward may take another kernel for its length.
+Gradients run_dense(const BackwardCase& c, const BackwardData& x, int64_t batch, int64_t first,
+                    const Lengths& n) {
   BackwardLaunch l(c, x);
+  upload(l.forward_pass.lse, x.lse);
   AttentionArguments& f = l.f;
-  int i = 0;
   for (StridedTensor* const t : l.tensors())
-    t->data = static_cast<uint16_t*>(t->data) + batch * t->batch + (i++ < 4 ? row : key) * t->seq;
+    t->data = static_cast<uint16_t*>(t->data) + batch * t->batch + first * t->seq;
   RowStatistics& s = f.statistics;
-  s.lse += batch * s.batch + row * s.seq;
-  if (s.dlse) s.dlse += batch * s.batch + row * s.seq;
+  s.lse += batch * s.batch + first * s.seq;
+  if (s.dlse) s.dlse += batch * s.batch + first * s.seq;
   f.batch = 1;
   set_dense(f, n.rows_q, n.rows_kv);
   l.prepare();
-  expect(l.run(), c.name() + "a dense sequence runs");
+  expect(l.run_backward().code == 0, c.name() + "a dense sequence runs");
   finish(c.name());
   return read(l);
 }
@@ -82,12 +82,14 @@ int check_ragged(int dim, int dim_v, int step) {
     expect(ragged.run(), c.name() + "ragged runs");
     finish(c.name());
     const Gradients got = read(ragged);
+    x.o.memory = ragged.forward_pass.o.read();
+    x.lse = ragged.forward_pass.lse.read();
     Gradients want;
     for (int i = 0; i < 3; ++i) want[i].assign(got[i].size(), 0);  // gaps are zeros
     const int64_t rows[] = {x.dq.at_row, x.dk.at_row, x.dv.at_row};
     for (size_t s = 0; s < lengths.size(); ++s) {
       if (lengths[s] == 0) continue;
-      const Gradients one = run_dense(c, x, 0, starts[s], starts[s], {lengths[s], lengths[s]});
+      const Gradients one = run_dense(c, x, 0, starts[s], {lengths[s], lengths[s]});
       for (int i = 0; i < 3; ++i)
         copy_rows(one[i], want[i], starts[s] * rows[i], lengths[s] * rows[i]);
     }
@@ -119,12 +121,14 @@ int check_padded(int dim, int dim_v, int step) {
     expect(padded.run(), c.name() + "padded runs");
     finish(c.name());
     const Gradients got = read(padded);
+    x.o.memory = padded.forward_pass.o.read();
+    x.lse = padded.forward_pass.lse.read();
     Gradients want;
     for (int i = 0; i < 3; ++i) want[i].assign(got[i].size(), 0);
     const Tensor* const tensors[] = {&x.dq, &x.dk, &x.dv};
     for (int b = 0; b < 4; ++b) {
       if (queries[b] == 0 || keys[b] == 0) continue;
-      const Gradients one = run_dense(c, x, b, 0, 0, {queries[b], keys[b]});
+      const Gradients one = run_dense(c, x, b, 0, {queries[b], keys[b]});
       for (int i = 0; i < 3; ++i)
         copy_rows(one[i], want[i], b * tensors[i]->at_batch,
                   (i == 0 ? queries : keys)[b] * tensors[i]->at_row);

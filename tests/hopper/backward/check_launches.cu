@@ -1,5 +1,7 @@
 // Tests of src/hopper/backward/ next to other launches: reruns while the device is busy, and chains
-// of launches that begin while their predecessor grid runs.
+// of launches that begin while their predecessor grid runs, and launches that share the SMs.
+#include <unistd.h>
+
 #include "hopper/apart.h"
 #include "hopper/backward/backward_case.h"
 #include "hopper/chain.cuh"
@@ -111,6 +113,56 @@ int check_chains(int dim, int dim_v, int step) {
             {{dim, dim_v, Type::kBf16, kRules[rule], {700, 700}, heads, Layout::kBshd}, true, true},
             ragged, std::max(1, 60 / step));
   return report("chains", dim, dim_v);
+}
+
+namespace {
+
+constexpr int kOccupied = 120 << 10;  // bytes of shared memory: one CTA per SM, and no other kernel
+
+__global__ void occupy(int milliseconds) {
+  for (int i = 0; i < milliseconds; ++i)
+    for (int j = 0; j < 1000; ++j) __nanosleep(1000);
+}
+
+}  // namespace
+
+// Two launches of which each keeps the last CTAs of the other from running: the first one starts
+// while some SMs are occupied, the second one has priority when these become free. All tiles of a
+// launch contribute to the same rows, each after the one before, and there are enough of them for
+// every running CTA to take one behind those of all CTAs.
+int check_priorities() {
+  const BackwardCase c = {
+      {64, 64, Type::kBf16, kRules[0], {128, 300 * 128}, {1, 1, 1}, Layout::kBshd}};
+  const BackwardData x(c), y(c);
+  BackwardLaunch launches[] = {{c, x}, {c, y}};
+  uint64_t alone[2];
+  int lowest = 0, highest = 0, device = 0, sms = 0;
+  cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  cudaStream_t streams[2], occupant;
+  cudaStreamCreateWithPriority(&streams[0], cudaStreamNonBlocking, lowest);
+  cudaStreamCreateWithPriority(&streams[1], cudaStreamNonBlocking, highest);
+  cudaStreamCreateWithFlags(&occupant, cudaStreamNonBlocking);
+  cudaFuncSetAttribute(occupy, cudaFuncAttributeMaxDynamicSharedMemorySize, kOccupied);
+  note_work(c.name() + "two priorities");
+  for (int i = 0; i < 2; ++i) {
+    launches[i].prepare();
+    expect(launches[i].run(), c.name() + "alone");
+    finish(c.name());
+    alone[i] = digest(launches[i]);
+  }
+  for (int round = 0; round < 10; ++round) {
+    occupy<<<sms * 5 / 11, 32, kOccupied, occupant>>>(20);
+    usleep(2000);
+    bool ran = launches[0].run_backward(streams[0]).code == 0;
+    usleep(5000);
+    ran &= launches[1].run_backward(streams[1]).code == 0;
+    finish(c.name());
+    for (int i = 0; i < 2; ++i)
+      expect(ran && digest(launches[i]) == alone[i], c.name() + "the same bits as alone");
+  }
+  return report("priorities", 64, 64);
 }
 
 }  // namespace tea::primitives
