@@ -5,6 +5,7 @@
 #include "cpu/reference.h"
 #if defined(TE_ATTENTION_CUDA)
 #include "composite/hopper.h"
+#include "composite/portable.h"
 #include "portable/engine.h"
 #if defined(TE_ATTENTION_CUDNN)
 #include "cudnn/engine.h"
@@ -20,6 +21,11 @@ constexpr Engine kEngines[] = {
 #endif
 #if defined(TE_ATTENTION_CUDA)
     composite::kHopper,
+#endif
+#if defined(TE_ATTENTION_CUDNN)
+    composite::kPortableCudnn,
+#endif
+#if defined(TE_ATTENTION_CUDA)
     portable::kPortable,
 #endif
 #if defined(TE_ATTENTION_CUDNN)

@@ -36,6 +36,7 @@ struct Cudnn final : Executable {
   Problem problem;
   Device device;
   Passes passes;
+  bool exact_s_amax = false;  // instead of the largest P after the division
   mutable Graphs graphs;
 
   Cudnn(const Problem& p, const Device& d, Passes a) : problem(p), device(d), passes(a) {}
@@ -96,7 +97,7 @@ struct Cudnn final : Executable {
     if (graph && !back)
       if (const auto rows = finishing(problem, run, slots)) finish(*rows, run.stream);
     if (graph && problem.is_fp8())
-      if (const auto amaxes = raising(run, slots, d)) raise(*amaxes, run.stream);
+      if (const auto amaxes = raising(run, slots, d, exact_s_amax)) raise(*amaxes, run.stream);
     if (empty && key.dsink)
       driver::fill(run.tensor[TEA_DSINK], 0, sizeof(float) * static_cast<size_t>(problem.heads_q),
                    run.stream);
@@ -227,7 +228,8 @@ bool takes_origin(const Problem& p, const Run& run) {
 namespace {
 
 // After why_not(), which needs no library.
-Attempt plan_by(const Library& found, const Problem& p, const Device& device, Passes passes) {
+Attempt plan_by(const Library& found, const Problem& p, const Device& device, Passes passes,
+                bool exact_s_amax = false) {
   TEA_REFUSE_IF(!found.symbols, "cuDNN was not found: " + found.why_none);
   TEA_REFUSE_IF(found.version < kLeastVersion, "cuDNN is " + shown(found.version) + "; needs " +
                                                    shown(kLeastVersion) + " or later");
@@ -236,6 +238,7 @@ Attempt plan_by(const Library& found, const Problem& p, const Device& device, Pa
                 std::string("a known error of cuDNN: ") + known->what + " (" + known->link + ")");
 
   auto ready = std::make_unique<Cudnn>(p, device, passes);
+  ready->exact_s_amax = exact_s_amax;
   if (fixed_and_empty(p)) return ready;
   for (const GraphKey& key : graphs_of(p, example_of(p), passes)) {
     const auto made = ready->make(default_geometry(p), key);
@@ -309,15 +312,20 @@ Attempt plan_with(const Library& found, const Problem& p, const Device& device) 
   return plan_by(found, p, device, Passes::kBoth);
 }
 
+namespace {
+std::string sizes_of(const Problem& p) {
+  return "dim_qk is " + shown(p.dim_qk) + ", dim_v " + shown(p.v_dim()) + ", seqlen_q " +
+         shown(p.seqlen_q) + ", batch " + shown(p.batch) + " and heads_q " + shown(p.heads_q);
+}
+}  // namespace
+
 Attempt plan_backward(const Problem& p, const Device& device) {
   TEA_REFUSE_IF(
       !is_plain(p),
       "it has options, or seqlen_q differs from seqlen_kv, or fp16 heads share keys; needs "
       "dense self-attention that trains");
-  TEA_REFUSE_IF(!has_row(p), "dim_qk is " + shown(p.dim_qk) + ", dim_v " + shown(p.v_dim()) +
-                                 ", seqlen_q " + shown(p.seqlen_q) + ", batch " + shown(p.batch) +
-                                 " and heads_q " + shown(p.heads_q) +
-                                 "; cuDNN's backward pass was not measured to be faster there");
+  TEA_REFUSE_IF(!has_row(p),
+                sizes_of(p) + "; cuDNN's backward pass was not measured to be faster there");
   const std::string why = why_not(p, device);
   TEA_REFUSE_IF(!why.empty(), why);
   const Library found = library();
@@ -325,6 +333,22 @@ Attempt plan_backward(const Problem& p, const Device& device) {
                 "cuDNN " + shown(found.version) + " on sm_" + shown(device.sm) +
                     " was not measured to be faster");
   return plan_by(found, p, device, Passes::kBackward);
+}
+
+Attempt plan_fp8(const Problem& p, const Device& device) {
+  TEA_REFUSE_IF(!p.is_fp8(),
+                "dtype is " + std::string(dtype_name(p.dtype)) + "; needs e4m3 or e5m2");
+  TEA_REFUSE_IF(!is_plain_fp8(p),
+                "it has options, or seqlen_q differs from seqlen_kv; needs dense self-attention");
+  TEA_REFUSE_IF(!has_row(p, fp8_rows(p)),
+                sizes_of(p) + "; cuDNN was not measured to be faster there");
+  const std::string why = why_not(p, device);
+  TEA_REFUSE_IF(!why.empty(), why);
+  const Library found = library();
+  TEA_REFUSE_IF(found.symbols && !has_row(p, device.sm, found.version, fp8_rows(p)),
+                "cuDNN " + shown(found.version) + " on sm_" + shown(device.sm) +
+                    " was not measured to be faster");
+  return plan_by(found, p, device, Passes::kBoth, true);
 }
 
 namespace {
@@ -335,6 +359,11 @@ uint64_t workspace_of(const Problem& p, const Geometry& size, Direction d, Passe
 }  // namespace
 
 uint64_t workspace(const Problem& p, const Geometry& size, Direction d) {
+  return workspace_of(p, size, d, Passes::kBoth);
+}
+
+uint64_t fp8_workspace(const Problem& p, const Geometry& size, Direction d) {
+  if (!is_plain_fp8(p) || !has_row(p, fp8_rows(p))) return 0;
   return workspace_of(p, size, d, Passes::kBoth);
 }
 

@@ -1,6 +1,6 @@
 // The engine that runs cuDNN's attention, forward and backward, for 16-bit types and FP8. Building
 // a graph for given sizes takes time, and we do not control its kernels. It therefore runs only if
-// it is selected explicitly, and its backward pass in plans of hopper-cudnn (composite/hopper.h).
+// it is selected explicitly, and in plans of hopper-cudnn and portable-cudnn (src/composite).
 #pragma once
 #include "core/engine.h"
 #include "cudnn/library.h"
@@ -16,6 +16,11 @@ uint64_t workspace(const Problem& problem, const Geometry& size, Direction direc
 Attempt plan_backward(const Problem& problem, const Device& device);
 // Of backward; 0 where faster.h has no row.
 uint64_t backward_workspace(const Problem& problem, const Geometry& size);
+
+// An Executable for FP8, where faster.h has a row for it, with s_amax by the contract: 1. Its
+// graphs are built.
+Attempt plan_fp8(const Problem& problem, const Device& device);
+uint64_t fp8_workspace(const Problem& problem, const Geometry& size, Direction direction);
 
 // cuDNN counts everything from the shard's own corner: whether an origin moves no mask and no
 // dropout. (ALiBi is there only with a causal mask.)

@@ -1,5 +1,5 @@
-// Where cuDNN's backward pass is taken for our own: plain problems of which it was measured to be
-// the faster one, by versions of cuDNN whose results were compared with the oracle's.
+// Where cuDNN runs by default: plain problems for which it was measured to be faster than our own
+// kernels, by versions of cuDNN whose results were compared with the oracle's.
 #pragma once
 #include <algorithm>
 #include <span>
@@ -36,15 +36,35 @@ inline constexpr Faster kFaster[] = {
     {90, 91900, 91900, 256, 256, 128, 1 << 25},
 };
 
+// bench/results/h200/fp8.jsonl: at most 28 times as fast as portable, forward and backward, from
+// 512 rows on. cuDNN has no backward pass of other head dimensions than 128.
+inline constexpr Faster kFasterFp8[] = {
+    {90, 91900, 91900, 128, 128, 512, 1 << 27},
+};
+inline constexpr Faster kFasterFp8Inference[] = {
+    {90, 91900, 91900, 64, 64, 4096, 1 << 27},
+    {90, 91900, 91900, 128, 128, 512, 1 << 27},
+    {90, 91900, 91900, 256, 256, 4096, 1 << 27},
+};
+inline std::span<const Faster> fp8_rows(const Problem& p) {
+  return p.training ? std::span<const Faster>(kFasterFp8) : kFasterFp8Inference;
+}
+
 // The problems of the table: gradients of dense self-attention, causal or full, without any option.
 // Every row and every key has a result there, so that nothing can be NaN that is not used. In fp16
 // no heads may share keys: each head's gradient is rounded before the sum, and overflows there.
-inline bool is_plain(const Problem& p) {
+inline bool has_no_options(const Problem& p) {
   const bool square = p.batch && p.seqlen_q && p.seqlen_q == p.seqlen_kv;
+  return square && !p.deterministic && is_dense(p) && !p.window_left && !p.window_right &&
+         !p.bias && !p.alibi && !p.softmax && p.softcap == 0 && !p.drops() && !p.lse_gradient;
+}
+inline bool is_plain(const Problem& p) {
   const bool fits = p.dtype == TEA_BF16 || (p.dtype == TEA_FP16 && p.heads_q == p.heads_kv);
-  return p.training && square && fits && !p.deterministic && is_dense(p) && !p.window_left &&
-         !p.window_right && !p.bias && !p.alibi && !p.softmax && p.softcap == 0 && !p.drops() &&
-         !p.lse_gradient;
+  return p.training && fits && has_no_options(p);
+}
+// The same of FP8, in inference too. MAX and SUM_EXP are refused, since they have another base.
+inline bool is_plain_fp8(const Problem& p) {
+  return p.is_fp8() && !(p.outputs & ~TEA_OUTPUT_LSE) && has_no_options(p);
 }
 
 // Whether a row may apply to a plain problem, whatever the GPU and the library are.

@@ -192,7 +192,8 @@ std::optional<Finish> finishing(const Problem& p, const Run& run, const Pointers
                 p.heads_q};
 }
 
-std::optional<Raise> raising(const Run& run, const Pointers& slots, Direction direction) {
+std::optional<Raise> raising(const Run& run, const Pointers& slots, Direction direction,
+                             bool exact) {
   struct Row {
     int from;
     tea_tensor to;
@@ -207,7 +208,7 @@ std::optional<Raise> raising(const Run& run, const Pointers& slots, Direction di
   bool any = false;
   size_t i = 0;
   for (const Row& row : back ? std::span<const Row>(kBackward) : std::span<const Row>(kForward)) {
-    out.from[i] = at<float>(slots, row.from);
+    out.from[i] = at<float>(slots, exact && row.from == kSAmax ? kOne : row.from);
     out.to[i] = run.number(row.to);
     any |= out.to[i++] != nullptr;
   }

@@ -34,7 +34,10 @@ std::optional<Prepare> preparation(const Problem& problem, const Run& run, const
 std::optional<Finish> finishing(const Problem& problem, const Run& run, const Pointers& slots);
 
 // Of fp8, after the graph; none where no amax is recorded.
-std::optional<Raise> raising(const Run& run, const Pointers& slots, Direction direction);
+// `exact`: the largest exp(x - MAX) of S, which is 1 where a row attends to a key, instead of
+// cuDNN's, which is that of P after the division. Of problems in which every row does.
+std::optional<Raise> raising(const Run& run, const Pointers& slots, Direction direction,
+                             bool exact = false);
 
 // After the graph: parameters of the kernel that clears rows without a result, on either side.
 Clear clearing(const Problem& problem, const Run& run, const Pointers& slots, Direction direction);

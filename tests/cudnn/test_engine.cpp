@@ -176,6 +176,26 @@ TEST(CudnnFaster, DistinguishesMasksAndSharedHeads) {
   EXPECT_TRUE(has_row(grouped, shared));
 }
 
+TEST(CudnnFaster, HasRowsOfFp8ForInferenceWithMoreHeadDimensions) {
+  const auto holds = [](const char* training, int dim) {
+    Problem p = Problem::parse(
+        "dtype=e4m3 batch=1 seqlen_q=16384 seqlen_kv=16384 heads_q=16 "
+        "heads_kv=8 causal=1 training=" +
+        std::string(training));
+    p.dim_qk = dim;
+    p = p.normalised();
+    return is_plain_fp8(p) && has_row(p, 90, 91900, fp8_rows(p));
+  };
+  EXPECT_TRUE(holds("1", 128));
+  EXPECT_TRUE(holds("0", 128));
+  for (const int dim : {64, 256}) {
+    EXPECT_TRUE(holds("0", dim)) << dim;
+    EXPECT_FALSE(holds("1", dim)) << dim;
+  }
+  EXPECT_FALSE(holds("0", 192));
+  EXPECT_FALSE(is_plain_fp8(square()));
+}
+
 TEST(CudnnFaster, SaysWhyBackwardIsNotCudnns) {
   const auto why = [](const Problem& p) { return std::get<Refusal>(plan_backward(p, kH200)).why; };
   EXPECT_TRUE(starts_with(why(square("training=1 window_left=9")), "it has options"));

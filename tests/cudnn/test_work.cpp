@@ -152,6 +152,17 @@ TEST(CudnnRaising, CollectsInDqWhatHasNoAmaxOfItsOwn) {
   EXPECT_FALSE(raising(run, slots, Direction::kForward));
 }
 
+// cuDNN's own is that of P after the division, from which a later scale of S would be too large.
+TEST(CudnnRaising, RecordsOneForSIfAsked) {
+  const auto run = run_of(problem("batch=1 seqlen_q=8 seqlen_kv=8"));
+  const Pointers slots = pointers(run, Layout{});
+  EXPECT_EQ(raising(run, slots, Direction::kForward)->from[0], slots[kSAmax]);
+  const auto exact = raising(run, slots, Direction::kForward, true);
+  EXPECT_EQ(exact->from[0], slots[kOne]);
+  EXPECT_EQ(exact->to[0], run.tensor[TEA_S_AMAX]);
+  EXPECT_EQ(exact->from[1], slots[kOAmax]);
+}
+
 TEST(CudnnClearing, WritesWhatTheSinkAloneGives) {
   const Problem p = problem("q_form=ragged kv_form=ragged softmax=learnable outputs=lse");
   const auto run = run_of(p);

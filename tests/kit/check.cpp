@@ -346,7 +346,7 @@ oracle::Precision precision_of(std::string_view engine, const Problem& p) {
   out.o = oracle::rounding(oracle_type(p.o_type()));
   out.dqkv = oracle::rounding(oracle_type(p.dqkv_type()));
   out.dbias = oracle::rounding(oracle_type(p.bias_type()));
-  if (engine == "cudnn" || engine == "hopper-cudnn") {
+  if (engine == "cudnn" || engine == "hopper-cudnn" || (engine == "portable-cudnn" && p.is_fp8())) {
     out.least = FLT_MIN;  // subnormal probabilities count as zero
     // Each query head's gradient of K and V is rounded before the sum over those that share them.
     out.dqkv.floor *= 1 + p.heads_q / p.heads_kv;
