@@ -1,0 +1,343 @@
+#!/usr/bin/env python3
+"""FP8 attention through PyTorch on a GPU: rates, host time, capture, accuracy, training, draws.
+
+usage: PYTHONPATH=BUILD/python:BUILD/python/te_attention_transformer_engine:tests/python
+       TE_ATTENTION_KIT=BUILD/tests/python/libte_attention_kit_shim.so
+       python3 bench/gpu_fp8_front_end.py [--parts NAME,...] [--output FILE] [--device cuda]
+
+Each part runs in a process of its own, for at most its limit, and prints figures with their bars,
+one line of JSON each. Exit code 0 only if every part ends in time and no bar is missed. --device
+cpu tests the program with small sizes; rates and host times then have no bar.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import te_attention.torch as tea
+from te_attention.torch.fp8 import DelayedScaling, Float8CurrentScaling, FP8GlobalStateManager
+from transformer_engine.pytorch import DotProductAttention, autocast
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS = {"rates": 180, "host": 120, "capture": 120, "accuracy": 120, "configurations": 300,
+           "gpt": 300, "draws": 580}  # fmt: skip
+RECIPES = {"delayed": DelayedScaling, "current": Float8CurrentScaling}
+NORMS = {"o": 0.06, "dq": 0.11, "dk": 0.11, "dv": 0.085}
+# TFLOP/s of cuDNN alone, d128 16k (bench/results/h200/fp8.jsonl), by mask.
+RATES = {"no_mask": (1009.1, 702.5), "causal": (936.2, 716.1)}
+MODELS = {"mha": (2, 2048, 16, 16), "gqa": (2, 2048, 24, 12), "long": (1, 8192, 32, 4)}
+MASKS = ("no_mask", "causal", "padding", "padding_causal")
+
+
+class Program:
+    """The figures of one part."""
+
+    def __init__(self, part: str, device: str) -> None:
+        """Nothing is missed yet."""
+        self.part, self.device, self.gpu, self.missed = part, device, device != "cpu", False
+
+    def figure(self, what: str, value: object, *, most: float | None = None,
+               least: float | None = None) -> None:  # fmt: skip
+        """Prints a figure and its bar; NaN misses every bar."""
+        ok = (most is None or value <= most) and (least is None or value >= least)
+        self.missed |= not ok
+        bar = {n: x for n, x in (("most", most), ("least", least)) if x is not None}
+        line = {"part": self.part, "what": what, "value": value, **bar, "ok": ok}
+        print(json.dumps(line), flush=True)
+
+    def normal(self, *shape: int, gradient: bool = True) -> torch.Tensor:
+        """A bf16 tensor."""
+        x = torch.randn(*shape, device=self.device).to(torch.bfloat16)
+        return x.requires_grad_(gradient)
+
+    def settle(self) -> None:
+        """Waits for the device."""
+        if self.gpu:
+            torch.cuda.synchronize()
+
+
+def recipe_of(kind: str) -> object:
+    """A recipe with attention in FP8."""
+    history = {"amax_history_len": 16} if kind == "delayed" else {}
+    return RECIPES[kind](fp8_dpa=True, **history)
+
+
+def milliseconds(program: Program, task: Callable) -> float:
+    """The median of one call, until its results are there."""
+    for _ in range(5):
+        task()
+    found = []
+    for _ in range(11):
+        program.settle()
+        start = time.perf_counter()
+        task()
+        program.settle()
+        found.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(found)
+
+
+def kernel_milliseconds(task: Callable) -> tuple[float, float, str]:
+    """Of one call: the attention kernels, all kernels, and the name of the longest one."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(5):
+            task()
+        torch.cuda.synchronize()
+    spent = {e.key: e.self_device_time_total / 5e3 for e in profile.key_averages()}
+    longest = max(spent, key=spent.get)
+    ours = ("quantize", "largest_magnitude", "update_scales", "elementwise", "Memset", "Memcpy")
+    attention = sum(t for name, t in spent.items() if not any(word in name for word in ours))
+    return attention, sum(spent.values()), longest
+
+
+def rates(p: Program) -> None:
+    """DotProductAttention, delayed scaling, d128 16k: the kernel within a call, and the call."""
+    rows, heads, dim = (16384, 16, 128) if p.gpu else (256, 2, 128)
+    for mask, bars in RATES.items():
+        q, k, v = (p.normal(1, rows, heads, dim) for _ in range(3))
+        dout = p.normal(1, rows, heads * dim, gradient=False)
+        module = DotProductAttention(heads, dim, qkv_format="bshd", attn_mask_type=mask)
+        context = autocast(recipe=recipe_of("delayed"))
+        with context:
+            form = {"format": "bshd", "mask": "causal" if mask == "causal" else None}
+            codes = [t.detach().to(torch.float8_e4m3fn) for t in (q, k, v)]
+            said = tea.explain(*codes, fp8=tea.Fp8(o_dtype=torch.float8_e4m3fn), **form)
+            engine = next(s for s in said.splitlines()[1:] if s.endswith("accepts"))
+            p.figure(f"{mask}: engine", engine)
+            flops = 4 * rows * rows * dim * heads * (0.5 if mask == "causal" else 1) / 1e9
+            forward = partial(module, q, k, v)
+            backward = partial(torch.autograd.grad, forward(), (q, k, v), dout, retain_graph=True)
+            for task, work, bar in ((forward, flops, bars[0]), (backward, 2.5 * flops, bars[1])):
+                name = f"{mask} {'forward' if task is forward else 'backward'}"
+                whole = milliseconds(p, task)
+                least = 0.93 * bar if p.gpu else None
+                p.figure(f"{name}: whole call, TFLOP/s", round(work / whole, 1), least=least)
+                if p.gpu:
+                    attention, every, longest = kernel_milliseconds(task)
+                    rate = round(work / attention, 1)
+                    p.figure(f"{name}: attention kernels, TFLOP/s", rate, least=0.97 * bar)
+                    p.figure(f"{name}: other kernels, ms", round(every - attention, 4))
+                    p.figure(f"{name}: the longest kernel", longest[:100])
+
+
+def microseconds(p: Program, task: Callable) -> float:
+    """The least mean of blocks of calls, as the host sees it; no queue fills."""
+    for _ in range(30):
+        task()
+    best = float("inf")
+    for _ in range(9):
+        p.settle()
+        start = time.perf_counter()
+        for _ in range(100):
+            task()
+        best = min(best, (time.perf_counter() - start) / 100)
+    p.settle()
+    return best * 1e6
+
+
+def host(p: Program) -> None:
+    """Host time of FP8 over bf16, with tiny tensors; and that nothing waits for the device."""
+    q, k, v = (p.normal(1, 128, 1, 128) for _ in range(3))
+    dout = p.normal(1, 128, 128, gradient=False)
+
+    def step(module: DotProductAttention) -> None:
+        torch.autograd.grad(module(q, k, v), (q, k, v), dout)
+
+    plain = DotProductAttention(1, 128, qkv_format="bshd")
+    base = microseconds(p, lambda: plain(q, k, v)), microseconds(p, lambda: step(plain))
+    p.figure("bf16: forward, us", round(base[0], 1))
+    p.figure("bf16: forward and backward, us", round(base[1], 1))
+    for kind in RECIPES:
+        module = DotProductAttention(1, 128, qkv_format="bshd")
+        with autocast(recipe=recipe_of(kind)):
+            forward = microseconds(p, lambda: module(q, k, v)) - base[0]  # noqa: B023
+            both = microseconds(p, lambda: step(module)) - base[1]  # noqa: B023
+            most = 12 if p.gpu else None
+            p.figure(f"{kind}: forward over bf16, us", round(forward, 1), most=most)
+            p.figure(f"{kind}: both passes over bf16, us", round(both, 1))
+            if p.gpu:
+                torch.cuda.set_sync_debug_mode("error")
+                step(module)
+                torch.cuda.set_sync_debug_mode("default")
+        p.figure(f"{kind}: synchronisations", 0)
+
+
+def capture(p: Program) -> None:
+    """Graphs of both recipes and of attention(fp8="current") replay what eager calls compute."""
+    if not p.gpu:
+        return
+    shape = (2, 512, 4, 128)
+
+    def run(function: Callable, inputs: list) -> list:
+        out = function(*inputs)
+        return [out, *torch.autograd.grad(out.float().square().sum(), inputs)]
+
+    functions = {"attention": (lambda *x: tea.attention(*x, format="bshd", fp8="current"), None)}
+    for kind in RECIPES:
+        functions[kind] = (DotProductAttention(4, 128, qkv_format="bshd"), recipe_of(kind))
+    for name, (function, recipe) in functions.items():
+        torch.manual_seed(1)
+        static = [p.normal(*shape) for _ in range(3)]
+        fresh = [p.normal(*shape) for _ in range(3)]
+        with autocast(enabled=recipe is not None, recipe=recipe, _graph=True):
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    run(function, static)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                found = run(function, static)
+            with torch.no_grad():
+                for a, b in zip(static, fresh, strict=True):
+                    a.copy_(b)
+            graph.replay()
+            wanted = run(function, static)
+        for which, a, b in zip(("o", "dq", "dk", "dv"), found, wanted, strict=True):
+            change = float((a - b).float().norm() / b.float().norm())
+            p.figure(f"{name} {which}: replay over eager", change, most=0.01)
+
+
+def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, causal: bool,
+          lengths: torch.Tensor | None = None) -> dict[str, torch.Tensor]:  # fmt: skip
+    """O and gradients in float32, by the library itself."""
+    inputs = [t.detach().float().requires_grad_() for t in (q, k, v)]
+    words = {"format": "bshd", "mask": "causal" if causal else None}
+    words |= {"cu_seqlens_q": lengths, "cu_seqlens_kv": lengths}
+    o = tea.attention(*inputs, **words)
+    gradients = torch.autograd.grad(o, inputs, dout.float().view_as(o))
+    return {"o": o.detach()} | dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+
+
+def compare(p: Program, name: str, found: dict, wanted: dict) -> None:
+    """The norms of the errors, with their bars."""
+    for which, value in found.items():
+        error = float((value.float() - wanted[which]).norm() / wanted[which].norm())
+        # With delayed scaling O and the gradients themselves are rounded to FP8, too.
+        most = NORMS[which] * (1.15 if "delayed" in name else 1)
+        p.figure(f"{name} {which}", round(error, 4), most=round(most, 4))
+
+
+def steps(
+    module: DotProductAttention, kind: str, qkv: tuple, dout: torch.Tensor, **words: object
+) -> torch.Tensor:
+    """O of the second step, whose scales are from the first one."""
+    for _ in range(2):
+        with autocast(recipe=recipe_of(kind)):
+            o = module(*qkv, **words)
+        torch.autograd.grad(o, qkv, dout.view_as(o), retain_graph=True)
+    return o
+
+
+def accuracy(p: Program) -> None:
+    """1024 rows causal and 2048 rows full, d64, by every way into FP8."""
+    for rows, causal in ((1024, True), (2048, False)):
+        torch.manual_seed(3)
+        q, k, v = (p.normal(1, rows, 2, 64) for _ in range(3))
+        dout = p.normal(1, rows, 2, 64, gradient=False)
+        wanted = exact(q, k, v, dout, causal)
+        form = {"format": "bshd", "mask": "causal" if causal else None}
+        ways = {"attention": partial(tea.attention, q, k, v, fp8="current", **form)}
+        for kind in RECIPES:
+            FP8GlobalStateManager.reset()
+            mask = "causal" if causal else "no_mask"
+            module = DotProductAttention(2, 64, qkv_format="bshd", attn_mask_type=mask)
+            ways[kind] = partial(steps, module, kind, (q, k, v), dout)
+        for name, way in ways.items():
+            o = way()
+            gradients = torch.autograd.grad(o, (q, k, v), dout.view_as(o))
+            found = {"o": o.detach().view(wanted["o"].shape)}
+            found |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+            compare(p, f"{name} {rows} rows", found, wanted)
+
+
+def configurations(p: Program) -> None:
+    """TransformerEngine's FP8 configurations of DotProductAttention, at their sizes."""
+    for (model, sizes), mask in itertools.product(MODELS.items(), MASKS):
+        b, s, heads, groups = sizes if p.gpu else (sizes[0], 96, 4, 4 if model == "mha" else 2)
+        dim = 128 if p.gpu else 32
+        torch.manual_seed(5)
+        q = p.normal(b, s, heads, dim)
+        k, v = (p.normal(b, s, groups, dim) for _ in range(2))
+        dout = p.normal(b, s, heads, dim, gradient=False)
+        lengths, words = None, {}
+        if "padding" in mask:
+            counts = torch.arange(b, device=p.device) * 32 + s - 32 * b
+            padded = torch.arange(s, device=p.device) >= counts[:, None]
+            words["attention_mask"] = padded[:, None, None]
+            lengths = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+            dout = dout.masked_fill(padded[:, :, None, None], 0)
+        wanted = exact(q, k, v, dout, "causal" in mask, lengths)
+        for kind in RECIPES:
+            FP8GlobalStateManager.reset()
+            options = {"qkv_format": "bshd", "attn_mask_type": mask}
+            module = DotProductAttention(heads, dim, groups, **options)
+            o = steps(module, kind, (q, k, v), dout, **words)
+            gradients = torch.autograd.grad(o, (q, k, v), dout.view_as(o))
+            found = {"o": o.detach().view(wanted["o"].shape)}
+            found |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+            compare(p, f"{model} {mask} {kind}", found, wanted)
+        del wanted, found, gradients, o
+
+
+def gpt(p: Program) -> None:
+    """The small GPT of examples/torch/fp8_gpt.py, 300 steps."""
+    command = [sys.executable, ROOT / "examples/torch/fp8_gpt.py", "--device", p.device]
+    command += [] if p.gpu else ["--steps", "4"]
+    p.figure("exit code", subprocess.run(command, check=False).returncode, most=0)
+
+
+def draws(p: Program) -> None:
+    """Random cases against the oracle."""
+    count = "5000" if p.gpu else "20"
+    command = [sys.executable, ROOT / "tests/python/fp8_draws.py", count, "3000000", p.device]
+    p.figure("exit code", subprocess.run(command, check=False).returncode, most=0)
+
+
+PARTS = {f.__name__: f for f in (rates, host, capture, accuracy, configurations, gpt, draws)}
+
+
+def main() -> int:
+    """0 if no bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        program = Program(options.inside, options.device)
+        PARTS[options.inside](program)
+        return int(program.missed)
+    missed, lines = [], []
+    for part in options.parts.split(","):
+        command = [sys.executable, __file__, "--inside", part, "--device", options.device]
+        try:
+            done = subprocess.run(
+                command, timeout=SECONDS[part], check=False, stdout=subprocess.PIPE, text=True
+            )
+            code, text = done.returncode, done.stdout
+        except subprocess.TimeoutExpired as late:
+            code, text = f"none within {SECONDS[part]} s", (late.stdout or b"").decode()
+        print(text, end="", flush=True)
+        lines += [line for line in text.splitlines() if line.startswith("{")]
+        print(f"{part}: exit code {code}", flush=True)
+        missed += [part] if code else []
+    if options.output:
+        options.output.write_text("\n".join(lines) + "\n")
+    print(f"missed: {', '.join(missed) or 'none'}")
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
