@@ -52,10 +52,12 @@ class FP8GlobalStateManager:
     # By (key of the autocast, forward): weak references, so that no module is kept alive.
     _states: ClassVar[dict[tuple[str, bool], dict[int, weakref.ref]]] = {}
     _backward_ran = False
+    resets = 0  # how often reset() was called: modules must register their states again
 
     @classmethod
     def reset(cls) -> None:
         """As before the first autocast()."""
+        cls.resets += 1
         cls.FP8_ENABLED = cls.FP8_CALIBRATION = cls.FP8_PARAMETERS = False
         cls.FP8_RECIPE = cls.FP8_DISTRIBUTED_GROUP = None
         cls.IS_FIRST_FP8_MODULE = cls.FP8_GRAPH_CAPTURING = cls._backward_ran = False

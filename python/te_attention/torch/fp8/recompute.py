@@ -54,6 +54,11 @@ class Recomputation:
             Recomputation._active = before[0]
             FP8GlobalStateManager.set_autocast_state(before[1])
 
+    @staticmethod
+    def is_active() -> bool:
+        """Whether such a function runs."""
+        return Recomputation._active is not None
+
     def _taken(self, quantizers: list) -> list:
         if self._is_first:
             self._recorded.append([q if is_current(q) else frozen(q) for q in quantizers])

@@ -143,12 +143,13 @@ class Fp8State:
         if self.fp8_initialized and meta.get("found") == found:
             return
         local = _local_recipes(recipe, settings)
-        before = meta.get("local_recipes")
+        before, texts = meta.get("local_recipes"), list(map(repr, local))
         meta |= {"global_recipe": recipe, "local_recipes": local, "recipe": local[-1]}
         meta |= {"fp8_group": group, "found": found, "fp8_checkpoint": True}
         FP8GlobalStateManager.register(local[-1], group)
         moved = before is not None and self.fp8_meta["scaling_fwd"].device != device
-        if before is None or moved or list(map(repr, before)) != list(map(repr, local)):
+        # Texts, because a caller may change a recipe in place.
+        if before is None or moved or meta["texts"] != texts:
             if before is not None and type(before[0]) is not type(local[0]):
                 warnings.warn(
                     f"the recipe changes from {type(before[0]).__name__} to "
@@ -158,6 +159,7 @@ class Fp8State:
             self.set_meta_tensor(True, local)
             self.set_meta_tensor(False, local)
             self._begin_scales()
+        meta["texts"] = texts
         FP8GlobalStateManager.add_fp8_tensors_to_global_buffer(meta)
         self.fp8_initialized = self.fp8_meta_tensors_initialized = True
 
@@ -222,6 +224,19 @@ class Fp8State:
     @property
     def _is_current(self) -> bool:
         return self.fp8_meta["local_recipes"][0].float8_current_scaling()
+
+
+def bound_of_dp(
+    scale_invs: tuple[Tensor, Tensor], dtypes: tuple, dim: int, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """A bound of |dP|: 2 * scale * |dO_i| |V_j| / (1 - dropout), each norm at most sqrt(d) amax.
+
+    scale_invs, dtypes: of V and dO.
+    """
+    largest_v, largest_do = (
+        s * format_of(d).largest for s, d in zip(scale_invs, dtypes, strict=True)
+    )
+    return largest_v * largest_do * (2 * abs(scale) * dim / (1 - dropout))
 
 
 def begin_scale_of_dp(meta: dict, quantizers: dict, bound: Tensor) -> None:

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from te_attention.torch.fp8 import Float8TensorStorage, FP8GlobalStateManager
-from te_attention.torch.fp8.formats import format_of, is_current, is_fp8_tensor
+from te_attention.torch.fp8.formats import is_current, is_fp8_tensor
 from te_attention.torch.fp8.recompute import forward_quantizers, frozen
 from te_attention.torch.fp8.tensor import dequantized
 from transformer_engine.pytorch.constants import TE_DType
@@ -14,7 +14,7 @@ from transformer_engine.pytorch.cpp_extensions.fused_attn import (
 )
 
 from ._emulation import combine_and_dequantize, combine_and_quantize, get_attention_quantizers
-from ._fp8 import backward_in_fp8, begin_scale_of_dp, saves_o_in_16_bits
+from ._fp8 import backward_in_fp8, begin_scale_of_dp, bound_of_dp, saves_o_in_16_bits
 
 FP8, F16 = FusedAttnBackend["FP8"], FusedAttnBackend["F16_arbitrary_seqlen"]
 
@@ -82,15 +82,6 @@ def forward(ctx, q, k, v, lengths, sizes, pages, small, options, fp8_meta, quant
     return out
 
 
-def _bound_of_dp(ctx, v8: object, dout: object) -> Tensor:
-    """A bound of |dP|: 2 * scale * |dO_i| |V_j| / (1 - dropout), each norm at most sqrt(d) amax."""
-    largest_v, largest_do = (t._scale_inv * format_of(t._fp8_dtype).largest for t in (v8, dout))
-    dim, options = v8.size(-1), ctx.options
-    scale = dim**-0.5 if options["attn_scale"] is None else options["attn_scale"]
-    factor = 2 * abs(scale) * dim / (1 - options["dropout"])
-    return largest_v * largest_do * factor
-
-
 def backward(ctx, d_out: object, deterministic: bool) -> list:
     """dQ, dK, dV, dBias and dSoftmaxOffset."""
     q, k, v, out, cu_q, cu_kv, *padded, stats, zinv, rng, third = _split(ctx)
@@ -111,7 +102,11 @@ def backward(ctx, d_out: object, deterministic: bool) -> list:
     else:
         dout = d_out if is_fp8_tensor(d_out) else of_do.quantize(d_out.contiguous())
         if ctx.current and not is_current(of_dp):
-            begin_scale_of_dp(ctx.fp8_meta, ctx.fp8_quantizers, _bound_of_dp(ctx, v, dout))
+            dim, scale, given = v.size(-1), options["attn_scale"], (v, dout)
+            scale = dim**-0.5 if scale is None else scale
+            inverses, dtypes = zip(*((t._scale_inv, t._fp8_dtype) for t in given), strict=True)
+            bound = bound_of_dp(inverses, dtypes, dim, scale, options["dropout"])
+            begin_scale_of_dp(ctx.fp8_meta, ctx.fp8_quantizers, bound)
         # fmt: off
         dq, dk, dv, *small = fused_attn_bwd(
             *common, q, k, v, out, dout, dtype, dout._fp8_dtype, [stats, zinv, rng, *third], FP8,

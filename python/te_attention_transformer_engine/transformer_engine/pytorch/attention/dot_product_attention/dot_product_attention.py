@@ -14,6 +14,7 @@ from te_attention import environment
 from te_attention.torch import PreparedAttention, new_rng_state
 from te_attention.torch.fp8 import FP8GlobalStateManager
 from te_attention.torch.fp8.formats import is_fp8_tensor
+from te_attention.torch.fp8.recompute import Recomputation
 from transformer_engine.pytorch._refusal import refuse, require
 from transformer_engine.pytorch.constants import AttnTypes, SoftmaxTypes
 from transformer_engine.pytorch.cpu_offload import is_cpu_offload_enabled
@@ -26,7 +27,8 @@ from ._cp_ranks import group_size
 from ._engine import EngineCall, form_of
 from ._flash import FlashAttention
 from ._flash_package import module_of
-from ._fp8 import Fp8State, asks_for_fp8
+from ._fp8 import Fp8State, asks_for_fp8, backward_in_fp8, saves_o_in_16_bits
+from ._fp8_direct import DirectFp8
 from ._fused import FusedAttention
 from ._masks import check_set_window_size, normalised_mask
 from ._selection import AttentionParams, Choice, cache_kind, get_attention_backend, refuse_all
@@ -52,7 +54,12 @@ _MAX_DISPATCHES = 4096
 # The variables that a choice depends on, apart from those of FP8 recipes.
 _read_environment = environment.reader(
     *("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN", "NVTE_FUSED_ATTN_BACKEND"),
-    "NVTE_UnfusedDPA_Emulate_FP8",
+    *("NVTE_UnfusedDPA_Emulate_FP8", "NVTE_FP8_DPA_BWD", "NVTE_DPA_FP8CS_O_in_F16"),
+)
+# Those of FP8 recipes.
+_read_recipes = environment.reader(
+    *("NVTE_DPA_FP8_RECIPE", "NVTE_DPA_FP8_FORMAT", "NVTE_DPA_FP8DS_AMAX_ALGO"),
+    *("NVTE_DPA_FP8DS_AMAX_HISTLEN", "NVTE_DPA_FP8DS_REDUCE_AMAX"),
 )
 _NO_CONTEXT = nullcontext()
 # The settings of the module that a choice depends on. They are read from its __dict__, because
@@ -85,6 +92,7 @@ class _Dispatch(NamedTuple):
     choice: Choice
     direct: PreparedAttention | None = None
     lengths: int | None = None
+    fp8: DirectFp8 | None = None
 
 
 def _publish(dispatch: _Dispatch) -> None:
@@ -316,9 +324,12 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
             if self.attention_type != "cross":
                 self.attention_type = self.unfused_attention.attention_type = "cross"
             call.use_cache(self.layer_number)
-        dispatch = self._find_dispatch(call)
+        dispatch, own = self._find_dispatch(call), self.__dict__
         direct, flash, recomputed = dispatch.direct, dispatch.choice[0], checkpoint_core_attention
         chosen = self._modules.get("flash_attention" if flash else "fused_attention")
+        direct_fp8 = None if recomputed or Recomputation.is_active() else dispatch.fp8
+        if direct_fp8 is not None and not _is_observed(chosen):
+            return direct_fp8(call.q, call.k, call.v, own["fp8_meta"], own["quantizers"])
         if direct is None or _is_observed(chosen):
             call.resolve()
             run = partial(self._by_backend, dispatch, call)
@@ -347,9 +358,21 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         """The arguments of a backend in FP8, or None: then FP8 tensors are dequantized."""
         own = self.__dict__
         own["fp8"] = FP8GlobalStateManager.FP8_ENABLED
+        recipe, meta = FP8GlobalStateManager.FP8_RECIPE, own["fp8_meta"]
+        if own["fp8"] and recipe is not None and meta.get("prepared") == (
+            prepared := (
+                *(type(recipe), tuple(recipe.__dict__.values()), _read_recipes()),
+                *(FP8GlobalStateManager.FP8_DISTRIBUTED_GROUP, call.q.device),
+                *(FP8GlobalStateManager.resets, own["attention_dropout"]),
+            )
+        ):
+            words = {"fp8": True, "fp8_output": fp8_output}
+            return words | {"fp8_meta": meta, "quantizers": own["quantizers"]}
         if own["fp8"] and asks_for_fp8(FP8GlobalStateManager.get_fp8_recipe()):
             own["_fp8_device"] = call.q.device
             self.init_fp8_metadata()
+            if recipe is not None:
+                meta["prepared"] = prepared
             words = {"fp8": True, "fp8_output": fp8_output}
             return words | {"fp8_meta": self.fp8_meta, "quantizers": self.quantizers}
         if is_fp8_tensor(call.q):
@@ -394,6 +417,8 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         flash, version, fused, _, unfused, _ = choice
         if not (flash or fused or unfused):
             refuse_all(params)
+        if call.fp8 is not None and fused:
+            return _Dispatch(params, choice, fp8=self._direct_fp8(call))
         ours = call.fp8 is None and (fused or (flash and module_of(version) is None))
         ours = ours and not params.context_parallel
         as_given = all(a is b for a, b in zip(given, (call.q, call.k, call.v), strict=True))
@@ -403,6 +428,19 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         direct, names = self._engine_call(call, chosen).prepared(*given)
         known = names == list(_LENGTHS[: len(names)]) and call.attention_mask is None
         return _Dispatch(params, choice, direct, len(names) if known else None)
+
+    def _direct_fp8(self, call: Call) -> DirectFp8 | None:
+        """The shorter way into FP8 for calls like this one, or None."""
+        backend, given = self._modules.get("fused_attention"), (call.q, call.k, call.v)
+        if type(backend) is not FusedAttention or not self._has_direct_path(backend):
+            return None
+        if call.fp8["fp8_output"] or call.lengths_from_masks or any(map(is_fp8_tensor, given)):
+            return None
+        if not (backward_in_fp8() and saves_o_in_16_bits()):
+            return None
+        engine = self._engine_call(call, backend)
+        found = DirectFp8.serves(engine, *given)
+        return DirectFp8(*given, engine, backend.training) if found else None
 
     def _has_direct_path(self, backend: torch.nn.Module | None) -> bool:
         """Whether it is a backend of this package that returns only O, with this softmax type."""

@@ -1,0 +1,138 @@
+"""The shorter way into FP8: the same bits as by FusedAttnFunc, and which calls take it."""
+
+import pytest
+import torch
+
+import transformer_engine.pytorch as te
+from te_attention.torch.fp8 import DelayedScaling, Float8CurrentScaling, FP8GlobalStateManager
+from transformer_engine.pytorch import DotProductAttention
+from transformer_engine.pytorch.attention.dot_product_attention import (
+    _fp8_direct,
+    dot_product_attention,
+)
+from transformer_engine.pytorch.distributed import checkpoint
+
+RECIPES = {"delayed": DelayedScaling, "current": Float8CurrentScaling}
+VARIABLES = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN", "NVTE_FUSED_ATTN_BACKEND")
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list:
+    """The direct calls of a test, which begins without cached choices."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    FP8GlobalStateManager.reset()
+    monkeypatch.setattr(dot_product_attention, "_dispatches", {})
+    monkeypatch.setattr(dot_product_attention, "_latest", ((), None))
+    found: list = []
+    original = _fp8_direct._attend
+
+    def counted(*arguments: object) -> tuple:
+        found.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(_fp8_direct, "_attend", counted)
+    return found
+
+
+def drawn(seed: int, groups: int = 2, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    shapes = [(2, 48, n, 32) for n in (2, groups, groups)]
+    return [torch.randn(s).to(dtype).requires_grad_() for s in shapes]
+
+
+def steps(kind: str, module: DotProductAttention, training: bool = True, **options: object) -> list:
+    """O, gradients and the scales of four iterations."""
+    recipe = RECIPES[kind](fp8_dpa=True)
+    out = []
+    for i in range(4):
+        qkv = drawn(i, module.num_gqa_groups, options.pop("dtype", torch.bfloat16))
+        with te.autocast(recipe=recipe), torch.set_grad_enabled(training):
+            o = module(*qkv, **options)
+        out.append(o.detach())
+        if training:
+            out += torch.autograd.grad(o.float().square().sum(), qkv)
+        for side in ("scaling_fwd", "scaling_bwd"):
+            state = module.fp8_meta[side]
+            out += [state.scale.clone(), state.amax_history.clone()]
+    return out
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [
+        ({}, {}),
+        ({"num_gqa_groups": 1, "attn_mask_type": "no_mask"}, {}),
+        ({"window_size": (9, 0)}, {"dtype": torch.float16}),
+        ({"softmax_scale": 0.3}, {"core_attention_bias_type": "alibi"}),
+    ],
+    ids=["plain", "grouped", "window", "alibi"],
+)
+def test_it_computes_the_same_bits(
+    module: dict, call: dict, training: bool, kind: str, calls: list, monkeypatch
+) -> None:
+    found = steps(kind, DotProductAttention(2, 32, qkv_format="bshd", **module), training, **call)
+    assert len(calls) == 4
+    FP8GlobalStateManager.reset()
+    monkeypatch.setattr(_fp8_direct.DirectFp8, "serves", staticmethod(lambda *_: False))
+    dot_product_attention._dispatches.clear()
+    monkeypatch.setattr(dot_product_attention, "_latest", ((), None))
+    wanted = steps(kind, DotProductAttention(2, 32, qkv_format="bshd", **module), training, **call)
+    assert len(calls) == 4
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_backward_uses_the_scales_of_its_forward(calls: list) -> None:
+    """An autocast() that ends in between updates the state, and not what was saved."""
+    module = DotProductAttention(2, 32, qkv_format="bshd")
+    recipe = DelayedScaling(fp8_dpa=True, amax_history_len=1, amax_compute_algo="most_recent")
+    q, k, v = drawn(0)
+    with te.autocast(recipe=recipe):
+        o = module(q, k, v)
+    wanted = torch.autograd.grad(o.float().square().sum(), (q, k, v), retain_graph=True)
+    for state in (module.fp8_meta["scaling_fwd"],):
+        state.scale.mul_(2)
+    found = torch.autograd.grad(o.float().square().sum(), (q, k, v))
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("name", ["strided", "output", "padding", "float32", "checkpoint", "bwd"])
+def test_other_calls_take_the_other_way(name: str, calls: list, monkeypatch) -> None:
+    module = DotProductAttention(2, 32, qkv_format="bshd")
+    qkv, words = drawn(0), {}
+    if name == "strided":
+        qkv = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in qkv]
+    if name == "output":
+        words["fp8_output"] = True
+    if name == "padding":
+        lengths = torch.tensor([0, 40, 70], dtype=torch.int32)
+        words = {"attn_mask_type": "padding", "cu_seqlens_q": lengths, "cu_seqlens_kv": lengths}
+    if name == "float32":
+        qkv = [t.detach().float() for t in qkv]
+    if name == "bwd":
+        monkeypatch.setenv("NVTE_FP8_DPA_BWD", "0")
+    with te.autocast(recipe=DelayedScaling(fp8_dpa=True)):
+        if name == "checkpoint":
+            checkpoint(module, *qkv, use_reentrant=False)
+        else:
+            module(*qkv, **words)
+    assert not calls
+
+
+def test_a_change_of_the_recipe_in_place_is_noticed(calls: list) -> None:
+    module = DotProductAttention(2, 32, qkv_format="bshd")
+    recipe = DelayedScaling(fp8_dpa=True)
+    for length in (1024, 4):
+        recipe.amax_history_len = length
+        with te.autocast(recipe=recipe):
+            module(*drawn(0))
+        assert len(module.fp8_meta["scaling_fwd"].amax_history) == length
+    recipe.fp8_dpa = False
+    with te.autocast(recipe=recipe):
+        module(*drawn(0))
+    assert len(calls) == 2
