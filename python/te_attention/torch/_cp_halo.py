@@ -45,7 +45,7 @@ def _on_host(number: Number, count: int) -> Tensor:
 
 def _splits(p: Problem) -> bool:
     """Whether the rows of a piece attend to keys of that piece and to some before it."""
-    if p.q.ragged or p.kv.ragged or p.q.length != p.kv.length:
+    if p.q.ragged or p.kv.ragged or p.q.length != p.kv.length or isinstance(p.shift, Tensor):
         return False
     left, right = p.window
     return left != UNBOUNDED and (p.causal or right == 0) and p.shift == 0

@@ -85,6 +85,7 @@ class Part(NamedTuple):
     """Pieces of the queries of this rank against pieces of the keys of `source`.
 
     `local`: the mask is causal in the order of local rows, as both pieces on both sides allow.
+    `last`: likewise, with the last of these rows alone: the diagonal ends at the bottom right.
     """
 
     step: int
@@ -93,6 +94,7 @@ class Part(NamedTuple):
     kv: tuple[int, ...]
     masked: bool
     local: bool = False
+    last: bool = False
 
 
 def _covered(begin: int, count: int, sizes: list[int]) -> tuple[int, ...]:
@@ -263,8 +265,7 @@ def arguments_of(
     keys: tuple[Tensor, Tensor],
     shards: tuple[Shard, Shard],
     pieces: tuple[list[Piece], list[Piece]],
-    masked: bool,
-    local: bool = False,
+    part: Part,
     sink: Tensor | None = None,
     off_by_one: bool = False,
 ) -> Arguments:
@@ -276,14 +277,15 @@ def arguments_of(
         v = v.narrow(p.kv.axis, pieces[1][0].local, k.tensor.shape[p.kv.axis])
     alibi = operands.slopes is not None or p.alibi
     origin = None
-    if p.dropout or alibi or (masked and not local):
+    masked = part.masked
+    if p.dropout or alibi or (masked and not part.local):
         origin = _origin(p, pieces[0][0].begin, pieces[1][0].begin, operands.head, operands.q)
     return Arguments(
         q.tensor,
         k.tensor,
         v,
         p.format,
-        "causal" if p.causal and masked else "none",
+        ("causal_bottom_right" if part.last else "causal") if p.causal and masked else "none",
         p.training,
         window_left=p.window[0] if masked else UNBOUNDED,
         window_right=p.window[1] if masked and not p.causal else UNBOUNDED,

@@ -1,13 +1,13 @@
 """The ring: K and V of the ranks pass by, and partial results are merged."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from te_attention.torch._arguments import Arguments
-from te_attention.torch._cp_accumulate import Gradients, Output, region_of
+from te_attention.torch._cp_accumulate import Gradients, KeySums, Output, region_of
 from te_attention.torch._cp_exchange import Exchange, Program
 from te_attention.torch._cp_layout import Shard
 from te_attention.torch._cp_parts import Operands, Part, Problem, arguments_of, ring_parts
@@ -66,7 +66,7 @@ def arguments_of_part(
     mine, shard = shards
     pieces = ([mine.pieces[i] for i in part.q], [shard.pieces[i] for i in part.kv])
     sink = {"sink": operands.sink, "off_by_one": p.off_by_one} if direct else {}
-    return arguments_of(p, operands, keys, shards, pieces, part.masked, part.local, **sink)
+    return arguments_of(p, operands, keys, shards, pieces, part, **sink)
 
 
 class Ring:
@@ -81,6 +81,25 @@ class Ring:
             found = (parts, sends, receives, p.members == 1 and _is_direct(p, parts))
             p.memo["ring", self.positions] = found
         self.parts, self.sends, self.receives, self.direct = found
+
+    def own_parts(self) -> tuple[list[Part], list[Part]]:
+        """Parts of backward with the own keys. The second ones wait for the end.
+
+        There they are computed while the last sums of dK and dV travel, which nothing else hides.
+        """
+        p, parts = self.p, [part for part in self.parts if part.step == 0]
+        lengths = p.q.has_lengths or p.kv.has_lengths
+        if p.members == 1 or lengths or not parts:
+            return parts, []
+        one = parts[0]
+        if len(parts) > 1:  # sums of its keys must exist before those of other members arrive
+            others = {piece for part in parts[1:] for piece in part.kv}
+            return (parts[1:], [one]) if others.issuperset(one.kv) else (parts, [])
+        if len(one.q) == 1 or one.kv != (0, 1) or (one.masked and not one.local):
+            return parts, []
+        last = one._replace(q=one.q[1:], last=one.masked)
+        first = one._replace(q=one.q[:1], kv=one.kv[:1] if one.masked else one.kv)
+        return [last], [first]
 
     def source(self, step: int) -> int:
         return (self.p.member - step) % self.p.members
@@ -164,7 +183,12 @@ def backward_ring(ring: Ring, incoming: tuple) -> Program:
     p = ring.p
     grads = Gradients(p, ring.operands, shard_of(p))
     held, home, carried = ring.keys, None, None
-    end = ring.length()
+    end, (own, later) = ring.length(), ring.own_parts()
+    of_own = grads.sums_of(ring.keys, p.kv, shard_of_keys(p, p.member))
+
+    def finish_own() -> None:
+        _differentiate(ring, grads, later, ring.keys, of_own, incoming)
+
     for step in range(p.members):
         handle, coming = None, None
         if step < p.members - 1:
@@ -172,16 +196,21 @@ def backward_ring(ring: Ring, incoming: tuple) -> Program:
             handle = yield exchange
             exchange = None
         sums = None
-        if ring.has(step):
-            sums = _sums_of_step(ring, grads, held, step, incoming)
+        if step == 0:
+            _differentiate(ring, grads, own, held, of_own, incoming)
+            home = sums = of_own.finish()
+        elif ring.has(step):
+            parts = [part for part in ring.parts if part.step == step]
+            of_step = grads.sums_of(held, p.kv, shard_of_keys(p, ring.source(step)))
+            _differentiate(ring, grads, parts, held, of_step, incoming)
+            sums = of_step.finish()
         if carried is not None:
             yield carried[0]
             _add(sums, carried[1])
             carried = None
-        if step == 0:
-            home = sums
-        else:
-            carried = yield from _pass_on(ring, step, sums, home, grads.dtype, end)
+        if step > 0:
+            meanwhile = finish_own if step == p.members - 1 else None
+            carried = yield from _pass_on(ring, step, sums, home, grads.dtype, end, meanwhile)
         if handle is not None:
             yield handle
         if coming is not None:
@@ -189,7 +218,28 @@ def backward_ring(ring: Ring, incoming: tuple) -> Program:
     return grads, home
 
 
-def _pass_on(ring: Ring, step: int, sums, home: list[Tensor], dtype: torch.dtype, end: int):
+def _differentiate(
+    ring: Ring,
+    grads: Gradients,
+    parts: list[Part],
+    keys: Keys,
+    sums: KeySums,
+    incoming: tuple,
+) -> None:
+    wants = ring.direct and ring.operands.sink is not None
+    for part in parts:
+        grads.add((part.q, part.kv), sums, incoming, ring.arguments(part, keys), wants)
+
+
+def _pass_on(
+    ring: Ring,
+    step: int,
+    sums: list[Tensor] | None,
+    home: list[Tensor],
+    dtype: torch.dtype,
+    end: int,
+    meanwhile: Callable[[], None] | None,
+) -> Program:
     """The sums of a step go on with the keys, or home; the own ones arrive from where they end."""
     p, exchange, back, carried = ring.p, Exchange(), None, None
     if sums is not None:
@@ -202,6 +252,8 @@ def _pass_on(ring: Ring, step: int, sums, home: list[Tensor], dtype: torch.dtype
         back = ring.like(p.member, dtype)
         exchange.receives += messages_of(_peer(p, p.member + step), back)
     handle = yield exchange
+    if meanwhile is not None:
+        meanwhile()
     if carried is None or back is not None:
         yield handle
     if back is not None:
@@ -212,14 +264,3 @@ def _pass_on(ring: Ring, step: int, sums, home: list[Tensor], dtype: torch.dtype
 def _add(sums: list[Tensor], others: Keys) -> None:
     for mine, theirs in zip(sums, others, strict=True):
         mine.add_(theirs)
-
-
-def _sums_of_step(
-    ring: Ring, grads: Gradients, held: Keys, step: int, incoming: tuple
-) -> list[Tensor]:
-    sums = grads.sums_of(held, ring.p.kv, shard_of_keys(ring.p, ring.source(step)))
-    wants = ring.direct and ring.operands.sink is not None
-    for part in ring.parts:
-        if part.step == step:
-            grads.add((part.q, part.kv), sums, incoming, ring.arguments(part, held), wants)
-    return sums.finish()

@@ -49,6 +49,10 @@ def test_a_slice_of_a_bias_in_fp32_has_the_alignment_of_fp64() -> None:
     assert not cp_cases.run(kit.draw(2690), 2690)
 
 
+def test_a_window_at_the_bottom_right_of_padded_sequences_has_a_shift_for_each() -> None:
+    assert not cp_cases.run(kit.draw(11349), 11349)
+
+
 class Shared:
     """q, k and v of a bshd problem, cut for each of the ranks."""
 
@@ -129,6 +133,21 @@ def test_a_joined_part_adds_to_rows_of_which_some_have_no_sum_yet() -> None:
     ).run()
     for i, side in enumerate(sides):
         torch.testing.assert_close(side.join([g[i] for g in found], 0), wanted[i])
+
+
+WINDOW = {"mask": "causal", "window": (20, None)}
+ALIBI = {"mask": "causal", "alibi": True}
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": "causal"}, WINDOW, {"window": (20, 9)}, ALIBI])
+def test_parts_with_the_own_keys_that_wait_for_the_end_add_to_the_others(options: dict) -> None:
+    """With windows, gradients of other ranks arrive before a part that was left for the end."""
+    shared = Shared(8, 256, ("ring", 1), dtype=torch.float64, **options)
+    o, _, saved = shared.forward()
+    leaves = [t.requires_grad_() for t in (shared.q, shared.k, shared.v)]
+    wanted = torch.autograd.grad(attention(*leaves, format="bshd", **options), leaves, o.sin())
+    for one, exact in zip(shared.backward(saved, o.sin()), wanted, strict=True):
+        torch.testing.assert_close(one, exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
