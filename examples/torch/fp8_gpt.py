@@ -28,7 +28,8 @@ RECIPES = {
     "current": Float8CurrentScaling(fp8_dpa=True),
 }
 PASSES = ("forward", "forward_minimal", "inference", "backward", "backward_minimal")
-IN_FP8 = ("fp8_forward_amax", "fp8_backward_out")
+FORWARD_IN_FP8 = ("fp8_forward_amax", "fp8_forward_amax_minimal")
+IN_FP8 = (*FORWARD_IN_FP8, "fp8_backward_out", "fp8_backward_out_minimal")
 BAR = 0.01
 
 
@@ -47,7 +48,7 @@ class Watch(TorchDispatchMode):
         name = name.removesuffix("_out") if name not in IN_FP8 else name
         if space == "te_attention" and name in (*PASSES, *IN_FP8):
             self.passes[name] += 1
-        if space == "te_attention" and name == "fp8_forward_amax":
+        if space == "te_attention" and name in FORWARD_IN_FP8:
             o_dtype, q, k, v, form, mask = args[8:14]
             fp8 = Fp8(o_dtype=getattr(torch, o_dtype))
             text = explain(q, k, v, format=form, mask=None if mask == "none" else mask, fp8=fp8)

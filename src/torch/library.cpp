@@ -26,6 +26,8 @@ constexpr Row kOperators[] = {
     ROW(fp8_forward_amax),
     ROW(fp8_backward),
     ROW(fp8_backward_out),
+    {"fp8_forward_amax_minimal", fp8_forward_amax},  // the same with fewer arguments
+    {"fp8_backward_out_minimal", fp8_backward_out},
     ROW(part_forward),
     ROW(part_backward),
     ROW(explain),

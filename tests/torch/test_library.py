@@ -85,6 +85,7 @@ def test_every_operator_is_checked() -> None:
     attention = {"attention", "forward", "forward_minimal", "inference", "explain"}
     attention |= {"backward", "backward_minimal", "backward_out", "backward_minimal_out"}
     attention |= {"fp8_forward", "fp8_forward_amax", "fp8_backward", "fp8_backward_out"}
+    attention |= {"fp8_forward_amax_minimal", "fp8_backward_out_minimal"}
     attention |= {"part_forward", "part_backward"}
     assert set(OTHERS) | attention == set(SCHEMAS)
 
@@ -100,7 +101,8 @@ def test_the_minimal_signature_is_the_first_arguments() -> None:
     first = [(a.name, a.default_value) for a in OPS.forward.default._schema.arguments[:MINIMAL]]
     for few in (OPS.forward_minimal.default, OPS.inference.default):
         assert [(a.name, a.default_value) for a in few._schema.arguments] == first
-    for few in (OPS.backward_minimal.default, OPS.backward_minimal_out.default):
+    last = OPS.fp8_forward_amax_minimal.default, OPS.fp8_backward_out_minimal.default
+    for few in (OPS.backward_minimal.default, OPS.backward_minimal_out.default, *last):
         assert [(a.name, a.default_value) for a in few._schema.arguments[-MINIMAL:]] == first
 
 

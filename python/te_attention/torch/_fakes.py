@@ -170,6 +170,11 @@ def _fp8_forward_amax(s_amax, o_amax, *arguments):  # noqa: ARG001
     return _fp8_forward(*arguments)[:3]
 
 
+@_fake
+def _fp8_forward_amax_minimal(*arguments):
+    return _fp8_forward_amax(*arguments)
+
+
 # dq, dk, dv, dp_amax, dqkv_amax, dout, dlse, o, lse; then the two flags and the scales.
 _BEFORE_FLAGS = 9
 
@@ -178,6 +183,11 @@ _BEFORE_FLAGS = 9
 def _fp8_backward_out(*arguments):
     wants, first = arguments[_BEFORE_FLAGS : _BEFORE_FLAGS + 2], _BEFORE_FLAGS + 1 + FP8_BACKWARD
     return _small_gradients(*wants, Arguments(*arguments[first:]))
+
+
+@_fake
+def _fp8_backward_out_minimal(*arguments):
+    return _fp8_backward_out(*arguments)
 
 
 @_fake

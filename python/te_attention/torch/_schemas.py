@@ -45,6 +45,10 @@ SCHEMAS = {
     "(Tensor o, Tensor lse, Tensor max_logit)",
     "fp8_backward_out": f"({OUTGOING}, Tensor(d!)? dp_amax, Tensor(e!)? dqkv_amax, {INCOMING}, "
     f"{FP8_BACKWARD_SCALES}, {ARGUMENTS}) -> (Tensor dbias, Tensor dsink)",
+    "fp8_forward_amax_minimal": "(Tensor(a!)? s_amax, Tensor(b!)? o_amax, "
+    f"{FP8_FORWARD}, {MINIMAL}) -> (Tensor o, Tensor lse, Tensor max_logit)",
+    "fp8_backward_out_minimal": f"({OUTGOING}, Tensor(d!)? dp_amax, Tensor(e!)? dqkv_amax, "
+    f"{INCOMING}, {FP8_BACKWARD_SCALES}, {MINIMAL}) -> (Tensor dbias, Tensor dsink)",
     # Parts of a problem: O and gradients may be float32 where q has 16 bits, and slices of larger
     # tensors. max_logit has the strides of lse, and is written where the option max_logit is given
     "part_forward": f"(Tensor(a!) o, Tensor(b!) lse, Tensor(c!)? max_logit, {ARGUMENTS}) -> ()",
