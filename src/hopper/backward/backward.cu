@@ -9,10 +9,15 @@
 namespace tea::hopper::backward {
 namespace {
 
-// Heads whose tiles are interleaved. Tiles of the same head that run at the same time wait for each
-// other to add to dQ: with fewer heads more of them do, with more heads their Q, dO and dQ compete
-// for L2. Measured: 16 and 33 are equal within 3 %, 4 and 8 up to 35 % slower below 4096 rows.
-constexpr int kHeadsAtOnce = 32;
+// The number of key heads, or parts of them, whose tiles are interleaved. Tiles of the same head
+// that run at the same time wait for each other to add to dQ, so that 256 tiles, two for each SM,
+// should come from many heads. But Q, dO and dQ of all query heads at work should stay in L2: 16
+// query heads at once were best from 2048 rows on (measured), and 32 up to 31 % slower.
+int heads_at_once(int key_blocks, int heads_per_tile, int64_t heads) {
+  const int by_cache = 16 / heads_per_tile, by_turns = 256 / std::max(key_blocks, 1);
+  const int most = std::min(std::max(by_cache, by_turns), 32);
+  return static_cast<int>(std::clamp<int64_t>(heads, 1, std::max(most, 1)));
+}
 
 KernelParams make_params(const AttentionArguments& a) {
   const int tile = find_tile(a.dim_qk, a.dim_v), parts = group_parts(a);
@@ -21,11 +26,11 @@ KernelParams make_params(const AttentionArguments& a) {
   p.work = make_workspace(a, tile, a.workspace);
   const auto key_blocks = static_cast<int>((a.keys.max_seqlen + kBlockN - 1) / kBlockN);
   const int64_t heads = int64_t{a.heads_kv} * parts * a.batch;
-  p.order = {key_blocks, a.heads_kv * parts, static_cast<int>(a.batch),
-             static_cast<int>(std::max<int64_t>(std::min<int64_t>(kHeadsAtOnce, heads), 1)), true};
-  p.divisors = p.order.divisors<FastDivisor>();
   p.parts = FastDivisor(parts);
   p.heads_per_tile = a.heads_q / (a.heads_kv * parts);
+  p.order = {key_blocks, a.heads_kv * parts, static_cast<int>(a.batch),
+             heads_at_once(key_blocks, p.heads_per_tile, heads), true};
+  p.divisors = p.order.divisors<FastDivisor>();
   p.scale_log2 = a.scale * kLog2E;
   return p;
 }

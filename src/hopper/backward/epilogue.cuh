@@ -234,9 +234,8 @@ struct StoreWarp {
     for (;;) {
       const WorkTile& w = s.work.read(work_state);
       if (w.head_kv < 0) break;
-      for (int head = w.first_head; head < w.last_head; ++head)
-        for (int block = w.row_blocks.end - 1; block >= w.row_blocks.begin; --block)
-          add_dq(w, head, block);
+      for (int block = w.row_blocks.end - 1; block >= w.row_blocks.begin; --block)
+        for (int head = w.first_head; head < w.last_head; ++head) add_dq(w, head, block);
       add_gradients(w);
       s.work.pipeline.consumer_release(work_state);
       work_state.advance();

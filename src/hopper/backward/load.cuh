@@ -64,11 +64,13 @@ struct LoadWarp {
     state.advance();
   }
   // Rows are visited from the last to the first: all tiles of a head then meet the same rows at
-  // about the same time, and tiles end with the rows on the diagonal of a causal mask. Q and dO of
-  // the first step come first, because their stages are free before K of the tile before is.
+  // about the same time, and tiles end with the rows on the diagonal of a causal mask. All heads of
+  // a tile visit a row block before the next one, since under such a mask later key blocks would
+  // finish a head sooner and wait at the next head for the first key block. Q and dO of the first
+  // step come first, because their stages are free before K of the tile before is.
   TEA_DEVICE void load_tile(const WorkTile& w) {
-    for (int head = w.first_head; head < w.last_head; ++head)
-      for (int block = w.row_blocks.end - 1; block >= w.row_blocks.begin; --block) {
+    for (int block = w.row_blocks.end - 1; block >= w.row_blocks.begin; --block)
+      for (int head = w.first_head; head < w.last_head; ++head) {
         const bool first = head == w.first_head && block == w.row_blocks.end - 1;
         load_q(w, head, block);
         if (first) load_keys(s.k, p.k, s.pipeline_k, k_state, slabs, w);

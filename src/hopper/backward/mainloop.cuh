@@ -220,13 +220,13 @@ struct Mainloop {
     wgmma_fence_operand(dv);
     wait(s.pipeline_k.full[0], tile_parity);
     wait(s.pipeline_v.full[0], tile_parity);
-    const int blocks = w.row_blocks.end - w.row_blocks.begin;
-    const int steps = (w.last_head - w.first_head) * blocks;
-    int block = w.row_blocks.end - 1;
+    const int heads = w.last_head - w.first_head;
+    const int steps = heads * (w.row_blocks.end - w.row_blocks.begin);
+    int block = w.row_blocks.end - 1, heads_left = heads;
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       step(dk, dv, w, block, i + 1 == steps);
-      if (--block < w.row_blocks.begin) block += blocks;
+      if (--heads_left == 0) --block, heads_left = heads;
     }
     epilogue.store_gradient(dv, w, p.args.dv, p.args.dim_v, 1.0f);
     epilogue.store_gradient(dk, w, p.args.dk, p.args.dim_qk, p.args.scale);
