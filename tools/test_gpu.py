@@ -36,6 +36,7 @@ PYTESTS = 4  # rows that share the Python tests, each a process: most of it is P
 JAX_TESTS = (
     ROOT / "tests/python/te_attention/jax",
     ROOT / "tests/python/te_attention_transformer_engine/transformer_engine/jax",
+    ROOT / "tests/python/te_attention_transformer_engine/transformer_engine_jax",
 )
 
 

@@ -240,7 +240,7 @@ def test_explain_names_a_device_without_engines() -> None:
 F8 = Q.to(torch.float8_e4m3fn)
 FP8 = {
     "a number as a scale": (F8, tea.Fp8(0.5), r"fp8\.q_scale_inv is 0.5; needs a tensor or None"),
-    "a number": (F8, 0.5, "fp8 is 0.5; needs an Fp8 or None"),
+    "a number": (F8, 0.5, "fp8 is 0.5; needs an Fp8, 'current' or None"),
     "a name as a type": (F8, tea.Fp8(o_dtype="bf16"), r"fp8\.o_dtype is 'bf16'; needs a torch\.dt"),
     "no FP8": (Q, tea.Fp8(), "q.dtype is float32; needs float8_e4m3fn or float8_e5m2 with fp8"),
 }

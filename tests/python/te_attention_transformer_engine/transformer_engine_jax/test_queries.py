@@ -3,12 +3,6 @@
 import pytest
 
 import transformer_engine_jax as tex
-from transformer_engine.jax.cpp_extensions.misc import (
-    DTYPES,
-    get_cudnn_version,
-    jax_dtype_to_te_dtype,
-    te_dtype_to_jax_dtype,
-)
 
 BF16, LAYOUT = tex.DType.kBFloat16, tex.NVTE_QKV_Layout
 BACKEND = [True, BF16, BF16, LAYOUT.NVTE_BSHD_BSHD_BSHD, 0, 2, 0, 0.0, 8, 2, 64, 64, 64, 64, -1, -1]
@@ -64,18 +58,10 @@ def test_formats_of_layouts() -> None:
 
 
 def test_versions() -> None:
-    number = tex.get_cudnn_version()
-    major, minor, patch = get_cudnn_version()
-    assert (major * 100 + minor) * 100 + patch == number > 91301  # which sinks need there
+    assert tex.get_cudnn_version() > 91301  # which sinks need there
     assert tex.get_cuda_version() >= 12000
     assert tex.get_device_compute_capability(0) >= 80
 
 
 def test_registrations() -> None:
     assert set(tex.registrations()) == {"te_fused_attn_forward_ffi", "te_fused_attn_backward_ffi"}
-
-
-def test_dtypes() -> None:
-    for dtype, member in DTYPES.items():
-        assert jax_dtype_to_te_dtype(dtype) is member
-        assert te_dtype_to_jax_dtype(member) == dtype
