@@ -149,8 +149,8 @@ TEA_DEVICE void mma(float (&c0)[4], float (&c1)[4], const FragmentA<kDtype>& a,
       }
     }
   } else {
-    mma_m16n8k16<kDtype>(c0, a.r, b.r[0], b.r[1]);
-    mma_m16n8k16<kDtype>(c1, a.r, b.r[2], b.r[3]);
+    mma_m16n8k16<kDtype == TEA_BF16>(c0, a.r, b.r[0], b.r[1]);
+    mma_m16n8k16<kDtype == TEA_BF16>(c1, a.r, b.r[2], b.r[3]);
   }
 }
 

@@ -1,6 +1,8 @@
-// PTX wrappers in addition to those of src/gpu: cp.async, accesses to shared memory and mma.sync.
+// PTX wrappers in addition to those of src/gpu: accesses to shared memory, and mma.sync in TF32.
 // One instruction each; from sm_80 on.
 #pragma once
+#include "gpu/async_copy.cuh"
+#include "gpu/mma.cuh"
 #include "gpu/warp.cuh"
 #include "te_attention.h"
 
@@ -18,25 +20,6 @@ TEA_DEVICE int opaque_thread(int x) {
   asm volatile("" : "+r"(x));
   __builtin_assume(x >= 0 && x < 1024);
   return x;
-}
-
-// Copies 16 bytes to shared memory asynchronously; unless valid, 16 zeros, and `from` is not read.
-TEA_DEVICE void cp_async_16(uint32_t to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
-               "r"(valid ? 16 : 0)
-               : "memory");
-}
-// The same with 4 bytes.
-TEA_DEVICE void cp_async_4(uint32_t to, const void* from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from),
-               "r"(valid ? 4 : 0)
-               : "memory");
-}
-TEA_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-// Waits until at most kGroups of the thread's latest groups of copies are incomplete.
-template <int kGroups>
-TEA_DEVICE void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(kGroups) : "memory");
 }
 
 TEA_DEVICE void store_shared_16(uint32_t to, uint4 x) {
@@ -72,28 +55,7 @@ TEA_DEVICE float2 load_shared_float2(uint32_t from) {
   return x;
 }
 
-// c += a b with fp32 accumulation. Volatile, so that the loads of operands stay near their use. c
-// is a separate input and output: where it is zero, no register has to be cleared.
-template <int kDtype>
-TEA_DEVICE void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  static_assert(kDtype == TEA_FP16 || kDtype == TEA_BF16);
-  if constexpr (kDtype == TEA_BF16) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%10, %11, %12, %13};\n"
-        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
-          "f"(c[2]), "f"(c[3]));
-  } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%10, %11, %12, %13};\n"
-        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
-          "f"(c[2]), "f"(c[3]));
-  }
-}
-// The same for TF32: operands have 11 significant bits, in the upper bits of an fp32.
+// mma_m16n8k16() for TF32: operands have 11 significant bits, in the upper bits of an fp32.
 TEA_DEVICE void mma_m16n8k8_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
