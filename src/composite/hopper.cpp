@@ -10,6 +10,23 @@
 namespace tea::composite {
 namespace {
 
+// The number of queries decides whether the Hopper kernels serve a run.
+struct HopperOrPortable final : Executable {
+  Problem problem;
+  std::unique_ptr<Executable> hopper, portable;
+  HopperOrPortable(const Problem& p, std::unique_ptr<Executable> h, std::unique_ptr<Executable> q)
+      : problem(p), hopper(std::move(h)), portable(std::move(q)) {
+    yields = hopper->yields;
+  }
+  void forward(const Run& run) const override {
+    (hopper::serves(problem, run) ? hopper : portable)->forward(run);
+  }
+  void backward(const Run&) const override {}  // paged problems have none
+};
+
+// Whether runs of a problem may be served by the portable engine instead.
+bool needs_portable(const Problem& p) { return p.kv_form == TEA_PAGED && p.q_form == TEA_RAGGED; }
+
 struct HopperThenPortable final : Executable {
   std::unique_ptr<Executable> hopper, portable;
   HopperThenPortable(std::unique_ptr<Executable> h, std::unique_ptr<Executable> p)
@@ -24,9 +41,15 @@ struct HopperThenPortable final : Executable {
 
 Attempt plan_hopper(const Problem& problem, const Device& device) {
   Attempt forward = hopper::plan(problem, device);
-  if (!problem.training || std::holds_alternative<Refusal>(forward) ||
-      hopper::backward_limit(problem).empty())
-    return forward;
+  if (std::holds_alternative<Refusal>(forward)) return forward;
+  if (needs_portable(problem)) {
+    Attempt other = portable::kPortable.attempt(problem, device);
+    if (const auto* refusal = std::get_if<Refusal>(&other))
+      return Refusal{"runs with many queries are by portable, which refuses: " + refusal->why};
+    return std::make_unique<HopperOrPortable>(problem, std::move(std::get<1>(forward)),
+                                              std::move(std::get<1>(other)));
+  }
+  if (!problem.training || hopper::backward_limit(problem).empty()) return forward;
   Attempt backward = portable::kPortable.attempt(problem, device);
   if (const auto* refusal = std::get_if<Refusal>(&backward))
     return Refusal{"backward is by portable, which refuses: " + refusal->why};
@@ -36,7 +59,7 @@ Attempt plan_hopper(const Problem& problem, const Device& device) {
 
 uint64_t hopper_workspace(const Problem& problem, const Geometry& size, Direction direction) {
   const uint64_t own = hopper::workspace(problem, size, direction);
-  if (direction == Direction::kForward) return own;
+  if (direction == Direction::kForward && !needs_portable(problem)) return own;
   return std::max(own, portable::workspace(problem, size, direction));
 }
 

@@ -2,9 +2,12 @@
 // TMA and the kernels cannot do.
 #include "hopper/engine.h"
 
+#include <algorithm>
+
 #include "core/driver.h"
 #include "core/error.h"
 #include "hopper/backward/backward.h"
+#include "hopper/decode/decode.h"
 #include "hopper/forward/config.h"
 #include "hopper/forward/forward.h"
 
@@ -15,12 +18,19 @@ constexpr uint64_t kCounterBytes =
     256;  // keeps the alignment of a workspace that is divided further
 static_assert(kCounterBytes >= kTileCounterBytes);
 constexpr int kFewRows = 64;  // the rows of one consumer warpgroup
+// With fewer keys a persistent CTA of the decoding kernels mostly waits between its tiles.
+constexpr int kFewKeys = 256;
 
 // The sizes of a run may exceed those that plan() has checked for the problem.
 void require_seqlen(int64_t rows, const char* what) {
   if (rows > kMaxSeqlen)
     throw Error(TEA_UNSUPPORTED, std::string(what) + " is " + shown(rows) +
                                      "; hopper needs at most " + shown(kMaxSeqlen));
+}
+
+// Why the decoding kernels do not serve a run; empty if they do.
+std::string run_decode_limit(const Problem& problem, const AttentionArguments& args) {
+  return problem.training ? "training is 1; needs 0" : decode::limit(args);
 }
 
 struct Hopper : Executable {
@@ -32,7 +42,9 @@ struct Hopper : Executable {
     if (!run.tensor[TEA_Q]) return;  // no query row
     require_seqlens(run);
     const driver::OnDevice current(device);
-    require_success(hopper::forward(make_arguments(problem, run), run.stream));
+    const AttentionArguments args = make_arguments(problem, run);
+    const bool decodes = run_decode_limit(problem, args).empty();
+    require_success(decodes ? decode::run(args, run.stream) : hopper::forward(args, run.stream));
   }
   void backward(const Run& run) const override {
     require_seqlens(run);
@@ -80,8 +92,9 @@ constexpr Known kKnown[] = {
     {"outputs", below(3)},
     {"lse_gradient", below(2)},
     {"q_form", below(3)},
-    {"kv_form", below(3)},
+    {"kv_form", below(4)},
     {"gaps", below(2)},
+    {"page_size"},
     {"heads_q"},
     {"heads_kv"},
     {"dim_qk"},
@@ -113,12 +126,26 @@ constexpr Known kKnown[] = {
     {"bias_stride"},
     {"dbias_stride"},
     {"slopes_stride"},
+    {"table_k_stride"},
+    {"table_v_stride"},
     {"alignment"},
 };
+
+// Why the decoding kernels serve no run of a problem; empty if they serve some.
+std::string decode_limit(const Problem& p, const Geometry& size) {
+  Run run{};
+  run.size = size;
+  if (p.q_form == TEA_RAGGED) run.size.max_q = 1;  // a run may have more
+  return run_decode_limit(p, make_arguments(p, run));
+}
 
 }  // namespace
 
 std::span<const Known> known_fields() { return kKnown; }
+
+bool serves(const Problem& p, const Run& run) {
+  return p.kv_form != TEA_PAGED || run_decode_limit(p, make_arguments(p, run)).empty();
+}
 
 Attempt plan(const Problem& p, const Device& device) {
   TEA_REFUSE_IF(device.is_host(), "device is the host; it runs on GPUs of compute capability 9.0");
@@ -135,9 +162,14 @@ Attempt plan(const Problem& p, const Device& device) {
   const std::string stride =
       bad_stride({{"q", size.q}, {"k", size.k}, {"v", size.v}, {"o", size.o}});
   TEA_REFUSE_IF(!stride.empty(), stride);
+  const std::string limit = decode_limit(p, size);
+  TEA_REFUSE_IF(p.kv_form == TEA_PAGED && !limit.empty(), "kv_form is paged, where " + limit);
   auto ready = std::make_unique<Hopper>(p, device.index);
-  if (p.q_form != TEA_RAGGED && p.seqlen_q < kFewRows)
+  if (p.q_form == TEA_RAGGED) return ready;
+  if (!limit.empty() && p.seqlen_q < kFewRows)
     ready->yields = "few queries: heads packed into a tile and split keys are faster";
+  if (limit.empty() && !p.varies_kv() && p.seqlen_kv < kFewKeys)
+    ready->yields = "few queries and keys: small tiles are faster";
   return ready;
 }
 
@@ -164,7 +196,8 @@ uint64_t workspace(const Problem& p, const Geometry& size, Direction direction) 
   if (direction == Direction::kBackward)
     return backward::limit(args).empty() ? backward::workspace_bytes(args) : 0;
   const Selection selected = select_kernel(args);
-  return selected.tile >= 0 && needs_tile_counter(args, selected) ? kCounterBytes : 0;
+  const bool counts = selected.tile >= 0 && needs_tile_counter(args, selected);
+  return std::max(counts ? kCounterBytes : 0, p.training ? 0 : decode::workspace_bytes(args));
 }
 
 }  // namespace tea::hopper

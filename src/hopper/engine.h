@@ -1,4 +1,5 @@
-// The engine for GPUs of compute capability 9.0, for 16-bit types, without paged KV and FP8.
+// The engine for GPUs of compute capability 9.0, for 16-bit types without FP8. It serves paged KV
+// where queries are few.
 // Another engine runs the backward pass of problems that its own kernels do not serve.
 #pragma once
 #include "core/engine.h"
@@ -9,6 +10,10 @@ namespace tea::hopper {
 // gradients, nothing else is used.
 Attempt plan(const Problem& problem, const Device& device);
 uint64_t workspace(const Problem& problem, const Geometry& size, Direction direction);
+
+// Whether its forward kernels serve a run of a problem that plan() has accepted: false for paged KV
+// where the run has too many queries, whose number is not part of the problem if they are ragged.
+bool serves(const Problem& problem, const Run& run);
 
 // Why the backward kernels do not serve a problem; empty if they do.
 std::string backward_limit(const Problem& problem);

@@ -34,17 +34,52 @@ TEST(HopperEngine, TakesEveryOptionOfForward) {
   EXPECT_EQ(answer("training=1 o_dtype=fp32 dout_dtype=bf16 dqkv_dtype=fp32"), "accepts");
 }
 
+bool yields(const std::string& more) {
+  const Problem p = Problem::parse("dtype=fp16 heads_q=4 heads_kv=2 dim_qk=64 " + more);
+  const Attempt attempt = kEngine.attempt(p.normalised(), kH200);
+  return std::get<std::unique_ptr<Executable>>(attempt)->yields != nullptr;
+}
+
 TEST(HopperEngine, YieldsWhereFewQueriesLeaveItsTilesEmpty) {
-  const auto yields = [](const std::string& sizes) {
-    const Problem p =
-        Problem::parse("dtype=fp16 heads_q=4 heads_kv=2 dim_qk=64 seqlen_kv=4096 " + sizes);
-    const Attempt attempt = kEngine.attempt(p.normalised(), kH200);
-    return std::get<std::unique_ptr<Executable>>(attempt)->yields != nullptr;
+  EXPECT_TRUE(yields("batch=2 seqlen_q=63 seqlen_kv=4096 q_form=padded"));  // 126 rows of two heads
+  EXPECT_TRUE(yields("batch=2 seqlen_q=1 seqlen_kv=4096 training=1"));
+  EXPECT_FALSE(yields("batch=2 seqlen_q=64 seqlen_kv=4096"));
+  EXPECT_FALSE(yields("q_form=ragged seqlen_kv=4096"));  // only a run has the number of queries
+}
+
+TEST(HopperEngine, DecodesFewQueriesOverManyKeys) {
+  EXPECT_FALSE(yields("batch=2 seqlen_q=1 seqlen_kv=4096"));
+  EXPECT_FALSE(yields("batch=2 seqlen_q=32 seqlen_kv=256 kv_form=padded"));
+  EXPECT_TRUE(yields("batch=2 seqlen_q=1 seqlen_kv=255"));
+  EXPECT_FALSE(yields("seqlen_q=1 kv_form=paged page_size=1"));
+}
+
+TEST(HopperEngine, TakesPagesWhereQueriesAreFew) {
+  const auto paged = [](const std::string& more) {
+    return kit::answer(kEngine, "dtype=bf16 kv_form=paged page_size=16 " + more, kH200);
   };
-  EXPECT_TRUE(yields("batch=2 seqlen_q=1"));
-  EXPECT_TRUE(yields("batch=2 seqlen_q=63 q_form=padded"));
-  EXPECT_FALSE(yields("batch=2 seqlen_q=64"));
-  EXPECT_FALSE(yields("q_form=ragged"));  // the number of queries is not known on the host
+  EXPECT_EQ(paged("heads_q=64 heads_kv=8 dim_qk=128 seqlen_q=8"), "accepts");
+  EXPECT_EQ(
+      paged("heads_q=64 heads_kv=8 dim_qk=128 seqlen_q=9"),
+      "kv_form is paged, where the queries of a sequence and a head of k and v are 72; needs at "
+      "most 64");
+  EXPECT_EQ(paged("heads_q=64 heads_kv=1 dim_qk=128 q_form=ragged"), "accepts");
+  EXPECT_EQ(
+      paged("heads_q=65 heads_kv=1 dim_qk=128 q_form=ragged"),
+      "kv_form is paged, where the queries of a sequence and a head of k and v are 65; needs at "
+      "most 64");
+}
+
+// The number of ragged queries is known for a run only.
+TEST(HopperEngine, KnowsWhichRunsOfAPagedProblemItServes) {
+  const Problem p = Problem::parse(
+      "dtype=bf16 kv_form=paged page_size=16 q_form=ragged heads_q=8 heads_kv=1 dim_qk=128");
+  tea::Run run{};
+  run.size = default_geometry(p);
+  run.size.batch = 1, run.size.max_q = 8;
+  EXPECT_TRUE(serves(p, run));
+  run.size.max_q = 9;
+  EXPECT_FALSE(serves(p, run));
 }
 
 TEST(HopperEngine, RefusesOtherDevices) {
@@ -98,7 +133,7 @@ TEST(HopperEngine, NeedsMemoryOfBackwardThatIsLinearInTheRows) {
 }
 
 TEST(HopperEngine, NeedsMemoryOnlyForTheCounterOfUnequalTiles) {
-  const std::string some = " heads_q=1 heads_kv=1 seqlen_q=9 seqlen_kv=9",
+  const std::string some = " training=1 heads_q=1 heads_kv=1 seqlen_q=9 seqlen_kv=9",
                     sizes = some + " dim_qk=128";
   EXPECT_EQ(bytes("dtype=fp16 batch=1" + sizes), 0u);
   EXPECT_EQ(bytes("dtype=fp16 batch=1 dim_qk=64" + some),
@@ -108,6 +143,33 @@ TEST(HopperEngine, NeedsMemoryOnlyForTheCounterOfUnequalTiles) {
   EXPECT_EQ(bytes("dtype=fp16 batch=1 q_form=padded" + sizes), 256u);
   EXPECT_EQ(bytes("dtype=fp16 batch=0 causal=1" + sizes), 0u);
   EXPECT_EQ(bytes("dtype=fp32 batch=1 causal=1" + sizes), 0u);
+}
+
+// A slot for each CTA: 16 or 64 rows of O in fp32.
+TEST(HopperEngine, NeedsMemoryOfDecodingThatDoesNotGrowWithTheKeys) {
+  const std::string one = "dtype=bf16 heads_q=8 heads_kv=8 seqlen_q=1 dim_qk=128 batch=";
+  EXPECT_EQ(bytes(one + "0 seqlen_kv=100"), 0u);
+  EXPECT_LT(bytes(one + "1 seqlen_kv=1024"), uint64_t{1} << 20);
+  EXPECT_LT(bytes(one + "64 seqlen_kv=1000000"), uint64_t{5} << 18);
+}
+
+// Memory for the largest run serves every smaller one.
+TEST(HopperEngine, NeedsMemoryOfDecodingThatNeverDecreases) {
+  const Problem p = Problem::parse(
+      "dtype=bf16 kv_form=paged page_size=16 q_form=ragged heads_q=8 heads_kv=2 dim_qk=128");
+  const auto need = [&](int64_t batch, int64_t max_q, int64_t max_kv) {
+    Geometry size = default_geometry(p);
+    size.batch = batch, size.max_q = max_q, size.max_kv = max_kv, size.tokens_q = batch * max_q;
+    return workspace(p, size, Direction::kForward);
+  };
+  constexpr int64_t kRising[] = {0, 1, 4, 5, 16, 17, 100, 1000, 100000};
+  for (size_t i = 1; i < std::size(kRising); ++i)
+    for (const int64_t x : kRising) {
+      const int64_t less = kRising[i - 1], more = kRising[i];
+      EXPECT_LE(need(less, x, 1000), need(more, x, 1000)) << less << " sequences, " << x;
+      EXPECT_LE(need(3, less, x), need(3, more, x)) << less << " queries, " << x << " keys";
+      EXPECT_LE(need(x, 4, less), need(x, 4, more)) << x << " sequences of " << less << " keys";
+    }
 }
 
 }  // namespace

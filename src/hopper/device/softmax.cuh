@@ -66,6 +66,12 @@ struct OnlineSoftmax {
   struct Result {
     RowResult row[2];
   };
+  // Of a row's maximum and its complete sum.
+  static TEA_DEVICE RowResult row_result(float row_max, float total, const ScoreUnit& unit) {
+    const float own = fmaf(row_max, unit.factor, unit.offset);
+    return {total == 0 ? 0 : reciprocal_fast(total), fmaf(log2_fast(total), kLn2, own),
+            total == total ? own : total, total};
+  }
   // `sink` is one more logit, without a value vector; -infinity if there is none. It is a natural
   // logarithm, because multiplying the lowest float, which many use as a mask, by log2(e)
   // overflows. Both rows are computed together, because each is a chain of dependent instructions
@@ -74,12 +80,7 @@ struct OnlineSoftmax {
     const float total[2] = {quad_sum(row_sum[0]), quad_sum(row_sum[1])};
     Result result;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float own = fmaf(row_max[r], unit.factor, unit.offset);
-      result.row[r] = {total[r] == 0 ? 0 : reciprocal_fast(total[r]),
-                       fmaf(log2_fast(total[r]), kLn2, own), total[r] == total[r] ? own : total[r],
-                       total[r]};
-    }
+    for (int r = 0; r < 2; ++r) result.row[r] = row_result(row_max[r], total[r], unit);
     if (sink != kMinusInfinity)
 #pragma unroll
       for (int r = 0; r < 2; ++r) add_sink(result.row[r], sink);

@@ -43,6 +43,7 @@ T __shfl_xor_sync(uint32_t, T x, int) {
 }
 inline int __reduce_max_sync(uint32_t, int x) { return x; }
 inline void __syncwarp() {}
+inline void __syncthreads() {}
 inline uint32_t __ballot_sync(uint32_t lanes, bool x) { return x ? lanes : 0; }
 inline bool __all_sync(uint32_t, bool x) { return x; }
 

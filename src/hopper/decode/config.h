@@ -1,0 +1,131 @@
+// Tile configurations of the decoding kernels, the one that serves a problem, and the division of
+// keys among CTAs. To add a configuration, add it to kTiles; its kernels are compiled in every
+// type.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+
+#include "gpu/arguments.h"
+#include "hopper/device/types.h"
+#include "math/divide.h"
+
+namespace tea::hopper::decode {
+
+// Keys of a block: a team of warps loads and computes one block at a time.
+inline constexpr int kBlockN = 16;
+
+struct TileConfig {
+  int dim, dim_v;  // largest head dimensions; smaller ones are filled up with zeros
+  int mma_m;       // each warp computes 16 * mma_m packed rows
+  int team_warps;  // warps that share the blocks of a team, each with rows of its own
+  int teams;       // each computes all rows over key blocks of its own
+  int stages;      // blocks of K and V that a team holds in shared memory
+  int passes = 1;  // in which the teams' results are added: shared memory holds one pass
+
+  constexpr int block_m() const { return 16 * mma_m * team_warps; }
+  constexpr int threads() const { return 32 * team_warps * teams; }
+};
+
+// Two row counts for each pair of head dimensions: 16 rows for a query and one group of heads, and
+// 64 for several queries or large groups, which would spill registers at 256. As many stages as
+// shared memory holds.
+// clang-format off
+inline constexpr TileConfig kTiles[] = {
+    {.dim = 64, .dim_v = 64, .mma_m = 1, .team_warps = 1, .teams = 8, .stages = 5},
+    {.dim = 64, .dim_v = 64, .mma_m = 2, .team_warps = 2, .teams = 4, .stages = 8, .passes = 2},
+    {.dim = 128, .dim_v = 128, .mma_m = 1, .team_warps = 1, .teams = 4, .stages = 5},
+    {.dim = 128, .dim_v = 128, .mma_m = 1, .team_warps = 4, .teams = 2, .stages = 8, .passes = 2},
+    {.dim = 192, .dim_v = 128, .mma_m = 1, .team_warps = 1, .teams = 4, .stages = 4},
+    {.dim = 192, .dim_v = 128, .mma_m = 1, .team_warps = 4, .teams = 2, .stages = 7, .passes = 2},
+    {.dim = 256, .dim_v = 256, .mma_m = 1, .team_warps = 1, .teams = 4, .stages = 3, .passes = 4},
+};
+// clang-format on
+inline constexpr int kNumTiles = static_cast<int>(std::size(kTiles));
+
+// The template argument of a kernel's parts.
+struct KernelConfig {
+  TileConfig tile;
+  Type type;
+};
+
+// -------------------------------------------------------------------------------------- selection
+
+// The rows of a tile: every query of a sequence with every query head of a group.
+inline int64_t packed_rows(const AttentionArguments& a) {
+  return a.queries.max_seqlen * (a.heads_q / a.heads_kv);
+}
+
+// The most rows of a tile with these head dimensions, 0 if no configuration holds them.
+inline int most_rows(int dim, int dim_v) {
+  int most = 0;
+  for (const TileConfig& c : kTiles)
+    if (dim <= c.dim && dim_v <= c.dim_v) most = std::max(most, c.block_m());
+  return most;
+}
+// The first configuration that holds the rows and the head dimensions, or -1.
+inline int find_tile(int64_t rows, int dim, int dim_v) {
+  const auto serves = [&](const TileConfig& c) {
+    return rows <= c.block_m() && dim <= c.dim && dim_v <= c.dim_v;
+  };
+  const TileConfig* found = std::find_if(std::begin(kTiles), std::end(kTiles), serves);
+  return found == std::end(kTiles) ? -1 : static_cast<int>(found - kTiles);
+}
+inline int select_tile(const AttentionArguments& a) {
+  return find_tile(packed_rows(a), a.dim_qk, a.dim_v);
+}
+
+// ---------------------------------------------------------------------- division of keys among
+// CTAs
+
+// The most CTAs of a launch, one for each SM of the largest GPU.
+inline constexpr int kMaxCtas = 144;
+// The blocks of a CTA at least: with fewer, adding the results of CTAs takes longer than the keys.
+inline constexpr int kMinShare = 8;
+
+// Key blocks of a tile. Tiles without keys count as one block, because they have results too.
+TEA_HOST_DEVICE int tile_blocks(int64_t rows, int64_t keys) {
+  if (rows == 0) return 0;
+  return keys == 0 ? 1 : static_cast<int>((keys + kBlockN - 1) / kBlockN);
+}
+
+// The key blocks of all tiles, one tile after the other, in shares of equal size: CTA i computes
+// the blocks from begin(i) to begin(i + 1).
+struct Shares {
+  int64_t blocks;
+  int ctas;
+
+  Shares() = default;
+  TEA_HOST_DEVICE Shares(int64_t blocks_of_all_tiles, int max_ctas) : blocks(blocks_of_all_tiles) {
+    const int64_t most = (blocks + kMinShare - 1) / kMinShare;
+    ctas = static_cast<int>(most < max_ctas ? most : max_ctas);
+  }
+  TEA_HOST_DEVICE int64_t begin(int cta) const { return quotient(blocks * cta, ctas); }
+  // The CTA whose share contains a block.
+  TEA_HOST_DEVICE int owner(int64_t block) const {
+    return static_cast<int>(quotient((block + 1) * ctas - 1, blocks));
+  }
+};
+
+// The most key blocks that the sequences can have: the bound from which the number of CTAs is
+// planned.
+inline int64_t max_blocks(const AttentionArguments& a) {
+  int64_t blocks = a.batch * std::max<int64_t>(1, (a.keys.max_seqlen + kBlockN - 1) / kBlockN);
+  if (a.keys.form == TEA_RAGGED) blocks = std::min(blocks, a.keys.tokens / kBlockN + 2 * a.batch);
+  return blocks * a.heads_kv;
+}
+
+// -------------------------------------------------------------------------------------- workspace
+
+// A flag for each CTA, then for each CTA the unnormalised O of one tile, and the maximum and the
+// sum of each row.
+inline constexpr int64_t kFlagBytes = 2048;
+static_assert(kFlagBytes >= 8 * kMaxCtas);
+constexpr int64_t slot_floats(const TileConfig& c) { return c.block_m() * (c.dim_v + 2); }
+
+// Of a launch of at most `ctas` CTAs. One CTA alone shares no tile.
+constexpr uint64_t workspace_bytes(const TileConfig& c, int ctas) {
+  return ctas < 2 ? 0 : static_cast<uint64_t>(kFlagBytes + ctas * slot_floats(c) * 4);
+}
+
+}  // namespace tea::hopper::decode

@@ -1,0 +1,159 @@
+// The epilogue of a work item: adds the results of the teams, and where several CTAs have a part of
+// the tile, those of the CTAs; then normalises O and writes it with the row statistics.
+//
+// A CTA computes its items from the last to the first. So the beginning of a tile whose end another
+// CTA computes comes first: the CTA writes the result to its slot in global memory and raises its
+// flag. The CTA that computes the end of a tile does so last, and adds the slots of the other CTAs,
+// whose numbers are lower. Waiting for CTAs of lower numbers cannot deadlock, because CTAs start in
+// the order of their numbers. All sums are in a fixed order.
+#pragma once
+#include "hopper/decode/mainloop.cuh"
+
+namespace tea::hopper::decode {
+
+template <KernelConfig C>
+struct Epilogue {
+  using T = Traits<C>;
+  using RowState = typename T::RowState;
+  static constexpr int kGroups = T::kPassColumns / 4;  // of four columns
+  static constexpr int kBatch = 4;                     // parts that are read at once
+
+  // Unnormalised results of four columns of a row over some of its keys.
+  struct Part {
+    RowState row;
+    float4 o;
+  };
+
+  const KernelParams& p;
+  typename T::SharedStorage& s;
+  const WorkItem& item;
+  const OtherParts others;
+
+  TEA_DEVICE float* slot(int cta) const { return p.slots + cta * slot_floats(C.tile); }
+  static TEA_DEVICE RowState* slot_rows(float* slot) {
+    return reinterpret_cast<RowState*>(slot + T::kBlockM * T::kDimV);
+  }
+
+  TEA_DEVICE void add(Part& a, const Part& b) const {
+    const float high = fmaxf(a.row.max, b.row.max);
+    const float finite = high == kMinusInfinity ? 0.0f : high;  // -infinity - -infinity is NaN
+    const float of_a = exp2_fast((a.row.max - finite) * p.scale_log2);
+    const float of_b = exp2_fast((b.row.max - finite) * p.scale_log2);
+    a.row = {high, a.row.sum * of_a + b.row.sum * of_b};
+    a.o = {a.o.x * of_a + b.o.x * of_b, a.o.y * of_a + b.o.y * of_b, a.o.z * of_a + b.o.z * of_b,
+           a.o.w * of_a + b.o.w * of_b};
+  }
+
+  // Writes the warp's results of one pass to shared memory.
+  TEA_DEVICE void stage_pass(const Mainloop<C>& x, int pass) const {
+#pragma unroll
+    for (int m = 0; m < T::kMmaM; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = x.first_row + 16 * m + lane() / 4 + 8 * r;
+        const float sum = quad_sum(x.softmax[m].row_sum[r]);
+        if (pass == 0 && lane() % 4 == 0) s.rows[x.team][row] = {x.softmax[m].row_max[r], sum};
+        float* const to = &s.o[x.team][row * T::kPassPitch + lane() % 4 * 2];
+#pragma unroll
+        for (int n = 0; n < T::kDimV / 8; ++n)
+          if (n / (T::kPassColumns / 8) == pass)
+            *reinterpret_cast<float2*>(to + n % (T::kPassColumns / 8) * 8) =
+                float2{x.o[m][4 * n + 2 * r], x.o[m][4 * n + 2 * r + 1]};
+      }
+  }
+  TEA_DEVICE Part add_teams(int row, int column) const {
+    const auto read = [&](int team) {
+      return Part{s.rows[team][row],
+                  *reinterpret_cast<const float4*>(&s.o[team][row * T::kPassPitch + column])};
+    };
+    Part sum = read(0);
+#pragma unroll
+    for (int team = 1; team < T::kTeams; ++team) add(sum, read(team));
+    return sum;
+  }
+  TEA_DEVICE void add_others(Part& sum, int row, int column) const {
+#pragma unroll 1
+    for (int n = 0; n < others.total(); n += kBatch) {
+      Part part[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (n + i >= others.total()) break;
+        float* const from = slot(others.slot(n + i));
+        const float2 state = __ldcg(reinterpret_cast<const float2*>(slot_rows(from) + row));
+        part[i].row = {state.x, state.y};
+        part[i].o = __ldcg(reinterpret_cast<const float4*>(from + row * T::kDimV + column));
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        if (n + i < others.total()) add(sum, part[i]);
+    }
+  }
+  // Waits until the other CTAs have raised their flags, and lowers them for the next launch.
+  TEA_DEVICE void wait_for_others() const {
+    for (int n = static_cast<int>(threadIdx.x); n < others.total(); n += T::kThreads) {
+      uint64_t& flag = p.flags[others.slot(n)];
+      while (load_acquire(flag) != p.launch_number) {
+      }
+      flag = 0;
+    }
+  }
+
+  TEA_DEVICE void write_slot(const Part& sum, int row, int column) const {
+    float* const to = slot(static_cast<int>(blockIdx.x));
+    *reinterpret_cast<float4*>(to + row * T::kDimV + column) = sum.o;
+    if (column == 0) slot_rows(to)[row] = sum.row;
+  }
+  TEA_DEVICE void write_result(const Part& sum, int row, int column) const {
+    const AttentionArguments& a = p.args;
+    const int query = row / p.group, head = item.head_kv * p.group + row % p.group;
+    auto result = OnlineSoftmax::row_result(sum.row.max, sum.row.sum, p.unit);
+    const float sink = sink_of(a, head);
+    if (sink != kMinusInfinity) OnlineSoftmax::add_sink(result, sink);
+    const bool ragged = a.queries.form == TEA_RAGGED;
+    const int64_t batch = ragged ? 0 : item.batch;
+    const int64_t position = query + (ragged ? item.bounds.start_q : 0);
+    if (column == 0) {
+      const RowStatistics& x = a.statistics;
+      const int64_t at = batch * x.batch + position * x.seq + head * x.head;
+      if (x.lse) x.lse[at] = result.lse;
+      if (x.max) x.max[at] = result.max;
+      if (x.sum_exp) x.sum_exp[at] = result.sum_exp;
+    }
+    if (column >= a.dim_v) return;
+    const float f = result.factor;
+    float4 o = {sum.o.x * f, sum.o.y * f, sum.o.z * f, sum.o.w * f};
+    if (f == 0) o = {};  // no visible key: 0 even if O is NaN
+    const int64_t at = batch * a.o.batch + position * a.o.seq + head * a.o.head + column;
+    if (a.o.dtype == TEA_FP32)
+      *reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + at) = o;
+    else
+      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(a.o.data) + at) =
+          uint2{pack<C.type>(o.x, o.y), pack<C.type>(o.z, o.w)};
+  }
+
+  TEA_DEVICE void run(const Mainloop<C>& x) const {
+    const int rows = item.bounds.seqlen_q * p.group;
+#pragma unroll
+    for (int pass = 0; pass < C.tile.passes; ++pass) {
+      if (pass > 0) __syncthreads();  // the results of the pass before have been read
+      stage_pass(x, pass);
+      if (pass == 0) wait_for_others();
+      __syncthreads();
+#pragma unroll 1
+      for (int i = static_cast<int>(threadIdx.x); i < rows * kGroups; i += T::kThreads) {
+        const int row = i / kGroups, column = i % kGroups * 4;
+        Part sum = add_teams(row, column);
+        add_others(sum, row, pass * T::kPassColumns + column);
+        if (item.ends_tile())
+          write_result(sum, row, pass * T::kPassColumns + column);
+        else
+          write_slot(sum, row, pass * T::kPassColumns + column);
+      }
+    }
+    if (item.ends_tile()) return;
+    __syncthreads();  // the slot is complete
+    if (threadIdx.x == 0) store_release(p.flags[blockIdx.x], p.launch_number);
+  }
+};
+
+}  // namespace tea::hopper::decode

@@ -1,0 +1,8 @@
+// The decoding kernels in fp16.
+#include "hopper/decode/launch.cuh"
+
+namespace tea::hopper::decode {
+
+template Launcher find_launcher<Type::kFp16>(int tile);
+
+}  // namespace tea::hopper::decode

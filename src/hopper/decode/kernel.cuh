@@ -1,0 +1,84 @@
+// Decoding on sm_90a: few queries of each sequence over many keys, as fast as K and V can be read.
+//
+// A tile is a sequence and a head of K and V: the queries of all heads of its group are packed into
+// its rows, so that K and V are read once. A persistent CTA has a share of the key blocks of all
+// tiles. Each of its teams, one or several warps, loads and computes blocks of its own, independent
+// of the other teams until the end of a work item.
+#pragma once
+#include "gpu/dependent_launch.cuh"
+#include "hopper/decode/epilogue.cuh"
+#include "hopper/forward/zero_fill.cuh"
+
+namespace tea::hopper::decode {
+
+template <KernelConfig C>
+struct DecodeKernel {
+  using T = Traits<C>;
+  using SharedStorage = typename T::SharedStorage;
+
+  // Zeroes the rows that belong to no sequence and reports invalid lengths and origins.
+  static TEA_DEVICE void fill(const AttentionArguments& args) {
+    if (args.is_uniform) return;
+    const int first = static_cast<int>(blockIdx.x * T::kThreads + threadIdx.x);
+    ZeroFillWarps{args, first, static_cast<int>(gridDim.x) * T::kThreads}.run();
+  }
+
+  // Loads Q and what else an item needs. Called by all threads.
+  static TEA_DEVICE void start_item(const KernelParams& p, SharedStorage& s) {
+    const WorkItem& item = s.work.item;
+    load_q<C>(p, s, item);
+    if (p.args.alibi)
+      for (int i = static_cast<int>(threadIdx.x); i < T::kBlockM; i += T::kThreads)
+        s.slopes[i] = slope_of(p.args, item.batch, item.head_kv * p.group + i % p.group);
+    __syncthreads();
+  }
+
+  static TEA_DEVICE void compute(const KernelParams& p, SharedStorage& s, const WorkCursor& first) {
+    Mainloop<C> mainloop{p, s};
+    Loader<C> loader{p, first, mainloop.team};
+    loader.start();
+#pragma unroll 1
+    for (int i = 0; i < T::kStages - 1; ++i) loader.load(s.stages[mainloop.team][i]);
+    if (threadIdx.x == 0) s.work = first;
+    __syncthreads();
+    fill(p.args);
+#pragma unroll 1
+    for (;;) {
+      start_item(p, s);
+      mainloop.start_item();
+      mainloop.run(loader);
+      const bool is_last = s.work.remaining == 0;
+      if (is_last) launch_dependent_grids();
+      Epilogue<C>{p, s, s.work.item, find_other_parts(s.work)}.run(mainloop);
+      if (is_last) break;
+      __syncthreads();  // all threads have read the item
+      if (threadIdx.x == 0) s.work.next(p);
+      __syncthreads();
+    }
+  }
+
+  static TEA_DEVICE void run(const KernelParams& p) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    SharedStorage& s = *reinterpret_cast<SharedStorage*>(memory);
+    wait_on_dependent_grids();
+    WorkCursor work;
+    work.start<T::kThreads>(p, s.search);
+    if (work.has_work())
+      compute(p, s, work);
+    else
+      fill(p.args);
+  }
+};
+
+// The configuration and the type are plain integers and enumerators here: see
+// forward/kernel.cuh.
+template <int kTile, Type kType>
+inline constexpr KernelConfig kKernelConfig{kTiles[kTile], kType};
+
+template <int kTile, Type kType>
+__global__ void __launch_bounds__(kTiles[kTile].threads(), 1)
+    decode_kernel(const __grid_constant__ KernelParams p) {
+  DecodeKernel<kKernelConfig<kTile, kType>>::run(p);
+}
+
+}  // namespace tea::hopper::decode

@@ -1,0 +1,17 @@
+// The launchers of the decoding kernels, one for each kernel that exists. Each type is instantiated
+// in a source file of its own (instances/), so that they compile in parallel.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "hopper/decode/decode.h"
+#include "hopper/decode/params.cuh"
+#include "hopper/forward/launch.h"
+
+namespace tea::hopper::decode {
+
+using Launcher = Outcome (*)(KernelParams& params, cudaStream_t stream);
+
+template <Type kType>
+Launcher find_launcher(int tile);
+
+}  // namespace tea::hopper::decode

@@ -1,0 +1,175 @@
+// The mainloop of a warp: S = Q K^T, softmax and O += P V over its team's key blocks of a work
+// item.
+#pragma once
+#include "gpu/mma.cuh"
+#include "hopper/decode/load.cuh"
+#include "hopper/decode/score_mod.cuh"
+
+namespace tea::hopper::decode {
+
+template <KernelConfig C>
+struct Mainloop {
+  using T = Traits<C>;
+  using Stage = typename T::Stage;
+  static constexpr bool kIsBf16 = C.type == Type::kBf16;
+  static constexpr int kMmaM = T::kMmaM, kSteps = T::kDim / 16;
+  // The fragments of Q stay in registers where O leaves room for them.
+  static constexpr bool kQInRegisters = kMmaM * T::kDim <= 128;
+
+  const KernelParams& p;
+  typename T::SharedStorage& s;
+  const int team = warp() / T::kTeamWarps;
+  const int first_row = warp() % T::kTeamWarps * 16 * kMmaM;  // of the tile
+  int stage = 0;                                              // that the next block is in
+
+  float o[kMmaM][T::kDimV / 2];
+  OnlineSoftmax softmax[kMmaM];
+  uint32_t q[kQInRegisters ? kMmaM : 1][kQInRegisters ? kSteps : 1][4];
+  int unmasked_begin, unmasked_end;  // the keys that all rows attend to
+
+  // The addresses of a lane in the 16 x 16 elements of an operand that ldmatrix_x4() reads: the 8 x
+  // 8 matrices right, then below; or below, then right.
+  static TEA_DEVICE uint32_t right_then_below(const void* base, int pitch) {
+    const int matrix = lane() / 8;
+    return shared_address(base) + (lane() % 8 + matrix / 2 * 8) * pitch + matrix % 2 * 16;
+  }
+  static TEA_DEVICE uint32_t below_then_right(const void* base, int pitch) {
+    return shared_address(base) + lane() % 16 * pitch + lane() / 16 * 16;
+  }
+
+  TEA_DEVICE void load_q_fragment(uint32_t (&a)[4], int m, int step) const {
+    ldmatrix_x4(a,
+                below_then_right(s.q + (first_row + 16 * m) * T::kPitchK, T::kPitchK) + 32 * step);
+  }
+
+  // Q has been loaded.
+  TEA_DEVICE void start_item() {
+    const SequenceBounds& b = s.work.item.bounds;
+    unmasked_begin = max(b.seqlen_q - 1 + b.lo, 0);
+    unmasked_end = min(b.hi + 1, b.seqlen_kv);
+#pragma unroll
+    for (int m = 0; m < kMmaM; ++m) {
+      softmax[m].start();
+#pragma unroll
+      for (int i = 0; i < T::kDimV / 2; ++i) o[m][i] = 0;
+      if constexpr (kQInRegisters)
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) load_q_fragment(q[m][k], m, k);
+    }
+  }
+  // The thread's row r of 16 rows m; instead of rows past the last one, the last one.
+  TEA_DEVICE int thread_row(int m, int r) const {
+    const int last = s.work.item.bounds.seqlen_q * p.group - 1;
+    return min(first_row + 16 * m + lane() / 4 + 8 * r, last);
+  }
+
+  // Even and odd steps have accumulators of their own, so that fewer products depend on each other.
+  TEA_DEVICE void gemm_qk(float (&scores)[kMmaM][8], const Stage& from) {
+    float odd[kMmaM][8];
+#pragma unroll
+    for (int m = 0; m < kMmaM; ++m)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) scores[m][i] = odd[m][i] = 0;
+    const uint32_t address = right_then_below(from.k, T::kPitchK);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      uint32_t b[4];
+      ldmatrix_x4(b, address + 32 * k);
+#pragma unroll
+      for (int m = 0; m < kMmaM; ++m) {
+        float* const to = k % 2 ? odd[m] : scores[m];
+        uint32_t a[4];
+        if constexpr (kQInRegisters) {
+          mma_m16n8k16<kIsBf16>(to, q[m][k], b[0], b[1]);
+          mma_m16n8k16<kIsBf16>(to + 4, q[m][k], b[2], b[3]);
+        } else {
+          load_q_fragment(a, m, k);
+          mma_m16n8k16<kIsBf16>(to, a, b[0], b[1]);
+          mma_m16n8k16<kIsBf16>(to + 4, a, b[2], b[3]);
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kMmaM; ++m)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) scores[m][i] += odd[m][i];
+  }
+
+  TEA_DEVICE void modify(float (&x)[8], int m, int key, const uint32_t (&visible)[2],
+                         float (&highest)[2]) const {
+    ScoreModRow rows[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const WorkItem& item = s.work.item;
+      const int row = thread_row(m, r), query = row / p.group;
+      const int head = item.head_kv * p.group + row % p.group;
+      rows[r] = score_mod_row(p.args, item, query, head, key, s.slopes[row]);
+    }
+    modify_packed_scores<C.type>(x, p.args, rows, visible, highest);
+  }
+  // Replaces the products of 16 rows by unnormalised P and rescales O.
+  TEA_DEVICE void update(float (&x)[8], int m, int key) {
+    const bool masked = key < unmasked_begin || key + kBlockN > unmasked_end;
+    uint32_t visible[2] = {~0u, ~0u};
+    float highest[2], rescale[2];
+    if (masked)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const SequenceBounds& b = s.work.item.bounds;
+        const int query = thread_row(m, r) / p.group;
+        visible[r] =
+            column_mask<kBlockN>(query + b.lo - key, min(query + b.hi + 1, b.seqlen_kv) - key);
+      }
+    if (p.modifies_scores) modify(x, m, key, visible, highest);
+    if (masked) mask_columns(x, visible);
+    if (!p.modifies_scores || !softcap_is_last(p.args)) thread_row_max(x, highest);
+    softmax[m].update(x, highest, p.scale_log2, rescale);
+    if (__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) scale_rows(o[m], rescale);
+  }
+
+  TEA_DEVICE void compute(const Stage& from, int block) {
+    float scores[kMmaM][8];
+    uint32_t probabilities[kMmaM][4];
+    gemm_qk(scores, from);
+#pragma unroll
+    for (int m = 0; m < kMmaM; ++m) {
+      update(scores[m], m, block * kBlockN);
+      accumulator_as_operand<C.type>(probabilities[m], scores[m], 0);
+    }
+    const uint32_t address = below_then_right(from.v, T::kPitchV);
+#pragma unroll
+    for (int n = 0; n < T::kDimV / 16; ++n) {
+      uint32_t b[4];
+      ldmatrix_x4_trans(b, address + 32 * n);
+#pragma unroll
+      for (int m = 0; m < kMmaM; ++m) {
+        mma_m16n8k16<kIsBf16>(o[m] + 8 * n, probabilities[m], b[0], b[1]);
+        mma_m16n8k16<kIsBf16>(o[m] + 8 * n + 4, probabilities[m], b[2], b[3]);
+      }
+    }
+  }
+
+  // The warps of a team have reached the same point, and their writes are visible to each other.
+  TEA_DEVICE void sync_team() const {
+    if constexpr (T::kTeamWarps == 1)
+      __syncwarp();
+    else
+      named_barrier_sync(1 + team, 32 * T::kTeamWarps);
+  }
+
+  // The team's share of an item. The load of a block is started when the block before the one that
+  // it replaces has been computed, which the barrier of the current block shows.
+  TEA_DEVICE void run(Loader<C>& loader) {
+    const int end = s.work.item.end_of_keys();
+    for (int block = s.work.item.first + team; block < end; block += T::kTeams) {
+      cp_async_wait<T::kStages - 2>();
+      sync_team();
+      const int free_stage = stage == 0 ? T::kStages - 1 : stage - 1;
+      loader.load(s.stages[team][free_stage]);
+      compute(s.stages[team][stage], block);
+      if (++stage == T::kStages) stage = 0;
+    }
+  }
+};
+
+}  // namespace tea::hopper::decode

@@ -1,0 +1,119 @@
+// The division of key blocks among the CTAs of a decoding launch: the kernel's code compiled for
+// the host, one CTA after the other.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <vector>
+
+#include "hopper/decode/scheduler.cuh"
+
+namespace tea::hopper::decode {
+namespace {
+
+KernelParams params(int batch, int heads, int keys) {
+  KernelParams p{};
+  p.args.is_uniform = 1, p.args.batch = batch;
+  p.args.heads_q = p.args.heads_kv = heads, p.args.keys.max_seqlen = keys;
+  p.bounds.seqlen_q = 1, p.bounds.seqlen_kv = keys;
+  p.group = FastDivisor(1), p.page_size = FastDivisor(1);
+  return p;
+}
+
+// A CTA's part of a tile, and the slots that the CTA adds to it.
+struct Done {
+  int cta;
+  WorkItem item;
+  OtherParts others;
+};
+std::vector<Done> run_all(const KernelParams& p, int ctas) {
+  std::vector<Done> done;
+  gridDim.x = static_cast<unsigned>(ctas);
+  for (int cta = 0; cta < ctas; ++cta) {
+    blockIdx.x = static_cast<unsigned>(cta);
+    WorkCursor work;
+    work.start_uniform(p);
+    if (!work.has_work()) continue;
+    do done.push_back({cta, work.item, find_other_parts(work)});
+    while (work.next(p));
+  }
+  return done;
+}
+
+struct Launch {
+  int batch, heads, keys;
+};
+constexpr Launch kLaunches[] = {{1, 1, 1},      {1, 1, 0},    {3, 2, 0},     {1, 8, 1024},
+                                {1, 1, 262144}, {2, 1, 9999}, {32, 8, 8192}, {128, 1, 100},
+                                {7, 5, 333},    {1, 2, 40000}};
+constexpr int kCtas[] = {1, 2, 13, 100, 132};
+
+template <class Check>
+void for_each_launch(Check&& check) {
+  for (const Launch& x : kLaunches)
+    for (const int ctas : kCtas) {
+      SCOPED_TRACE(testing::Message() << x.batch << " sequences of " << x.keys << " keys, "
+                                      << x.heads << " heads, " << ctas << " CTAs");
+      check(x, run_all(params(x.batch, x.heads, x.keys), ctas));
+    }
+}
+
+TEST(DecodeScheduler, CoversEveryKeyBlockOnce) {
+  for_each_launch([](const Launch& x, const std::vector<Done>& done) {
+    const int blocks = tile_blocks(1, x.keys);
+    std::map<std::pair<int, int>, std::vector<int>> seen;
+    for (const Done& d : done) {
+      EXPECT_EQ(d.item.blocks, blocks);
+      EXPECT_LT(d.item.first, d.item.end);
+      std::vector<int>& tile = seen[{d.item.batch, d.item.head_kv}];
+      tile.resize(static_cast<size_t>(blocks));
+      for (int i = d.item.first; i < d.item.end; ++i) ++tile.at(static_cast<size_t>(i));
+    }
+    EXPECT_EQ(seen.size(), static_cast<size_t>(x.batch * x.heads));
+    for (const auto& [tile, counts] : seen)
+      for (const int count : counts) ASSERT_EQ(count, 1);
+  });
+}
+
+// A CTA has one slot, and waits for CTAs of lower numbers only, so that it cannot wait for ever.
+TEST(DecodeScheduler, AddsEveryPartOfATileOnce) {
+  for_each_launch([](const Launch&, const std::vector<Done>& done) {
+    std::map<int, std::pair<int, int>> written;  // the tile in a CTA's slot
+    for (const Done& d : done)
+      if (!d.item.ends_tile()) {
+        EXPECT_TRUE(written.insert({d.cta, {d.item.batch, d.item.head_kv}}).second);
+      }
+    std::map<int, int> added;
+    for (const Done& d : done)
+      for (int n = 0; n < d.others.total(); ++n) {
+        const int slot = d.others.slot(n);
+        EXPECT_LT(slot, d.cta);
+        const auto tile = written.find(slot);
+        ASSERT_NE(tile, written.end());
+        EXPECT_EQ(tile->second, std::make_pair(d.item.batch, d.item.head_kv));
+        ++added[slot];
+      }
+    EXPECT_EQ(added.size(), written.size());
+    for (const auto& [slot, count] : added) EXPECT_EQ(count, 1);
+  });
+}
+
+TEST(DecodeScheduler, GivesEveryCtaAboutTheSame) {
+  for_each_launch([](const Launch& x, const std::vector<Done>& done) {
+    std::map<int, int> share;
+    for (const Done& d : done) share[d.cta] += d.item.end - d.item.first;
+    const int all = x.batch * x.heads * tile_blocks(1, x.keys);
+    const int count = static_cast<int>(share.size());
+    for (const auto& [cta, blocks] : share) {
+      EXPECT_GE(blocks, all / count);
+      EXPECT_LE(blocks, all / count + 1);
+    }
+    EXPECT_LE(count, (all + kMinShare - 1) / kMinShare);
+  });
+}
+
+TEST(DecodeScheduler, AddsManyPartsInTwoLevels) {
+  for (const Done& d : run_all(params(1, 1, 262144), 132)) EXPECT_LE(d.others.total(), kMaxParts);
+}
+
+}  // namespace
+}  // namespace tea::hopper::decode
