@@ -119,12 +119,16 @@ std::vector<std::string> gpu_texts() {
 std::string replay_of(uint64_t seed, const Options& options) {
   std::string command = "te-attn check --replay " + shown(seed);
   if (options.parts) command += " --parts";
+  if (options.decoding) command += " --decoding";
   if (!options.engine.empty()) command += " --engine " + options.engine;
   if (options.device != kHost) command += " --device " + shown(options.device);
   return command;
 }
 
 kit::Case drawn(uint64_t seed, const Options& options) {
+  TEA_REQUIRE(!(options.parts && options.decoding), "--parts", "given with --decoding",
+              "one of both");
+  if (options.decoding) return kit::draw_decoding(seed);
   return options.parts ? kit::draw_part(seed) : kit::draw(seed);
 }
 

@@ -99,11 +99,10 @@ class Suite:
             raise RowError(f"no case ran: {said!r}")
         return said
 
-    def fuzz_parts(self) -> str:
-        """Random parts of problems, by the library's choice and by every engine."""
-        count = self.draws // 4
-        chosen = self.draw(count, 200, "--parts", "--device", 0)
-        return f"chosen: {chosen}; {self.fuzz_others('--parts')}"
+    def fuzz_some(self, option: str) -> str:
+        """Random cases of a kind, by the library's choice and by every engine."""
+        chosen = self.draw(self.draws // 4, 200, option, "--device", 0)
+        return f"chosen: {chosen}; {self.fuzz_others(option)}"
 
     def fuzz_others(self, *more: str) -> str:
         """The same seeds on every engine of the GPU by its name, and on the CPU's."""
@@ -348,7 +347,8 @@ ROWS = {
     "hopper-perturbed": functools.partial(Suite.perturbed, direction="forward"),
     "hopper-backward-perturbed": functools.partial(Suite.perturbed, direction="backward"),
     "fuzz-others": Suite.fuzz_others,
-    "fuzz-parts": Suite.fuzz_parts,
+    "fuzz-parts": lambda s: s.fuzz_some("--parts"),
+    "fuzz-decoding": lambda s: s.fuzz_some("--decoding"),
     "fuzz": Suite.fuzz,
     "first-call": lambda s: s.tests("FirstCall.*", 60),
     "device": lambda s: s.tests("Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*", 100),

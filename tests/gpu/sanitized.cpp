@@ -47,6 +47,23 @@ Words kernels_of_hopper() {
   return lines;
 }
 
+// The decoding kernels: each type with each head dimension, of one query of a group and of several
+// queries, over tiles that CTAs share; dense, and of lengths in device memory with pages.
+Words decoding_kernels_of_hopper() {
+  const std::string fewer = "heads_q=8 heads_kv=2 seqlen_q=1 ",
+                    more = "heads_q=14 heads_kv=2 seqlen_q=7 causal=1 bottom_right=1 ",
+                    dense = "batch=1 seqlen_kv=420 ",
+                    pages = "kv_form=paged page_size=16 outputs=lse ";
+  Words out;
+  for (const char* const type : {"dtype=bf16 ", "dtype=fp16 "})
+    for (const char* const dim : {"dim_qk=64", "dim_qk=128", "dim_qk=192 dim_v=128", "dim_qk=256"})
+      for (const std::string& rows : {fewer, more}) {
+        out.push_back(type + rows + dense + dim);
+        out.push_back(type + rows + pages + dim + " | lens_kv=300,0,40 spare_pages=1");
+      }
+  return out;
+}
+
 // Forms, splits of the keys, and the secondary passes.
 constexpr const char* kForms[] = {
     "dtype=bf16 training=1 q_form=ragged kv_form=ragged gaps=1 causal=1 heads_q=2 heads_kv=2 "
@@ -58,6 +75,10 @@ constexpr const char* kForms[] = {
     "dtype=fp16 q_form=ragged kv_form=paged page_size=16 causal=1 bottom_right=1 heads_q=8 "
     "heads_kv=1 dim_qk=128 outputs=lse | lens_q=1,2 lens_kv=300,40 spare_pages=1",
     "dtype=bf16 heads_q=4 heads_kv=4 dim_qk=128 batch=1 seqlen_q=1 seqlen_kv=3000",
+    // Decoding: a tile of more CTAs than are added at once, and pages of one slot.
+    "dtype=bf16 heads_q=1 heads_kv=1 dim_qk=64 batch=1 seqlen_q=1 seqlen_kv=6000 outputs=lse",
+    "dtype=bf16 heads_q=4 heads_kv=2 dim_qk=64 kv_form=paged page_size=1 seqlen_q=1 softcap=20 "
+    "alibi=standard | lens_kv=300,0,40 spare_pages=1",
     "dtype=fp32 heads_q=4 heads_kv=1 dim_qk=64 batch=1 seqlen_q=2 seqlen_kv=2000 outputs=lse",
     "dtype=e4m3 o_dtype=bf16 heads_q=4 heads_kv=1 dim_qk=64 batch=1 seqlen_q=2 seqlen_kv=1500",
     "dtype=bf16 training=1 heads_q=2 heads_kv=2 dim_qk=32 batch=2 seqlen_q=40 seqlen_kv=50 "
@@ -102,7 +123,9 @@ TEST(Sanitized, EveryKernelRuns) {
   for (const std::string& engine : engines_of(kGpu)) {
     if (engine == "cudnn") continue;  // its kernels are not ours to sanitize
     expect_agreement(lines, engine);
-    if (engine == "hopper") expect_agreement(kernels_of_hopper(), engine);
+    if (engine != "hopper") continue;
+    expect_agreement(kernels_of_hopper(), engine);
+    expect_agreement(decoding_kernels_of_hopper(), engine);
   }
 }
 

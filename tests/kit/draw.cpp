@@ -204,6 +204,50 @@ Case draw(uint64_t seed) {
   return c;
 }
 
+Case draw_decoding(uint64_t seed) {
+  constexpr int32_t kHeads[] = {1, 1, 2, 3, 8}, kGroup[] = {1, 2, 4, 7, 8, 16, 64};
+  constexpr int32_t kDims[] = {8, 40, 64, 64, 72, 96, 128, 128, 128, 192, 192, 256};
+  constexpr int32_t kForms[] = {TEA_DENSE, TEA_PADDED, TEA_RAGGED};
+  constexpr int32_t kPages[] = {1, 2, 3, 8, 16, 16, 64, 100, 256};
+  Random r(seed, 3000);
+  Case c;
+  Problem& p = c.problem;
+  c.seed = seed;
+  p.dtype = r.one_in(2) ? TEA_FP16 : TEA_BF16;
+  p.heads_kv = pick(r, kHeads), p.heads_q = p.heads_kv * pick(r, kGroup);
+  p.dim_qk = pick(r, kDims);
+  if (p.dim_qk == 192 || r.one_in(4)) p.dim_v = r.one_in(2) ? 128 : pick(r, kDims);
+  p.q_form = pick(r, kForms), p.kv_form = r.one_in(2) ? +TEA_PAGED : pick(r, kForms);
+  if (p.kv_form == TEA_PAGED) p.page_size = pick(r, kPages);
+  p.gaps = (p.q_form == TEA_RAGGED || p.kv_form == TEA_RAGGED) && r.one_in(2);
+  draw_mask(r, p);
+  if (p.window_left > 1 && r.one_in(2)) p.window_left *= 1 + r.below(30);
+  draw_scores(r, p);
+
+  const int64_t batch = r.one_in(40) ? 0 : 1 + r.below(5), most_q = 64 / (p.heads_q / p.heads_kv);
+  const int64_t q = r.one_in(2) ? 1 : 1 + r.below(most_q + 1);  // or one more than packed rows
+  const double cost = static_cast<double>(std::max<int64_t>(batch, 1) * q) * p.heads_q *
+                      std::max(p.dim_qk, p.v_dim());
+  const auto most_kv =
+      std::clamp(static_cast<int64_t>(20 * kBudget / cost), int64_t{64}, int64_t{4096});
+  const auto keys = [&] {
+    return r.one_in(3) ? length(r, most_kv) : most_kv - r.below(most_kv / (1 + r.below(8)));
+  };
+  const int64_t kv = keys();
+  if (!p.varies()) p.batch = batch;
+  if (!p.varies_q()) p.seqlen_q = q;
+  if (!p.varies_kv()) p.seqlen_kv = kv;
+  for (int64_t b = 0; b < batch; ++b) {
+    if (p.q_form != TEA_DENSE) c.lens_q.push_back(r.one_in(2) ? q : r.below(q + 1));
+    if (p.kv_form != TEA_DENSE) c.lens_kv.push_back(std::min(keys(), kv));
+  }
+  draw_words(r, c);
+  fit_layout(c);
+  fit_values(c);
+  if (r.one_in(4)) p.o_dtype = TEA_FP32, c.shift = r.below(600) - 300;
+  return c;
+}
+
 Case draw_part(uint64_t seed) {
   Case c = draw(seed);
   Random r(seed, 2000);

@@ -8,6 +8,10 @@ namespace tea::kit {
 // The same case for the same seed, always; its text is what a report quotes.
 Case draw(uint64_t seed);
 
+// A random case of decoding: forward without gradients in 16 bits, few queries of each sequence
+// over up to 4096 keys, which are often in pages.
+Case draw_decoding(uint64_t seed);
+
 // A draw as one part of a larger problem: results of 16-bit inputs in fp32, and an origin and a
 // shift for each sequence. For the engines of the host, which alone compute these.
 Case draw_part(uint64_t seed);

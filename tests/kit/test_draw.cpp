@@ -25,6 +25,8 @@ TEST(Draw, IsReplayedByOneIntegerAndByItsText) {
     const Case c = draw(seed);
     EXPECT_EQ(c, draw(seed));
     EXPECT_EQ(c, Case::parse(c.text())) << c.text();
+    const Case decoding = draw_decoding(seed);
+    EXPECT_EQ(decoding, Case::parse(decoding.text())) << decoding.text();
     const Case part = draw_part(seed);
     EXPECT_EQ(part, Case::parse(part.text())) << part.text();
   }
@@ -54,13 +56,14 @@ TEST(Draw, ReachesEveryValueClassAndEveryField) {
   }
 }
 
-void expect_agreement(Case (*drawn)(uint64_t)) {
+// `share`: of the draws, one in so many.
+void expect_agreement(Case (*drawn)(uint64_t), uint64_t share = 1) {
   say_share("random cases");
   std::atomic<uint64_t> next{span.first};
   std::mutex mutex;
   std::vector<std::string> failures;
   const auto work = [&] {
-    for (uint64_t seed; (seed = next.fetch_add(kEvery)) < span.first + span.count;)
+    for (uint64_t seed; (seed = next.fetch_add(kEvery)) < span.first + span.count / share;)
       for (const Report& report : check(drawn(seed), host_engines())) {
         if (report.ok()) continue;
         const std::lock_guard lock(mutex);
@@ -70,11 +73,12 @@ void expect_agreement(Case (*drawn)(uint64_t)) {
   std::thread other(work);
   work();
   other.join();
-  EXPECT_TRUE(failures.empty()) << failures.size() << " of " << span.count << " fail";
+  EXPECT_TRUE(failures.empty()) << failures.size() << " of " << span.count / share << " fail";
   for (size_t i = 0; i < std::min<size_t>(failures.size(), 20); ++i) ADD_FAILURE() << failures[i];
 }
 
 TEST(Draw, EveryCaseAgreesWithTheOracle) { expect_agreement(draw); }
+TEST(Draw, EveryCaseOfDecodingAgreesWithTheOracle) { expect_agreement(draw_decoding, 20); }
 TEST(Draw, EveryPartAgreesWithTheOracle) { expect_agreement(draw_part); }
 
 }  // namespace

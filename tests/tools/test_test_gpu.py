@@ -237,7 +237,7 @@ class Rows(unittest.TestCase):
         detail = "0 of 1 cases failed, 0 refused"
         self.assertEqual(few.fuzz_others(), f"one: {detail}; cpu: {detail}")
         parts = f"chosen: {detail}; one: {detail}; cpu: {detail}"
-        self.assertEqual(few.fuzz_parts(), parts)
+        self.assertEqual(few.fuzz_some("--parts"), parts)
         self.assertIn("fuzz 1 --parts --engine one", (self.folder / "few/row.txt").read_text())
         self.te_attn("one: accepts\n", refused=2)
         self.fails("no case ran", self.suite.fuzz_others)
