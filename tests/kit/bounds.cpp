@@ -228,7 +228,9 @@ void Bounds::gradients(const Row& r, double shift_error) {
     double* const dk = &r_.dk.bound[pair.key * c_.dim_qk];
     add_error({pair.g8, error}, cols, &c_.k[pair.key * c_.dim_qk], c_.dim_qk, p_.least, dq);
     add_error({pair.g8, error}, rows, &c_.q[r.at * c_.dim_qk], c_.dim_qk, p_.least, dk);
-    if (std::max(abs(g.value), abs(before)) < p_.p.largest) continue;
+    // dS may overflow its type within the bound. With a scale of 0 dQ and dK are 0 all the same.
+    const double doubt = c_.scale == 0 ? 0 : 2 * std::max(g.error, before_error);
+    if (std::max(abs(g.value), abs(before)) + doubt < p_.p.largest) continue;
     std::fill_n(dq, c_.dim_qk, kInfinity);
     std::fill_n(dk, c_.dim_qk, kInfinity);
   }
