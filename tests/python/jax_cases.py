@@ -22,14 +22,23 @@ MASKS = {
 }
 
 
+RESULTS = ("o", "dout", "dqkv")
+
+
 def unsayable(line: str) -> str:
     """Why one call of te_attention.jax cannot say a case, or nothing."""
-    words = dict(word.split("=", 1) for word in line.split("|")[0].split())
+    problem, _, settings = line.partition("|")
+    words = dict(word.split("=", 1) for word in problem.split())
+    settings = dict(word.split("=", 1) for word in settings.split())
     forms = [words.get(f"{side}_form", "dense") for side in ("q", "kv")]
     if words["dtype"].startswith("e"):
         return "fp8"
     if "paged" in forms:
         return "pages"
+    if any(words.get(f"{name}_dtype", words["dtype"]) != words["dtype"] for name in RESULTS):
+        return "results of another type than the inputs"
+    if "shift" in settings or "origin_step" in settings:
+        return "an origin for each sequence, or a shift of the mask"
     if any(int(words.get(f"window_{side}", 0)) > 2**62 for side in ("left", "right")):
         return "a window beyond 2^62"
     return "one ragged side" if forms.count("ragged") == 1 else ""
