@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 
-#include "gpu/once.h"
 #include "hopper/backward/kernel.cuh"
 #include "hopper/backward/launch.h"
 #include "hopper/row_map.h"
@@ -47,15 +46,9 @@ Outcome launch(KernelParams* p, cudaStream_t stream, int max_ctas) {
   constexpr int kSharedBytes = sizeof(typename Traits<C>::SharedStorage);
   static OncePerDevice allowed;
   const void* const kernel = reinterpret_cast<const void*>(backward_kernel<kTile, kType>);
-  int device = 0, sms = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  if (!allowed.done(device)) {
-    const cudaError_t code =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-    if (code != cudaSuccess) return failure(code, "cudaFuncSetAttribute");
-    allowed.mark(device);
-  }
+  int sms = 0;
+  if (const Outcome ready = prepare_launch(kernel, kSharedBytes, allowed, &sms); ready.code)
+    return ready;
   if (const Outcome made = encode_maps<C>(p); made.code) return made;
   // An upper bound where only the device knows the lengths.
   cudaLaunchConfig_t config = {};

@@ -3,7 +3,6 @@
 #include <array>
 #include <utility>
 
-#include "gpu/once.h"
 #include "hopper/decode/kernel.cuh"
 #include "hopper/decode/launch.h"
 
@@ -15,15 +14,9 @@ Outcome launch(KernelParams& p, cudaStream_t stream) {
   constexpr int kSharedBytes = sizeof(typename Traits<kKernelConfig<kTile, kType>>::SharedStorage);
   static OncePerDevice allowed;
   const void* const kernel = reinterpret_cast<const void*>(decode_kernel<kTile, kType>);
-  int device = 0, sms = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  if (!allowed.done(device)) {
-    const cudaError_t code =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-    if (code != cudaSuccess) return failure(code, "cudaFuncSetAttribute");
-    allowed.mark(device);
-  }
+  int sms = 0;
+  if (const Outcome ready = prepare_launch(kernel, kSharedBytes, allowed, &sms); ready.code)
+    return ready;
   cudaLaunchConfig_t config = {};
   config.gridDim = std::max(1, Shares(max_blocks(p.args), std::min(sms, kMaxCtas)).ctas);
   config.blockDim = kTiles[kTile].threads();

@@ -4,7 +4,6 @@
 #include <array>
 #include <utility>
 
-#include "gpu/once.h"
 #include "hopper/forward/kernel.cuh"
 #include "hopper/forward/launch.h"
 #include "hopper/row_map.h"
@@ -84,25 +83,16 @@ Outcome make_params(KernelParams* p, const AttentionArguments& a, const Selectio
   return encode_maps<C>(p, a);
 }
 
-#define TEA_TRY(call, what) \
-  if (const cudaError_t code = (call); code != cudaSuccess) return failure(code, what)
-
 template <Variant kVariant, int kTile, Type kType>
 Outcome launch(const AttentionArguments& a, const Selection& selected, cudaStream_t stream) {
   constexpr KernelConfig C = kKernelConfig<kVariant, kTile, kType>;
   constexpr int kThreads = Traits<C>::kThreads;
   constexpr int kSharedBytes = sizeof(typename Traits<C>::SharedStorage);
-  constexpr auto kLimit = cudaFuncAttributeMaxDynamicSharedMemorySize;
   static OncePerDevice allowed;
-  const auto kernel = forward_kernel<kVariant, kTile, kType>;
-  int device = 0, sms = 0;
-  TEA_TRY(cudaGetDevice(&device), "cudaGetDevice");
-  TEA_TRY(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device),
-          "cudaDeviceGetAttribute");
-  if (!allowed.done(device)) {
-    TEA_TRY(cudaFuncSetAttribute(kernel, kLimit, kSharedBytes), "cudaFuncSetAttribute");
-    allowed.mark(device);
-  }
+  const void* const kernel = reinterpret_cast<const void*>(forward_kernel<kVariant, kTile, kType>);
+  int sms = 0;
+  if (const Outcome ready = prepare_launch(kernel, kSharedBytes, allowed, &sms); ready.code)
+    return ready;
   KernelParams p = {};
   if (const Outcome made = make_params<C>(&p, a, selected); made.code) return made;
   // An upper bound where only the device knows the lengths.
@@ -113,9 +103,8 @@ Outcome launch(const AttentionArguments& a, const Selection& selected, cudaStrea
   config.gridDim = ctas, config.blockDim = kThreads;
   config.dynamicSmemBytes = kSharedBytes, config.stream = stream;
   void* arguments[] = {&p};
-  TEA_TRY(launch_dependent(reinterpret_cast<const void*>(kernel), config, arguments, true),
-          "the launch");
-  return {};
+  const cudaError_t code = launch_dependent(kernel, config, arguments, true);
+  return code == cudaSuccess ? Outcome{} : failure(code, "the launch");
 }
 
 template <Variant kVariant, int kTile, Type kType>

@@ -2,6 +2,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "gpu/once.h"
 #include "hopper/forward/config.h"
 #include "hopper/forward/forward.h"
 
@@ -23,5 +24,21 @@ inline Outcome failure(int code, const char* what) {
   return {code, what, cudaGetErrorString(static_cast<cudaError_t>(code))};
 }
 inline Outcome refusal(const char* what) { return failure(cudaErrorInvalidValue, what); }
+
+// Allows a kernel its dynamic shared memory, once for each device, and sets the number of SMs of
+// the current device. `allowed` belongs to the kernel.
+inline Outcome prepare_launch(const void* kernel, int shared_bytes, OncePerDevice& allowed,
+                              int* sms) {
+  int device = 0;
+  cudaError_t code = cudaGetDevice(&device);
+  if (code != cudaSuccess) return failure(code, "cudaGetDevice");
+  code = cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device);
+  if (code != cudaSuccess) return failure(code, "cudaDeviceGetAttribute");
+  if (allowed.done(device)) return {};
+  code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (code != cudaSuccess) return failure(code, "cudaFuncSetAttribute");
+  allowed.mark(device);
+  return {};
+}
 
 }  // namespace tea::hopper
