@@ -228,7 +228,7 @@ def compare(p: Program, name: str, found: dict, wanted: dict) -> None:
     for which, value in found.items():
         error = float((value.float() - wanted[which]).norm() / wanted[which].norm())
         # With delayed scaling O and the gradients themselves are rounded to FP8, too.
-        most = NORMS[which] * (1.15 if "delayed" in name else 1)
+        most = NORMS[which]
         p.figure(f"{name} {which}", round(error, 4), most=round(most, 4))
 
 
