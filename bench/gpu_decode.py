@@ -271,9 +271,9 @@ class Bench:
                 tasks, output, engines[name] = make()
                 tasks[0]()
                 torch.cuda.synchronize()
-                apart = float((output[entries].float() - want).norm() / want.norm())
-                if not apart <= TOLERANCE:
-                    wrong[name] = apart
+                error = float((output[entries].float() - want).norm() / want.norm())
+                if not error <= TOLERANCE:
+                    wrong[name] = error
                     continue
                 timers[name] = Timer(tasks, self.arguments.window_ms)
             except RuntimeError as error:

@@ -54,9 +54,9 @@ def _splits(p: Problem) -> bool:
 class HaloPlan:
     """Rows of each rank's shard that another one needs, as indices along the axis of rows.
 
-    Dense sequences are alike: one stands for all of them. `rows`: the pieces of this rank's
-    queries. With `splits` each of them is two: the first rows, whose keys are collected, and all
-    others, which attend to keys of this rank alone, so that no copy of those is made.
+    Dense sequences have one length, so that one stands for all of them. `rows`: the pieces of this
+    rank's queries. With `splits` each of them is two: the first rows, whose keys are collected,
+    and all others, which attend to keys of this rank alone, so that no copy of those is made.
     """
 
     def __init__(self, p: Problem) -> None:

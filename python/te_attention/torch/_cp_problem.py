@@ -144,7 +144,7 @@ MOST = 1024  # problems that are kept
 def problem_of(
     a: Arguments, world: int, rank: int, strategy: str, inner: int, zigzag: bool, seqlens: object
 ) -> tuple[Problem, Inputs]:
-    """make_problem(). A problem whose lengths the host knows is kept for calls that are alike."""
+    """make_problem(). A problem whose lengths the host knows is kept for equal calls."""
     how = (world, rank, strategy, inner, zigzag, seqlens)
     if a.cu_seqlens_q is not None or a.cu_seqlens_kv is not None:
         return make_problem(a, *how)

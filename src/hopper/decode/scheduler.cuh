@@ -133,8 +133,8 @@ struct WorkCursor {
 
 // -------------------------------------------------------------------------- tiles of several CTAs
 
-// The slots of CTAs of lower numbers that a CTA adds: `count` slots `step` apart, then `rest`
-// adjacent ones.
+// The slots of CTAs of lower numbers that a CTA adds: `count` slots with a stride of `step`, then
+// `rest` adjacent ones.
 struct OtherParts {
   int first, step, count, rest_first, rest;
 

@@ -1,8 +1,8 @@
 // The staging buffers of the backward pass (epilogue.cuh): every order in which the warps of the
 // consumers and the store warps can proceed. A wait names only the parity of a phase, so that it is
 // right only if the phase before that one is known to have ended. Here each barrier counts its
-// phases, and a wait that returns too early is found. This is a model of who waits for what, not
-// the kernel's code.
+// phases, and a wait that returns too early is found. This is a model of which warp waits for
+// which, not the kernel's code.
 #include <gtest/gtest.h>
 
 #include <array>

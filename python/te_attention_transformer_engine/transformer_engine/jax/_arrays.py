@@ -73,7 +73,7 @@ def separate(qkv: tuple, layout: QKVLayout) -> tuple[jax.Array, jax.Array, jax.A
 
 
 def seed_of(seed: Any, is_dropping: bool) -> jax.Array:
-    """The words of a random key, uint32; zeros for every device where it is not needed."""
+    """The data of a random key, uint32; zeros for every device where it is not needed."""
     if seed is None:
         if is_dropping:
             refuse("seed", None, "an array: dropout_probability is above 0")

@@ -15,5 +15,5 @@ def refuse_context_parallelism(strategy: object, axis: str) -> None:
     if size > 1:
         raise NotImplementedError(
             f"context_parallel_axis {axis!r} has {size} devices; needs 1: context parallelism "
-            "of JAX is not implemented yet"
+            "over several devices is computed in PyTorch only"
         )

@@ -92,7 +92,7 @@ def fused_attn(
         bias: ``[1 or batch, 1 or heads, rows, keys]`` in the dtype of qkv; None iff NO_BIAS.
         sequence_descriptor: a SequenceDescriptor. Deprecated: a mask ``[batch, 1, rows, keys]``, 1
             where masked, or None.
-        seed: the words of a random key, for dropout.
+        seed: the data of a random key, for dropout.
         attn_bias_type, attn_mask_type, qkv_layout, softmax_type: members of the enums.
         scaling_factor: of the scores.
         dropout_probability: applied only in training.

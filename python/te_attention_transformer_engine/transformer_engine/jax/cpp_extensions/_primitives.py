@@ -155,7 +155,8 @@ def _of_ranks(name: str, base: type[BasePrimitive]) -> type[BasePrimitive]:
 
     def refuse(*_: Any, **__: Any) -> None:
         raise NotImplementedError(
-            f"{name} needs more than one device; context parallelism of JAX is not implemented yet"
+            f"{name} needs more than one device; context parallelism over several devices is "
+            "computed in PyTorch only"
         )
 
     text = f"TransformerEngine's {name}, which TE Attention does not have yet: uses raise."
