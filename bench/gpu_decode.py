@@ -242,6 +242,8 @@ class Bench:
         """Loads the libraries."""
         self.arguments = arguments
         self.library = Library(arguments.library.resolve())
+        others = (other.split("=", 1) for other in arguments.other)
+        self.others = {name: Library(Path(path).resolve()) for name, path in others}
         self.fa3 = None
         if arguments.peers:
             sys.path.append(str(arguments.peers.resolve()))
@@ -255,6 +257,8 @@ class Bench:
         for engine in self.arguments.engines:
             asked = "" if engine == "default" else engine
             found[engine] = lambda asked=asked: cell.ours(self.library, asked)
+        for name, library in self.others.items():
+            found[name] = lambda library=library: cell.ours(library, "hopper")
         found["torch-cudnn"] = cell.torch_cudnn
         if self.fa3:
             found["fa3"] = lambda: cell.fa3(*self.fa3)
@@ -352,6 +356,13 @@ def command_line() -> argparse.Namespace:
     words = lambda text: text.split(",")  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=Path, required=True, help="libte_attention.so")
+    parser.add_argument(
+        "--other",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="another build of the library, whose engine hopper is timed too",
+    )
     parser.add_argument("--peers", type=Path, help="the folder of fa3.py and libfa3.so")
     parser.add_argument("--output", type=Path, help="where lines of JSON go")
     parser.add_argument("--engines", type=words, default=["default", "portable", "cudnn"])

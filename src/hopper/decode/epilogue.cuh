@@ -15,13 +15,15 @@ template <KernelConfig C>
 struct Epilogue {
   using T = Traits<C>;
   using RowState = typename T::RowState;
-  static constexpr int kGroups = T::kPassColumns / 4;  // of four columns
-  static constexpr int kBatch = 4;                     // parts that are read at once
+  static constexpr int kHalf = T::kPassColumns / 2, kGroups = kHalf / 4;
+  // Parts that are read at once, because their latency adds up otherwise. Where there are several
+  // passes, O still occupies registers.
+  static constexpr int kBatch = C.tile.passes == 1 ? 6 : 2;
 
-  // Unnormalised results of four columns of a row over some of its keys.
+  // Unnormalised results of a row over some of its keys: four columns of each half of a pass.
   struct Part {
     RowState row;
-    float4 o;
+    float4 o[2];
   };
 
   const KernelParams& p;
@@ -40,8 +42,10 @@ struct Epilogue {
     const float of_a = exp2_fast((a.row.max - finite) * p.scale_log2);
     const float of_b = exp2_fast((b.row.max - finite) * p.scale_log2);
     a.row = {high, a.row.sum * of_a + b.row.sum * of_b};
-    a.o = {a.o.x * of_a + b.o.x * of_b, a.o.y * of_a + b.o.y * of_b, a.o.z * of_a + b.o.z * of_b,
-           a.o.w * of_a + b.o.w * of_b};
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      a.o[i] = {a.o[i].x * of_a + b.o[i].x * of_b, a.o[i].y * of_a + b.o[i].y * of_b,
+                a.o[i].z * of_a + b.o[i].z * of_b, a.o[i].w * of_a + b.o[i].w * of_b};
   }
 
   // Writes the warp's results of one pass to shared memory.
@@ -63,8 +67,10 @@ struct Epilogue {
   }
   TEA_DEVICE Part add_teams(int row, int column) const {
     const auto read = [&](int team) {
-      return Part{s.rows[team][row],
-                  *reinterpret_cast<const float4*>(&s.o[team][row * T::kPassPitch + column])};
+      const float* const from = &s.o[team][row * T::kPassPitch + column];
+      return Part{
+          s.rows[team][row],
+          {*reinterpret_cast<const float4*>(from), *reinterpret_cast<const float4*>(from + kHalf)}};
     };
     Part sum = read(0);
 #pragma unroll
@@ -73,24 +79,26 @@ struct Epilogue {
   }
   TEA_DEVICE void add_others(Part& sum, int row, int column) const {
 #pragma unroll 1
-    for (int n = 0; n < others.total(); n += kBatch) {
+    for (int n = 0; n < others.count; n += kBatch) {
       Part part[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (n + i >= others.total()) break;
+        if (n + i >= others.count) break;
         float* const from = slot(others.slot(n + i));
         const float2 state = __ldcg(reinterpret_cast<const float2*>(slot_rows(from) + row));
         part[i].row = {state.x, state.y};
-        part[i].o = __ldcg(reinterpret_cast<const float4*>(from + row * T::kDimV + column));
+        const float* const o = from + row * T::kDimV + column;
+        part[i].o[0] = __ldcg(reinterpret_cast<const float4*>(o));
+        part[i].o[1] = __ldcg(reinterpret_cast<const float4*>(o + kHalf));
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i)
-        if (n + i < others.total()) add(sum, part[i]);
+        if (n + i < others.count) add(sum, part[i]);
     }
   }
   // Waits until the other CTAs have raised their flags, and lowers them for the next launch.
   TEA_DEVICE void wait_for_others() const {
-    for (int n = static_cast<int>(threadIdx.x); n < others.total(); n += T::kThreads) {
+    for (int n = static_cast<int>(threadIdx.x); n < others.count; n += T::kThreads) {
       uint64_t& flag = p.flags[others.slot(n)];
       while (load_acquire(flag) != p.launch_number) {
       }
@@ -100,7 +108,8 @@ struct Epilogue {
 
   TEA_DEVICE void write_slot(const Part& sum, int row, int column) const {
     float* const to = slot(static_cast<int>(blockIdx.x));
-    *reinterpret_cast<float4*>(to + row * T::kDimV + column) = sum.o;
+    *reinterpret_cast<float4*>(to + row * T::kDimV + column) = sum.o[0];
+    *reinterpret_cast<float4*>(to + row * T::kDimV + column + kHalf) = sum.o[1];
     if (column == 0) slot_rows(to)[row] = sum.row;
   }
   TEA_DEVICE void write_result(const Part& sum, int row, int column) const {
@@ -119,16 +128,20 @@ struct Epilogue {
       if (x.max) x.max[at] = result.max;
       if (x.sum_exp) x.sum_exp[at] = result.sum_exp;
     }
-    if (column >= a.dim_v) return;
     const float f = result.factor;
-    float4 o = {sum.o.x * f, sum.o.y * f, sum.o.z * f, sum.o.w * f};
-    if (f == 0) o = {};  // no visible key: 0 even if O is NaN
-    const int64_t at = batch * a.o.batch + position * a.o.seq + head * a.o.head + column;
-    if (a.o.dtype == TEA_FP32)
-      *reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + at) = o;
-    else
-      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(a.o.data) + at) =
-          uint2{pack<C.type>(o.x, o.y), pack<C.type>(o.z, o.w)};
+    const int64_t row_begin = batch * a.o.batch + position * a.o.seq + head * a.o.head;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (column + i * kHalf >= a.dim_v) break;
+      float4 o = {sum.o[i].x * f, sum.o[i].y * f, sum.o[i].z * f, sum.o[i].w * f};
+      if (f == 0) o = {};  // no visible key: 0 even if O is NaN
+      const int64_t at = row_begin + column + i * kHalf;
+      if (a.o.dtype == TEA_FP32)
+        *reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + at) = o;
+      else
+        *reinterpret_cast<uint2*>(static_cast<uint16_t*>(a.o.data) + at) =
+            uint2{pack<C.type>(o.x, o.y), pack<C.type>(o.z, o.w)};
+    }
   }
 
   TEA_DEVICE void run(const Mainloop<C>& x) const {

@@ -33,12 +33,13 @@ struct DecodeKernel {
     __syncthreads();
   }
 
-  static TEA_DEVICE void compute(const KernelParams& p, SharedStorage& s, const WorkCursor& first) {
+  static TEA_DEVICE void compute(const LaunchParams& p, SharedStorage& s, const WorkCursor& first) {
     Mainloop<C> mainloop{p, s};
     Loader<C> loader{p, first, mainloop.team};
     loader.start();
 #pragma unroll 1
-    for (int i = 0; i < T::kStages - 1; ++i) loader.load(s.stages[mainloop.team][i]);
+    for (int i = 0; i < T::kStages; ++i)
+      loader.load(s.stages[mainloop.team][i], s.full[mainloop.team][i]);
     if (threadIdx.x == 0) s.work = first;
     __syncthreads();
     fill(p.args);
@@ -57,9 +58,22 @@ struct DecodeKernel {
     }
   }
 
-  static TEA_DEVICE void run(const KernelParams& p) {
+  // The part that does not depend on the predecessor.
+  static TEA_DEVICE void prepare(const LaunchParams& p, SharedStorage& s) {
+    if (threadIdx.x == 0) {
+      if (p.uses_tma) prefetch_tensor_map(p.k), prefetch_tensor_map(p.v);
+      for (int i = 0; i < T::kTeams * T::kStages; ++i)
+        init(s.full[i / T::kStages][i % T::kStages], Loader<C>::kArrivals);
+      fence_barrier_init();
+    }
+    clear_slabs<C>(p, s);
+    __syncthreads();
+  }
+
+  static TEA_DEVICE void run(const LaunchParams& p) {
     extern __shared__ __align__(1024) uint8_t memory[];
     SharedStorage& s = *reinterpret_cast<SharedStorage*>(memory);
+    prepare(p, s);
     wait_on_dependent_grids();
     WorkCursor work;
     work.start<T::kThreads>(p, s.search);
@@ -77,7 +91,7 @@ inline constexpr KernelConfig kKernelConfig{kTiles[kTile], kType};
 
 template <int kTile, Type kType>
 __global__ void __launch_bounds__(kTiles[kTile].threads(), 1)
-    decode_kernel(const __grid_constant__ KernelParams p) {
+    decode_kernel(const __grid_constant__ LaunchParams p) {
   DecodeKernel<kKernelConfig<kTile, kType>>::run(p);
 }
 

@@ -5,18 +5,42 @@
 
 #include "hopper/decode/kernel.cuh"
 #include "hopper/decode/launch.h"
+#include "hopper/row_map.h"
 
 namespace tea::hopper::decode {
 namespace {
 
+// TMA serves all keys, or those in pages of a block or more.
+template <KernelConfig C>
+Outcome encode_maps(LaunchParams& p) {
+  using T = Traits<C>;
+  const AttentionArguments& a = p.args;
+  const bool paged = a.keys.form == TEA_PAGED;
+  if (!a.k.data || !a.v.data || (paged && a.keys.page_size < kBlockN)) return {};
+  SequenceLayout layout = a.keys;
+  if (paged) layout.form = TEA_DENSE, layout.max_seqlen = layout.page_size;
+  const auto encode = [&](TensorMap* to, const StridedTensor& x, const PageTable& table, int dim) {
+    return encode_rows(to, x.data, x, layout, dim, a.heads_kv, paged ? table.pages : a.batch,
+                       C.type, T::kSwizzle, kBlockN);
+  };
+  if (const int code = encode(&p.k, a.k, a.page_table_k, a.dim_qk))
+    return failure(code, "cuTensorMapEncodeTiled of k");
+  if (const int code = encode(&p.v, a.v, a.page_table_v, a.dim_v))
+    return failure(code, "cuTensorMapEncodeTiled of v");
+  p.uses_tma = true;
+  return {};
+}
+
 template <int kTile, Type kType>
-Outcome launch(KernelParams& p, cudaStream_t stream) {
+Outcome launch(const KernelParams& params, cudaStream_t stream) {
   constexpr int kSharedBytes = sizeof(typename Traits<kKernelConfig<kTile, kType>>::SharedStorage);
   static OncePerDevice allowed;
   const void* const kernel = reinterpret_cast<const void*>(decode_kernel<kTile, kType>);
   int sms = 0;
   if (const Outcome ready = prepare_launch(kernel, kSharedBytes, allowed, &sms); ready.code)
     return ready;
+  LaunchParams p = {params, false, {}, {}};
+  if (const Outcome made = encode_maps<kKernelConfig<kTile, kType>>(p); made.code) return made;
   cudaLaunchConfig_t config = {};
   config.gridDim = std::max(1, Shares(max_blocks(p.args), std::min(sms, kMaxCtas)).ctas);
   config.blockDim = kTiles[kTile].threads();

@@ -9,7 +9,7 @@
 
 namespace tea::hopper::decode {
 
-using Launcher = Outcome (*)(KernelParams& params, cudaStream_t stream);
+using Launcher = Outcome (*)(const KernelParams& params, cudaStream_t stream);
 
 template <Type kType>
 Launcher find_launcher(int tile);

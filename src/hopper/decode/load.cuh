@@ -1,10 +1,16 @@
-// Loads of K and V. Each team fills a ring of stages in shared memory, a block of keys at a time.
-// The address of every row is computed by a lane, so that one path serves all strides, ragged
-// buffers and pages of any size.
+// Loads of K and V. Each team fills a ring of stages in shared memory, a block of keys at a time:
+// by TMA, a box for each slab, or by cp.async where the rows of a block are in several pages. The
+// address of every row is then computed by a lane. Both arrive at the same barrier.
 #pragma once
 #include "hopper/decode/shared_memory.cuh"
+#include "hopper/row_box.cuh"
 
 namespace tea::hopper::decode {
+
+struct LaunchParams : KernelParams {
+  bool uses_tma;
+  TensorMap k, v;  // if uses_tma; of a page if paged
+};
 
 // A warp of a team. Lane i < 16 finds row i of the block in K, lane 16 + i in V; the warps of the
 // team share the copies.
@@ -12,11 +18,13 @@ template <KernelConfig C>
 struct Loader {
   using T = Traits<C>;
   using Stage = typename T::Stage;
+  static constexpr uint32_t kArrivals = 32 * T::kTeamWarps;        // at the barrier of a stage
   static constexpr CachePolicy kCache = CachePolicy::kEvictFirst;  // no key is read twice
 
-  const KernelParams& p;
+  const LaunchParams& p;
   WorkCursor cursor;
   const int team;
+  const int warp_in_team = T::kTeamWarps == 1 ? 0 : warp() % T::kTeamWarps;
   const bool is_v = lane() >= 16;
   int block = 0;
   bool has_block = false;
@@ -65,37 +73,92 @@ struct Loader {
     settle();
   }
 
+  // The rows of the block that are keys.
+  TEA_DEVICE int rows() const {
+    return min(cursor.item.bounds.seqlen_kv - block * kBlockN, kBlockN);
+  }
+  TEA_DEVICE bool fits_box() const {
+    if (!p.uses_tma || p.args.keys.form != TEA_PAGED) return p.uses_tma;
+    const int first = block * kBlockN + cursor.item.bounds.start_kv;
+    return first % p.page_size + rows() <= p.page_size;
+  }
+  // Called by one warp of the team: lane 0 starts the copies of K, lane 16 those of V. Slabs behind
+  // the head dimension stay as they are: see clear_slabs().
+  TEA_DEVICE void load_boxes(Stage& to, Barrier& full) const {
+    if (lane() % 16 != 0) return;
+    const AttentionArguments& a = p.args;
+    const bool paged = a.keys.form == TEA_PAGED;
+    int batch = a.keys.form == TEA_RAGGED ? 0 : cursor.item.batch;
+    int row = block * kBlockN + cursor.item.bounds.start_kv;
+    if (paged) {
+      bool valid = true;
+      const int64_t pages = is_v ? a.page_table_v.pages : a.page_table_k.pages;
+      batch = static_cast<int>(clamp_page(page, pages, &valid));
+      if (!valid) report_status(a, TEA_STATUS_BAD_PAGE);
+      row = row % p.page_size;
+      fence_proxy_async();  // cp.async may have written the stage
+    }
+    const RowBox box(kBlockN, row, rows(), cursor.item.head_kv, batch);
+    const int slabs = ((is_v ? a.dim_v : a.dim_qk) + T::kSlabColumns - 1) / T::kSlabColumns;
+    expect_tx(full, static_cast<uint32_t>(slabs * T::kSlabBytes));
+    arrive(full, kArrivals / 2);
+    const TensorMap& map = is_v ? p.v : p.k;
+    uint8_t* const base = is_v ? to.v : to.k;
+#pragma unroll 1
+    for (int i = 0; i < slabs; ++i)
+      tma_load<5>(base + i * T::kSlabBytes, map, full,
+                  {i * T::kSlabColumns, box.y, box.head, box.z, box.batch}, kCache);
+  }
+
   // Starts the copies of one matrix. from: the address of the lane's row; first_lane: the lane that
   // has row 0; rows: those that are valid.
   template <int kColumns>
-  TEA_DEVICE void copy_rows(uint8_t* to, int pitch, int64_t from, int first_lane, int rows,
-                            int dim) const {
+  TEA_DEVICE void copy_rows(uint8_t* to, int64_t from, int first_lane, int rows, int dim) const {
     constexpr int kChunks = kColumns / 8, kCopies = kBlockN * kChunks / 32;
-    const int warp_in_team = T::kTeamWarps == 1 ? 0 : warp() % T::kTeamWarps;
     const uint32_t base = shared_address(to);
-#pragma unroll(kCopies > 8 ? 4 : 8)  // more would spill registers
+#pragma unroll(4)  // more would spill registers
     for (int i = 0; i < kCopies; i += T::kTeamWarps) {
       const int at = (i + warp_in_team) * 32 + lane();
       const int row = at / kChunks, chunk = at % kChunks;
       const int64_t start = __shfl_sync(0xffffffff, from, first_lane + row);
       const bool valid = row < rows && chunk * 8 < dim;
       const char* const source = reinterpret_cast<const char*>(start) + (valid ? chunk * 16 : 0);
-      cp_async_16(base + row * pitch + chunk * 16, source, valid, kCache);
+      const uint32_t offset =
+          chunk / 8 * T::kSlabBytes + swizzled(T::kSwizzle, row, chunk % 8 * 16);
+      cp_async_16(base + offset, source, valid, kCache);
     }
   }
-  // Starts the copy of the next block, if there is one, and completes a group of copies.
-  TEA_DEVICE void load(Stage& to) {
-    if (has_block) {
-      const int rows = min(cursor.item.bounds.seqlen_kv - block * kBlockN, kBlockN);
+  // Starts the copy of the next block, if there is one. Called by all warps of the team.
+  TEA_DEVICE void load(Stage& to, Barrier& full) {
+    if (!has_block) return;
+    if (fits_box()) {
+      if (warp_in_team == 0) load_boxes(to, full);
+      __syncwarp();
+    } else {
       const int64_t from = row_address();
-      copy_rows<T::kDim>(to.k, T::kPitchK, from, 0, rows, p.args.dim_qk);
-      copy_rows<T::kDimV>(to.v, T::kPitchV, from, 16, rows, p.args.dim_v);
-      block += T::kTeams;
-      settle();
+      copy_rows<T::kDim>(to.k, from, 0, rows(), p.args.dim_qk);
+      copy_rows<T::kDimV>(to.v, from, 16, rows(), p.args.dim_v);
+      cp_async_arrive(full);
     }
-    cp_async_commit();
+    block += T::kTeams;
+    settle();
   }
 };
+
+// Zeroes the slabs of K behind the head dimension, which no box fills. Called by all threads before
+// the first load.
+template <KernelConfig C>
+TEA_DEVICE void clear_slabs(const KernelParams& p, typename Traits<C>::SharedStorage& s) {
+  using T = Traits<C>;
+  const int first = (p.args.dim_qk + T::kSlabColumns - 1) / T::kSlabColumns * T::kSlabBytes;
+  if (first >= static_cast<int>(sizeof(T::Stage::k))) return;
+#pragma unroll 1
+  for (int i = 0; i < T::kTeams * T::kStages; ++i)
+#pragma unroll 1
+    for (int at = first + static_cast<int>(threadIdx.x) * 16;
+         at < static_cast<int>(sizeof(T::Stage::k)); at += T::kThreads * 16)
+      *reinterpret_cast<uint4*>(s.stages[i / T::kStages][i % T::kStages].k + at) = uint4{};
+}
 
 // Loads the packed rows of Q. Called by all threads of the CTA.
 template <KernelConfig C>
@@ -116,7 +179,7 @@ TEA_DEVICE void load_q(const KernelParams& p, typename Traits<C>::SharedStorage&
       const int64_t at = first + query * a.q.seq + head * a.q.head + chunk * 8;
       x = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.q.data) + at);
     }
-    *reinterpret_cast<uint4*>(s.q + row * T::kPitchK + chunk * 16) = x;
+    *reinterpret_cast<uint4*>(s.q + row * T::kPitchQ + chunk * 16) = x;
   }
 }
 

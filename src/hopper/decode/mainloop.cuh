@@ -4,6 +4,7 @@
 #include "gpu/mma.cuh"
 #include "hopper/decode/load.cuh"
 #include "hopper/decode/score_mod.cuh"
+#include "hopper/device/pipeline.cuh"
 
 namespace tea::hopper::decode {
 
@@ -20,7 +21,7 @@ struct Mainloop {
   typename T::SharedStorage& s;
   const int team = warp() / T::kTeamWarps;
   const int first_row = warp() % T::kTeamWarps * 16 * kMmaM;  // of the tile
-  int stage = 0;                                              // that the next block is in
+  PipelineState<T::kStages> state{};                          // of the next block
 
   float o[kMmaM][T::kDimV / 2];
   OnlineSoftmax softmax[kMmaM];
@@ -28,18 +29,23 @@ struct Mainloop {
   int unmasked_begin, unmasked_end;  // the keys that all rows attend to
 
   // The addresses of a lane in the 16 x 16 elements of an operand that ldmatrix_x4() reads: the 8 x
-  // 8 matrices right, then below; or below, then right.
-  static TEA_DEVICE uint32_t right_then_below(const void* base, int pitch) {
-    const int matrix = lane() / 8;
-    return shared_address(base) + (lane() % 8 + matrix / 2 * 8) * pitch + matrix % 2 * 16;
+  // 8 matrices right, then below; or below, then right. The first is of the first columns of K or
+  // V; swizzled_columns() moves to others.
+  static TEA_DEVICE uint32_t right_then_below(const void* base) {
+    const uint32_t matrix = lane() / 8, row = lane() % 8 + matrix / 2 * 8;
+    return shared_address(base) + swizzled(T::kSwizzle, row, matrix % 2 * 16);
   }
-  static TEA_DEVICE uint32_t below_then_right(const void* base, int pitch) {
-    return shared_address(base) + lane() % 16 * pitch + lane() / 16 * 16;
+  static TEA_DEVICE uint32_t below_then_right(const void* base) {
+    return shared_address(base) + swizzled(T::kSwizzle, lane() % 16, lane() / 16 * 16);
   }
-
+  // 16 * n columns behind `address`: the swizzle exchanges columns within a slab.
+  static TEA_DEVICE uint32_t swizzled_columns(uint32_t address, int n) {
+    constexpr int kPerSlab = T::kSlabColumns / 16;
+    return (address ^ n % kPerSlab * 32) + n / kPerSlab * T::kSlabBytes;
+  }
   TEA_DEVICE void load_q_fragment(uint32_t (&a)[4], int m, int step) const {
-    ldmatrix_x4(a,
-                below_then_right(s.q + (first_row + 16 * m) * T::kPitchK, T::kPitchK) + 32 * step);
+    const uint32_t base = shared_address(s.q + (first_row + 16 * m) * T::kPitchQ);
+    ldmatrix_x4(a, base + lane() % 16 * T::kPitchQ + lane() / 16 * 16 + 32 * step);
   }
 
   // Q has been loaded.
@@ -70,11 +76,11 @@ struct Mainloop {
     for (int m = 0; m < kMmaM; ++m)
 #pragma unroll
       for (int i = 0; i < 8; ++i) scores[m][i] = odd[m][i] = 0;
-    const uint32_t address = right_then_below(from.k, T::kPitchK);
+    const uint32_t address = right_then_below(from.k);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       uint32_t b[4];
-      ldmatrix_x4(b, address + 32 * k);
+      ldmatrix_x4(b, swizzled_columns(address, k));
 #pragma unroll
       for (int m = 0; m < kMmaM; ++m) {
         float* const to = k % 2 ? odd[m] : scores[m];
@@ -136,11 +142,11 @@ struct Mainloop {
       update(scores[m], m, block * kBlockN);
       accumulator_as_operand<C.type>(probabilities[m], scores[m], 0);
     }
-    const uint32_t address = below_then_right(from.v, T::kPitchV);
+    const uint32_t address = below_then_right(from.v);
 #pragma unroll
     for (int n = 0; n < T::kDimV / 16; ++n) {
       uint32_t b[4];
-      ldmatrix_x4_trans(b, address + 32 * n);
+      ldmatrix_x4_trans(b, swizzled_columns(address, n));
 #pragma unroll
       for (int m = 0; m < kMmaM; ++m) {
         mma_m16n8k16<kIsBf16>(o[m] + 8 * n, probabilities[m], b[0], b[1]);
@@ -157,17 +163,18 @@ struct Mainloop {
       named_barrier_sync(1 + team, 32 * T::kTeamWarps);
   }
 
-  // The team's share of an item. The load of a block is started when the block before the one that
-  // it replaces has been computed, which the barrier of the current block shows.
+  // The team's share of an item. A stage is filled again when all warps of the team have computed
+  // its block.
   TEA_DEVICE void run(Loader<C>& loader) {
     const int end = s.work.item.end_of_keys();
     for (int block = s.work.item.first + team; block < end; block += T::kTeams) {
-      cp_async_wait<T::kStages - 2>();
+      Stage& stage = s.stages[team][state.stage];
+      Barrier& full = s.full[team][state.stage];
+      wait(full, state.parity);
+      compute(stage, block);
       sync_team();
-      const int free_stage = stage == 0 ? T::kStages - 1 : stage - 1;
-      loader.load(s.stages[team][free_stage]);
-      compute(s.stages[team][stage], block);
-      if (++stage == T::kStages) stage = 0;
+      loader.load(stage, full);
+      state.advance();
     }
   }
 };

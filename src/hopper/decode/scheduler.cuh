@@ -133,17 +133,18 @@ struct WorkCursor {
 
 // -------------------------------------------------------------------------- tiles of several CTAs
 
-// The slots of CTAs of lower numbers that a CTA adds: `count` slots with a stride of `step`, then
-// `rest` adjacent ones.
+// The slots of CTAs of lower numbers that a CTA adds: `count` slots `step` apart, the last of which
+// may be nearer.
 struct OtherParts {
-  int first, step, count, rest_first, rest;
+  int first, step, count, last;
 
-  TEA_DEVICE int total() const { return count + rest; }
-  TEA_DEVICE int slot(int n) const { return n < count ? first + n * step : rest_first + n - count; }
+  TEA_DEVICE int slot(int n) const { return min(first + n * step, last); }
 };
-// Where a tile has more parts than kMaxParts, the last CTA of each kGroupParts adds the parts of
-// that group to its own, so that the CTA with the end of the tile has fewer to add.
+// Where a tile has more parts than kMaxParts, they are added in two levels: of the CTAs before the
+// one with the end of the tile, the last of each kGroupParts adds the parts of that group to its
+// own.
 inline constexpr int kMaxParts = 24, kGroupParts = 12;
+static_assert(kMaxCtas <= kGroupParts * kGroupParts);
 
 TEA_DEVICE OtherParts find_other_parts(const WorkCursor& work) {
   const WorkItem& item = work.item;
@@ -152,14 +153,14 @@ TEA_DEVICE OtherParts find_other_parts(const WorkCursor& work) {
   const int cta = static_cast<int>(blockIdx.x), first = work.shares.owner(tile);
   const int last = work.shares.owner(tile + item.blocks - 1), before = cta - first;
   const bool two_levels = last - first > kMaxParts;
-  if (!item.ends_tile()) {
-    if (!two_levels || before % kGroupParts != kGroupParts - 1) return {};
-    return {cta - kGroupParts + 1, 1, kGroupParts - 1, 0, 0};
+  if (item.ends_tile()) {
+    if (!two_levels) return {first, 1, before, cta - 1};
+    return {first + kGroupParts - 1, kGroupParts, (before + kGroupParts - 1) / kGroupParts,
+            cta - 1};
   }
-  if (!two_levels) return {first, 1, before, 0, 0};
-  const int groups = before / kGroupParts;
-  return {first + kGroupParts - 1, kGroupParts, groups, first + groups * kGroupParts,
-          before - groups * kGroupParts};
+  const int in_group = before % kGroupParts;
+  if (!two_levels || (in_group != kGroupParts - 1 && cta != last - 1)) return {};
+  return {cta - in_group, 1, in_group, cta - 1};
 }
 
 }  // namespace tea::hopper::decode

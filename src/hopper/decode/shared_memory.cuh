@@ -1,10 +1,11 @@
 // The shapes of a decoding kernel and its shared memory.
 //
-// Rows of Q, K and V are padded by 16 bytes, so that the eight rows that ldmatrix reads at once are
-// in different banks. In contrast to a swizzle this needs no particular width of a row.
+// The eight rows that ldmatrix reads at once are in different banks: K and V are stored in slabs of
+// 64 columns with TMA's swizzle, rows of Q are padded by 16 bytes.
 #pragma once
 #include "hopper/decode/scheduler.cuh"
 #include "hopper/device/copy.cuh"
+#include "hopper/device/swizzle.cuh"
 
 namespace tea::hopper::decode {
 
@@ -14,22 +15,25 @@ struct Traits {
   static constexpr int kMmaM = C.tile.mma_m, kBlockM = C.tile.block_m();
   static constexpr int kTeamWarps = C.tile.team_warps, kTeams = C.tile.teams;
   static constexpr int kThreads = C.tile.threads(), kStages = C.tile.stages;
-  static constexpr int kPitchK = 2 * kDim + 16, kPitchV = 2 * kDimV + 16;  // bytes
+  static constexpr Swizzle kSwizzle = Swizzle::k128;
+  static constexpr int kSlabColumns = width(kSwizzle) / 2, kSlabBytes = kBlockN * width(kSwizzle);
+  static constexpr int kPitchQ = 2 * kDim + 16;  // bytes
   static constexpr int kPassColumns = kDimV / C.tile.passes;
   static constexpr int kPassPitch = kPassColumns + 8;  // floats, for the same reason
-  static_assert(kPassColumns % 16 == 0);
+  static_assert(kPassColumns % 16 == 0 && kDim % kSlabColumns == 0 && kDimV % kSlabColumns == 0);
 
-  struct Stage {
-    alignas(16) uint8_t k[kBlockN * kPitchK];
-    alignas(16) uint8_t v[kBlockN * kPitchV];
+  struct alignas(1024) Stage {  // where the pattern of the swizzle repeats
+    uint8_t k[kDim / kSlabColumns * kSlabBytes];
+    uint8_t v[kDimV / kSlabColumns * kSlabBytes];
   };
   // The maximum and the sum of a row's unnormalised probabilities.
   struct RowState {
     float max, sum;
   };
   struct SharedStorage {
-    alignas(128) Stage stages[kTeams][kStages];
-    alignas(16) uint8_t q[kBlockM * kPitchK];
+    Stage stages[kTeams][kStages];
+    Barrier full[kTeams][kStages];  // the block of a stage has arrived
+    alignas(16) uint8_t q[kBlockM * kPitchQ];
     alignas(16) float o[kTeams][kBlockM * kPassPitch];  // of one pass
     RowState rows[kTeams][kBlockM];
     float slopes[kBlockM];  // of ALiBi

@@ -84,7 +84,7 @@ TEST(DecodeScheduler, AddsEveryPartOfATileOnce) {
       }
     std::map<int, int> added;
     for (const Done& d : done)
-      for (int n = 0; n < d.others.total(); ++n) {
+      for (int n = 0; n < d.others.count; ++n) {
         const int slot = d.others.slot(n);
         EXPECT_LT(slot, d.cta);
         const auto tile = written.find(slot);
@@ -112,7 +112,7 @@ TEST(DecodeScheduler, GivesEveryCtaAboutTheSame) {
 }
 
 TEST(DecodeScheduler, AddsManyPartsInTwoLevels) {
-  for (const Done& d : run_all(params(1, 1, 262144), 132)) EXPECT_LE(d.others.total(), kMaxParts);
+  for (const Done& d : run_all(params(1, 1, 262144), 132)) EXPECT_LE(d.others.count, kGroupParts);
 }
 
 }  // namespace
