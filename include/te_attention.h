@@ -81,6 +81,12 @@ typedef enum tea_softmax {
   TEA_SOFTMAX_LEARNABLE = 2   /* an additional term exp(sink[head]); sink has a gradient */
 } tea_softmax;
 
+/* The shape of TEA_K_SCALE_INV and TEA_V_SCALE_INV with a kv_dtype. */
+typedef enum tea_kv_scale {
+  TEA_KV_SCALE_TENSOR = 0, /* [1] */
+  TEA_KV_SCALE_HEAD = 1    /* [heads_kv] */
+} tea_kv_scale;
+
 /* Bits of outputs: the outputs of forward in addition to O. Training always writes LSE. */
 enum { TEA_OUTPUT_LSE = 1, TEA_OUTPUT_MAX = 2, TEA_OUTPUT_SUM_EXP = 4 };
 
@@ -99,7 +105,7 @@ typedef struct tea_bias_strides {
    step (token counts of ragged batches, seeds, lengths) are in tea_run. */
 typedef struct tea_problem {
   uint32_t struct_size;  /* sizeof(tea_problem) in the caller's build */
-  int32_t dtype;         /* of q, k, v; required */
+  int32_t dtype;         /* of q, and of k and v (but see kv_dtype); required */
   int32_t o_dtype;       /* of o. Default: dtype. fp8 may give fp16, bf16 or fp32 here */
   int32_t dout_dtype;    /* of the gradient of o. Default: o_dtype */
   int32_t dqkv_dtype;    /* of dq, dk, dv. Default: dtype */
@@ -143,6 +149,9 @@ typedef struct tea_problem {
   int64_t slopes_stride;         /* batch stride of TEA_SLOPES. Default: 0, shared by the batch */
   int64_t table_k_stride; /* batch stride of TEA_TABLE_K. Default: ceil(max_kv / page_size) */
   int64_t table_v_stride; /* batch stride of TEA_TABLE_V. Default: the same */
+  int32_t kv_dtype;       /* of k, v: E4M3 or E5M2 with an fp16 or bf16 dtype, without training.
+                             Default: dtype */
+  int32_t kv_scale;       /* tea_kv_scale; only with a kv_dtype */
 } tea_problem;
 
 /* The tensors of the operation, with one name and index in all layers. cu_seqlens, offsets and
@@ -175,7 +184,8 @@ typedef enum tea_tensor {
   TEA_DLSE = 23,
   /* FP8. NULL scale: 1 (k, v: the scale of q; dk, dv: the scale of dq). NULL amax: not recorded
      (dk, dv: included in the amax of dq). amax becomes the maximum of its previous value and the
-     largest magnitude before scaling. dP is cast to the type of dO, or to E5M2 if dO is not fp8. */
+     largest magnitude before scaling. dP is cast to the type of dO, or to E5M2 if dO is not fp8.
+     With a kv_dtype only the scales of k and v exist; NULL: 1. */
   TEA_Q_SCALE_INV = 24,
   TEA_K_SCALE_INV = 25,
   TEA_V_SCALE_INV = 26,

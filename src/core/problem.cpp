@@ -18,6 +18,7 @@ constexpr std::string_view kForms[] = {"dense", "padded", "ragged", "paged"};
 constexpr std::string_view kBias[] = {"none", "pre_scale", "post_scale"};
 constexpr std::string_view kAlibi[] = {"none", "standard", "slopes"};
 constexpr std::string_view kSoftmax[] = {"vanilla", "off_by_one", "learnable"};
+constexpr std::string_view kKvScale[] = {"tensor", "head"};
 constexpr std::string_view kOutputs[] = {"lse", "max", "sum_exp"};
 constexpr std::string_view kBroadcast[] = {"batch", "head", "row", "col"};
 
@@ -80,6 +81,8 @@ constexpr Field kFields[] = {
     PLAIN(kInt64, slopes_stride),
     PLAIN(kInt64, table_k_stride),
     PLAIN(kInt64, table_v_stride),
+    NAMED(kEnum, kv_dtype, kDtypes),
+    NAMED(kEnum, kv_scale, kKvScale),
 };
 #undef PLAIN
 #undef NAMED
@@ -96,7 +99,7 @@ constexpr bool covers_every_byte() {
 }
 static_assert(covers_every_byte(), "kFields must list every field of tea_problem, in order");
 static_assert(sizeof(Problem) == sizeof(tea_problem) && std::is_trivially_copyable_v<Problem>);
-static_assert(sizeof(tea_problem) == 472, "the layout of tea_problem is frozen; it may only grow");
+static_assert(sizeof(tea_problem) == 480, "the layout of tea_problem is frozen; it may only grow");
 
 template <class T>
 T get(const Problem& p, const Field& f, int i) {

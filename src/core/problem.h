@@ -52,12 +52,13 @@ struct Problem : tea_problem {
   int32_t o_type() const { return o_dtype ? o_dtype : dtype; }
   int32_t dout_type() const { return dout_dtype ? dout_dtype : o_type(); }
   int32_t dqkv_type() const { return dqkv_dtype ? dqkv_dtype : dtype; }
+  int32_t kv_type() const { return kv_dtype ? kv_dtype : dtype; }
   int32_t bias_type() const { return bias_dtype ? bias_dtype : is_fp8() ? TEA_FP32 : dtype; }
   // Of LSE and the other numbers that a row has, of the sink, its gradient and slopes.
   int32_t statistic_type() const { return dtype == TEA_FP64 ? +TEA_FP64 : +TEA_FP32; }
   int32_t v_dim() const { return dim_v ? dim_v : dim_qk; }
   double scale_value() const;
-  bool is_fp8() const { return tea::is_fp8(dtype); }
+  bool is_fp8() const { return tea::is_fp8(dtype); }  // Q, K and V, not K and V alone
   bool drops() const { return training && dropout > 0; }
   bool writes_lse() const { return training || (outputs & TEA_OUTPUT_LSE); }
   MaskRule mask() const { return {causal, bottom_right, window_left, window_right}; }

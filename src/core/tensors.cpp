@@ -39,6 +39,7 @@ Use rng(P p) { return need(p.drops()); }
 Use dlse(P p) { return need(p.lse_gradient); }
 
 Use fp8(P p) { return may(p.is_fp8()); }
+Use fp8_kv(P p) { return may(is_fp8(p.kv_type())); }
 Use fp8_training(P p) { return may(p.is_fp8() && p.training); }
 Use fp8_o(P p) { return may(is_fp8(p.o_type())); }
 Use fp8_o_training(P p) { return may(is_fp8(p.o_type()) && p.training); }
@@ -101,6 +102,7 @@ Shape on_slopes(P p, const Geometry& g) {
 Shape lengths(P, const Geometry& g) { return {1, {g.batch + 1}, {1}}; }
 Shape on_table_k(P, const Geometry& g) { return {2, {g.batch, g.table_pages}, {g.table_k, 1}}; }
 Shape on_table_v(P, const Geometry& g) { return {2, {g.batch, g.table_pages}, {g.table_v, 1}}; }
+Shape kv_scales(P p, const Geometry&) { return {1, {p.kv_scale ? p.heads_kv : 1}, {1}}; }
 Shape pair(P, const Geometry&) { return {1, {2}, {1}}; }
 Shape scalar(P, const Geometry&) { return {1, {1}, {1}}; }
 
@@ -110,9 +112,9 @@ constexpr bool kIn = false, kOut = true;
 #define SCALAR(id, text, fwd, bwd, out_fwd, out_bwd) \
   { TEA_##id, text, Type::kFp32, fwd, bwd, out_fwd, out_bwd, scalar }
 constexpr TensorInfo kTensors[] = {
-    {TEA_Q, "Q", Type::kQkv, always, training, kIn, kIn, on_q<&G::q>},
-    {TEA_K, "K", Type::kQkv, always, training, kIn, kIn, on_k<&G::k>},
-    {TEA_V, "V", Type::kQkv, always, training, kIn, kIn, on_v<&G::v>},
+    {TEA_Q, "Q", Type::kQ, always, training, kIn, kIn, on_q<&G::q>},
+    {TEA_K, "K", Type::kKv, always, training, kIn, kIn, on_k<&G::k>},
+    {TEA_V, "V", Type::kKv, always, training, kIn, kIn, on_v<&G::v>},
     {TEA_O, "O", Type::kO, always, training, kOut, kIn, on_o<&G::o>},
     {TEA_LSE, "LSE", Type::kStatistic, lse, training, kOut, kIn, on_lse},
     {TEA_MAX, "MAX", Type::kStatistic, max, never, kOut, kIn, on_lse},
@@ -135,8 +137,8 @@ constexpr TensorInfo kTensors[] = {
     {TEA_DSINK, "dsink", Type::kStatistic, never, dsink, kIn, kOut, heads},
     {TEA_DLSE, "dLSE", Type::kStatistic, never, dlse, kIn, kIn, on_lse},
     SCALAR(Q_SCALE_INV, "q_scale_inv", fp8, fp8_training, kIn, kIn),
-    SCALAR(K_SCALE_INV, "k_scale_inv", fp8, fp8_training, kIn, kIn),
-    SCALAR(V_SCALE_INV, "v_scale_inv", fp8, fp8_training, kIn, kIn),
+    {TEA_K_SCALE_INV, "k_scale_inv", Type::kFp32, fp8_kv, fp8_training, kIn, kIn, kv_scales},
+    {TEA_V_SCALE_INV, "v_scale_inv", Type::kFp32, fp8_kv, fp8_training, kIn, kIn, kv_scales},
     SCALAR(S_SCALE, "s_scale", fp8, fp8_training, kIn, kIn),
     SCALAR(S_SCALE_INV, "s_scale_inv", fp8, fp8_training, kIn, kIn),
     SCALAR(S_AMAX, "s_amax", fp8, never, kOut, kIn),
@@ -252,8 +254,10 @@ int64_t Shape::span() const {
 
 int32_t TensorInfo::dtype(const Problem& p) const {
   switch (type) {
-    case Type::kQkv:
+    case Type::kQ:
       return p.dtype;
+    case Type::kKv:
+      return p.kv_type();
     case Type::kO:
       return p.o_type();
     case Type::kDout:

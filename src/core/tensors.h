@@ -20,7 +20,7 @@ struct Shape {
   int64_t offset(int64_t flat) const;  // offset of the element with this row-major index
 };
 
-enum class Type : uint8_t { kQkv, kO, kDout, kDqkv, kBias, kStatistic, kFp32, kInt32, kInt64 };
+enum class Type : uint8_t { kQ, kKv, kO, kDout, kDqkv, kBias, kStatistic, kFp32, kInt32, kInt64 };
 
 struct TensorInfo {
   tea_tensor index;

@@ -47,6 +47,14 @@ void check_types(const Problem& p) {
   check_type("o_dtype", p.o_dtype, io);
   check_type("dout_dtype", p.dout_dtype, io);
   check_type("dqkv_dtype", p.dqkv_dtype, io);
+  // A product of two types exists for 16-bit Q only.
+  const uint32_t cache = narrow ? bit(TEA_E4M3) | bit(TEA_E5M2) : 0;
+  check_type("kv_dtype", p.kv_dtype, bit(p.dtype) | cache);
+  const bool mixed = p.kv_type() != p.dtype;
+  TEA_REQUIRE(!mixed || !p.training, "training", p.training,
+              "0: keys and values of another type (kv_dtype) have no gradient");
+  TEA_REQUIRE(mixed || !p.kv_scale, "kv_scale", "head",
+              "a kv_dtype that is not dtype: other scales are per tensor");
   check_type(
       "bias_dtype", p.bias_dtype,
       p.is_fp8() ? bit(TEA_FP16) | bit(TEA_BF16) | bit(TEA_FP32) : bit(p.dtype) | bit(TEA_FP32));
@@ -211,6 +219,7 @@ Problem Problem::normalised() const {
   if (p.dout_dtype == o_type()) p.dout_dtype = 0;
   if (p.o_dtype == dtype) p.o_dtype = 0;
   if (p.dqkv_dtype == dtype) p.dqkv_dtype = 0;
+  if (p.kv_dtype == dtype) p.kv_dtype = 0;
   if (p.dim_v == dim_qk) p.dim_v = 0;
   if (p.training) p.outputs &= ~TEA_OUTPUT_LSE;  // training always writes LSE
   if (p.alignment == kDefaultAlignment) p.alignment = 0;

@@ -171,7 +171,7 @@ class FewRows {
         o_(head.scratch + kFewRows * dk_),
         scale_(static_cast<float>(p_.scale_value())),
         softcap_(static_cast<float>(p_.softcap)),
-        score_unit_(static_cast<float>(view.scalar(TEA_K_SCALE_INV)) * unit_of(p_.dtype)) {
+        score_unit_(unit(TEA_K_SCALE_INV)) {
     for (int lane = 0; lane < block_.count; ++lane)
       slope_[lane] = static_cast<float>(view.slope(block_.group.b, block_.head[lane]));
   }
@@ -182,7 +182,7 @@ class FewRows {
   // Scores: begin, every tile of K with the place of its first key in the columns, end.
   void begin_scores() const { load_queries(); }
   void scores(const Keys& keys, int64_t n, int64_t j0, Fetch& fetch) const {
-    with_type(p_.dtype, [&](auto type) {
+    with_type(p_.kv_type(), [&](auto type) {
       by_rows(block_.count, [&](int row, auto held) {
         constexpr int64_t at_once = kVector / held;
         for (int64_t j = 0; j < n; j += at_once)
@@ -204,15 +204,16 @@ class FewRows {
     return static_cast<double>(amax);
   }
   void values(const Keys& keys, int64_t n, int64_t j0, Fetch& fetch) const {
-    with_type(p_.dtype, [&](auto type) {
+    with_type(p_.kv_type(), [&](auto type) {
       by_rows(block_.count,
               [&](int row, auto held) { products<type, held>(row, keys, n, j0, fetch); });
     });
   }
   void end_values() const {
-    const auto unit = static_cast<float>(view_.scalar(TEA_V_SCALE_INV)) * unit_of(p_.dtype);
+    const float factor = unit(TEA_V_SCALE_INV);
     for (int lane = 0; lane < block_.count; ++lane)
-      for (int64_t d = 0; d < p_.v_dim(); ++d) out_.o[d * kRows + lane] = o_[lane * dv_ + d] * unit;
+      for (int64_t d = 0; d < p_.v_dim(); ++d)
+        out_.o[d * kRows + lane] = o_[lane * dv_ + d] * factor;
   }
 
   void find(const RowsOf& of, int64_t j0, int64_t n, Keys& keys) const {
@@ -228,6 +229,11 @@ class FewRows {
 
  protected:
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+  // The factor of keys or values as elements() reads them.
+  float unit(tea_tensor scale) const {
+    return static_cast<float>(view_.kv_scale(scale, block_.group.kv_head)) * unit_of(p_.kv_type());
+  }
 
   void load_queries() const {
     const RowsOf of = view_.rows(TEA_Q);
@@ -288,7 +294,7 @@ class FewRows {
   }
 
   VF logits(VF x, int lane, int64_t j) const {
-    if (p_.is_fp8()) x *= score_unit_;
+    if (is_fp8(p_.kv_type())) x *= score_unit_;
     if (p_.bias == TEA_BIAS_PRE_SCALE) x += bias(lane, j);
     x *= scale_;
     if (softcap_ > 0) x = hyperbolic_tangent(x / softcap_) * softcap_;

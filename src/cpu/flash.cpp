@@ -568,6 +568,8 @@ constexpr Known kKnown[] = {
     {"table_k_stride"},
     {"table_v_stride"},
     {"alignment"},
+    {"kv_dtype", below(7)},
+    {"kv_scale", below(2)},
 };
 
 }  // namespace
@@ -578,9 +580,9 @@ Attempt plan_with(const InstructionSet& set, const Problem& problem, const Devic
   TEA_REFUSE_IF(!device.is_host(), "device is a GPU; it runs on the host");
   TEA_REFUSE_IF(!set.available(), "this processor lacks the instructions");
   const InstructionSet *tiles = &set, *few = &set;
-  // Sets that multiply pairs of 16-bit numbers expect dO in the type of the inputs.
-  const bool wide_dout = problem.training && problem.dout_type() != problem.dtype;
-  while (tiles->others && (wide_dout || !tiles->multiplies(problem.dtype))) tiles = tiles->others;
+  // Sets that multiply pairs of 16-bit numbers expect K, V and dO in the type of Q.
+  const bool mixed = problem.kv_dtype || (problem.training && problem.dout_type() != problem.dtype);
+  while (tiles->others && (mixed || !tiles->multiplies(problem.dtype))) tiles = tiles->others;
   if (problem.dtype == TEA_FP64)
     return std::make_unique<Flash<double>>(problem, *tiles->twice, *tiles->twice);
   while (!few->single->few_scores) few = few->others;

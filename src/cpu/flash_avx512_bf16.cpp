@@ -46,7 +46,8 @@ int64_t scratch_pairs(const Problem& p) {
   return std::max(Walk<1>::scratch(p), p.training ? WalkBack<1>::scratch(p) : 0);
 }
 
-bool is_pair_type(int32_t dtype) { return dtype == TEA_BF16 || is_fp8(dtype); }
+// Q, K and V are read alike.
+bool reads_pairs(const Problem& p) { return !p.kv_dtype && (p.dtype == TEA_BF16 || p.is_fp8()); }
 
 template <class Body>
 auto with_pair_type(int32_t dtype, Body&& body) {
@@ -62,13 +63,13 @@ auto with_pair_type(int32_t dtype, Body&& body) {
 
 // The AVX-512 kernels run the types whose numbers are not pairs of bf16.
 void few_scores_pairs(const View& view, std::span<FewHead<float>> heads, Columns columns) {
-  if (!is_pair_type(view.p.dtype)) return kAvx512.single->few_scores(view, heads, columns);
+  if (!reads_pairs(view.p)) return kAvx512.single->few_scores(view, heads, columns);
   with_pair_type(view.p.dtype,
                  [&]<int T>(Number<T>) { scores_of<PairRows<T>>(view, heads, columns); });
 }
 
 void few_values_pairs(const View& view, std::span<FewHead<float>> heads, Columns columns) {
-  if (!is_pair_type(view.p.dtype)) return kAvx512.single->few_values(view, heads, columns);
+  if (!reads_pairs(view.p)) return kAvx512.single->few_values(view, heads, columns);
   with_pair_type(view.p.dtype,
                  [&]<int T>(Number<T>) { values_of<PairRows<T>>(view, heads, columns); });
 }

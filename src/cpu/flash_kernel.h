@@ -156,7 +156,7 @@ class Tile {
     constexpr int32_t kOwn = std::is_same_v<Real, float> ? +TEA_FP32 : +TEA_FP64;
     if (of.dtype == kOwn && of.form != TEA_PAGED)
       return {static_cast<const Real*>(row(0)), of.stride.seq, 1};
-    const double scale = view_.scalar(t == TEA_K ? TEA_K_SCALE_INV : TEA_V_SCALE_INV);
+    const double scale = view_.kv_scale(t == TEA_K ? TEA_K_SCALE_INV : TEA_V_SCALE_INV, g.kv_head);
     const Subnormals kept(true);
     for (int64_t j = 0; j < cols; ++j) load_row(row(j), of.dtype, dim, scale, copy + j * stride);
     return {copy, stride, 1};

@@ -62,8 +62,8 @@ Item load_item(const View& view, int64_t b, int64_t kv_head) {
   item.k.resize(static_cast<size_t>(item.kv.length * p.dim_qk));
   item.v.resize(static_cast<size_t>(item.kv.length * p.v_dim()));
   const RowsOf k = view.rows(TEA_K), v = view.rows(TEA_V);
-  const double k_scale = view.scalar(TEA_K_SCALE_INV);
-  const double v_scale = view.scalar(TEA_V_SCALE_INV);
+  const double k_scale = view.kv_scale(TEA_K_SCALE_INV, kv_head);
+  const double v_scale = view.kv_scale(TEA_V_SCALE_INV, kv_head);
   for (int64_t j = 0; j < item.kv.length; ++j) {
     view.load(k, {item.kv, b, kv_head, j}, k_scale, row_of(item.k, j, p.dim_qk));
     view.load(v, {item.kv, b, kv_head, j}, v_scale, row_of(item.v, j, p.v_dim()));
@@ -396,6 +396,8 @@ constexpr Known kKnown[] = {
     {"table_k_stride"},
     {"table_v_stride"},
     {"alignment"},
+    {"kv_dtype", below(7)},
+    {"kv_scale", below(2)},
 };
 
 }  // namespace

@@ -168,6 +168,11 @@ double View::scalar(tea_tensor t) const {
   return number ? double{*number} : 1.0;
 }
 
+double View::kv_scale(tea_tensor t, int64_t kv_head) const {
+  const float* const numbers = run.number(t);
+  return numbers ? double{numbers[p.kv_scale == TEA_KV_SCALE_HEAD ? kv_head : 0]} : 1.0;
+}
+
 void View::raise(tea_tensor t, double value) const {
   if (float* const amax = run.number(t)) *amax = std::fmax(*amax, static_cast<float>(value));
 }

@@ -66,6 +66,8 @@ class View {
   double slope(int64_t b, int64_t h) const;
   // Run::number(): a scale, 1 where there is none; and an amax, raised where there is one.
   double scalar(tea_tensor t) const;
+  // The scale of the keys or values of a kv head.
+  double kv_scale(tea_tensor t, int64_t kv_head) const;
   void raise(tea_tensor t, double value) const;
 
   // Runs body(0) ... body(count - 1) on the threads of this execution.

@@ -83,6 +83,12 @@ struct Builder {
   }
 
   Fp8Scales fp8_scales() const {
+    if (p.kv_dtype) {
+      Fp8Scales cache{};
+      cache.k_inv = run.number(TEA_K_SCALE_INV), cache.v_inv = run.number(TEA_V_SCALE_INV);
+      cache.kv_stride = p.kv_scale == TEA_KV_SCALE_HEAD;
+      return cache;
+    }
     if (!p.is_fp8()) return {};
     return {.q_inv = run.number(TEA_Q_SCALE_INV),
             .k_inv = run.number(TEA_K_SCALE_INV),
@@ -102,7 +108,8 @@ struct Builder {
             .dp_amax = run.number(TEA_DP_AMAX),
             .dq_amax = run.number(TEA_DQ_AMAX),
             .dk_amax = run.number(TEA_DK_AMAX),
-            .dv_amax = run.number(TEA_DV_AMAX)};
+            .dv_amax = run.number(TEA_DV_AMAX),
+            .kv_stride = 0};
   }
 
   void fill_tensors(AttentionArguments& a) const {

@@ -51,11 +51,13 @@ struct BiasArguments {
 };
 
 // The scalars of FP8 in device memory. Null: 1, or not recorded. Where the caller gives no scale
-// for K, V, dK or dV, the pointer is that of Q or dQ.
+// for K, V, dK or dV, the pointer is that of Q or dQ. With K and V alone in FP8 only k_inv and
+// v_inv are given, and kv head h has number h * kv_stride of each.
 struct Fp8Scales {
   const float *q_inv, *k_inv, *v_inv, *s, *s_inv, *o, *o_inv, *dout_inv, *dp, *dp_inv, *dq, *dk,
       *dv;
   float *s_amax, *o_amax, *dp_amax, *dq_amax, *dk_amax, *dv_amax;
+  int64_t kv_stride;
 };
 
 struct AttentionArguments {

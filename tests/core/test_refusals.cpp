@@ -163,7 +163,11 @@ INSTANTIATE_TEST_SUITE_P(
         Row{kRagged, "page_size=16", "page_size is 16", "0 unless kv_form is paged"},
         Row{kPaged, "page_size=0", "page_size is 0", "at least 1"},
         Row{kPaged, "page_size=-2", "page_size is -2", "at least 1"},
-        Row{kPaged, "training=1", "training is 1", "0: paged keys and values have no gradient"}));
+        Row{kPaged, "training=1", "training is 1", "0: paged keys and values have no gradient"},
+        Row{kInference, "kv_dtype=e4m3 training=1", "training is 1", "0: keys and values of anoth"},
+        Row{kInference, "kv_dtype=fp32", "kv_dtype is fp32", "fp16, e4m3, e5m2 for this dtype"},
+        Row{kInference, "dtype=fp32 kv_dtype=e4m3", "kv_dtype is e4m3", "fp32 for this dtype"},
+        Row{kInference, "dtype=e4m3 kv_dtype=e5m2", "kv_dtype is e5m2", "e4m3 for this dtype"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Numbers, Refusal,
@@ -209,7 +213,8 @@ INSTANTIATE_TEST_SUITE_P(
         Row{kDense, "slopes_stride=4", "slopes_stride is 4", "alibi = slopes"},
         Row{kDense, "alibi=standard slopes_stride=4", "slopes_stride is 4", "alibi = slopes"},
         Row{kDense, "table_k_stride=4", "table_k_stride is 4", "kv_form = paged"},
-        Row{kRagged, "table_v_stride=4", "table_v_stride is 4", "kv_form = paged"}));
+        Row{kRagged, "table_v_stride=4", "table_v_stride is 4", "kv_form = paged"},
+        Row{kInference, "kv_scale=head", "kv_scale is head", "a kv_dtype that is not dtype"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Strides, Refusal,

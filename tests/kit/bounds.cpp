@@ -88,8 +88,9 @@ void Bounds::scores(const Row& r) {
   pairs_.clear();
   for (const Pair& pair : r.pairs) {
     PairError error;
-    error.x = product(&c_.q[r.at * c_.dim_qk], &c_.k[pair.key * c_.dim_qk], c_.dim_qk,
-                      c_.scale * c_.fp8.q_scale_inv * c_.fp8.k_scale_inv);
+    error.x =
+        product(&c_.q[r.at * c_.dim_qk], &c_.k[pair.key * c_.dim_qk], c_.dim_qk,
+                c_.scale * c_.fp8.q_scale_inv * c_.fp8.k_scale_inv * c_.k_factor(c_.kv_head(r.h)));
     const auto add = [&error, this](double term, double sum) {
       error.x += u_ * (2 * abs(term) + abs(sum));
       if (std::isinf(sum)) error.x = 0;
@@ -134,7 +135,8 @@ void Bounds::output(const Row& r, double sum_exp) {
   const double roundings = u_ * (static_cast<double>(pairs_.size()) + 8);
   // FP8 casts before the division by the denominator, everything else may as well be after it.
   const double reference = fp8 ? r.max : r.lse, off = fp8 ? max_error_ : 0;
-  const double norm = f.v_scale_inv * (fp8 ? f.s_scale_inv / sum_exp : 1);
+  const double norm =
+      f.v_scale_inv * c_.v_factor(c_.kv_head(r.h)) * (fp8 ? f.s_scale_inv / sum_exp : 1);
   for (size_t n = 0; n < pairs_.size(); ++n) {
     const Pair& pair = r.pairs[n];
     const double unsure =

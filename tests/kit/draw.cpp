@@ -41,12 +41,20 @@ int64_t length(Random& r, int64_t most) {
   return std::min(n, most);
 }
 
+// Keys and values alone in FP8.
+void draw_cache(Random& r, Problem& p) {
+  if (!r.one_in(3)) return;
+  p.kv_dtype = r.one_in(3) ? TEA_E5M2 : TEA_E4M3;
+  p.kv_scale = r.one_in(2) ? TEA_KV_SCALE_HEAD : TEA_KV_SCALE_TENSOR;
+}
+
 void draw_types(Random& r, Problem& p) {
   constexpr int32_t kTypes[] = {TEA_FP16, TEA_FP16, TEA_BF16, TEA_BF16, TEA_FP32,
                                 TEA_FP64, TEA_E4M3, TEA_E4M3, TEA_E5M2};
   constexpr int32_t kWider[] = {0, TEA_FP16, TEA_BF16, TEA_FP32};
   constexpr int32_t kGradient[] = {0, 0, TEA_E5M2, TEA_BF16};
   p.dtype = pick(r, kTypes);
+  if (!p.training && (p.dtype == TEA_FP16 || p.dtype == TEA_BF16)) draw_cache(r, p);
   if (!is_fp8(p.dtype)) return;
   p.o_dtype = pick(r, kWider);
   if (!p.training) return;
@@ -152,7 +160,7 @@ void draw_words(Random& r, Case& c) {
   }
   c.values = r.one_in(4) ? Values::kRandn : static_cast<Values>(r.below(kClasses));
   c.layout = r.one_in(2) ? Layout::kDefault : static_cast<Layout>(r.below(10));
-  if (is_fp8(p.dtype)) c.scales = static_cast<Scales>(r.below(3));
+  if (is_fp8(p.dtype) || p.kv_dtype) c.scales = static_cast<Scales>(r.below(3));
   if (p.softmax == TEA_SOFTMAX_LEARNABLE && r.one_in(3)) c.sink_mean = pick(r, {-50, 5, 50});
   if (p.bias && r.one_in(6)) c.bias_mean = pick(r, {-100, 100});
   c.omit_optional = r.one_in(6);
@@ -178,8 +186,8 @@ void fit_layout(Case& c) {
   const Problem& p = c.problem;
   const bool three = c.layout == Layout::kPacked3 || c.layout == Layout::kInterleaved3;
   if (!three) return;
-  const bool alike = p.q_form == p.kv_form && p.seqlen_q == p.seqlen_kv && c.lens_q == c.lens_kv &&
-                     c.max_q == c.max_kv;
+  const bool alike = !p.kv_dtype && p.q_form == p.kv_form && p.seqlen_q == p.seqlen_kv &&
+                     c.lens_q == c.lens_kv && c.max_q == c.max_kv;
   if (!alike) c.layout = c.layout == Layout::kPacked3 ? Layout::kPacked2 : Layout::kInterleaved2;
   if (c.layout == Layout::kInterleaved3 && p.heads_q != p.heads_kv) c.layout = Layout::kPacked3;
 }
@@ -214,6 +222,7 @@ Case draw_decoding(uint64_t seed) {
   Problem& p = c.problem;
   c.seed = seed;
   p.dtype = r.one_in(2) ? TEA_FP16 : TEA_BF16;
+  draw_cache(r, p);
   p.heads_kv = pick(r, kHeads), p.heads_q = p.heads_kv * pick(r, kGroup);
   p.dim_qk = pick(r, kDims);
   if (p.dim_qk == 192 || r.one_in(4)) p.dim_v = r.one_in(2) ? 128 : pick(r, kDims);

@@ -201,6 +201,9 @@ void Inputs::write_flat() {
       for (int64_t b = 0; b < (problem_.slopes_stride ? extents_.batch : 1); ++b)
         for (int64_t h = 0; h < heads && b < extents_.batch; ++h)
           set(b * problem_.slopes_stride + h, logical_.slopes[static_cast<size_t>(b * heads + h)]);
+    } else if (is_fp8(problem_.kv_dtype)) {  // no other scalars
+      const auto& factors = place.id == TEA_K_SCALE_INV ? logical_.k_factors : logical_.v_factors;
+      for (int64_t h = 0; h < place.shape[3]; ++h) set(h, factors[static_cast<size_t>(h)]);
     } else if (place.id != TEA_DSINK) {
       set(0, initial_scalar(scalars_, place.id));
     }

@@ -68,7 +68,8 @@ struct Row {
 };
 Row packed_row(const Case& c) {
   const Problem& p = c.problem;
-  const int64_t dqk = rounded(p.dim_qk, p.dtype), dv = rounded(p.v_dim(), p.dtype);
+  const int32_t type = p.kv_dtype ? p.kv_dtype : p.dtype;  // Q is packed only with K of its type
+  const int64_t dqk = rounded(p.dim_qk, type), dv = rounded(p.v_dim(), type);
   switch (c.layout) {
     case Layout::kPacked3:
       return {0,
@@ -163,7 +164,8 @@ void apply_packed(const Case& c, Problem& p, const Extents& e) {
   const Row row = packed_row(c);
   const bool ragged = p.kv_form == TEA_RAGGED;
   const int64_t rows = p.kv_form == TEA_PAGED ? p.page_size : e.max_kv;
-  const int64_t dqk = rounded(p.dim_qk, p.dtype), dv = rounded(p.v_dim(), p.dtype);
+  const int32_t type = p.kv_dtype ? p.kv_dtype : p.dtype;  // Q is packed only with K of its type
+  const int64_t dqk = rounded(p.dim_qk, type), dv = rounded(p.v_dim(), type);
   const int64_t batch = ragged ? 0 : rows * row.length;
   if (packs_q(c.layout)) p.q = {batch, row.length, row.head_q};
   p.k = {batch, row.length, row.head_kv ? row.head_kv : dqk};

@@ -63,9 +63,7 @@ class Naive {
     if (!keeps(c_, b_, h_, i_, j)) return 0;
     return mistake_ == Mistake::kNoKeepScale ? 1 : 1 / kept;
   }
-  int64_t key(int64_t j) const {
-    return (b_ * c_.heads_kv + h_ / (c_.heads_q / c_.heads_kv)) * c_.max_kv + j;
-  }
+  int64_t key(int64_t j) const { return (b_ * c_.heads_kv + c_.kv_head(h_)) * c_.max_kv + j; }
   // exp(x - y) as kernels compute it. With huge logits the rounding of the fused product alone
   // would lose the result.
   static Real exp_minus(Real x, Real y) {
@@ -79,7 +77,8 @@ class Naive {
   }
 
   Score score(int64_t j) const {
-    const Real scale = static_cast<Real>(c_.scale * c_.fp8.q_scale_inv * c_.fp8.k_scale_inv);
+    const Real scale = static_cast<Real>(c_.scale * c_.fp8.q_scale_inv * c_.fp8.k_scale_inv *
+                                         c_.k_factor(c_.kv_head(h_)));
     const Real bias = c_.bias_kind == Bias::kNone ? 0 : c_.bias[row_ * c_.max_kv + j];
     Score s{scale * dot(&c_.q[row_ * c_.dim_qk], &c_.k[key(j) * c_.dim_qk], c_.dim_qk), 1};
     if (c_.bias_kind == Bias::kPreScale) s.x += static_cast<Real>(c_.scale) * bias;
@@ -170,7 +169,8 @@ class Naive {
     if (max > -kInfinity) {
       const Real z = sum * exp_minus(max, top) + exp_minus(sink, top);
       const Real norm = exp_minus(max, top) / z *
-                        static_cast<Real>(c_.fp8.v_scale_inv * (fp8_ ? c_.fp8.s_scale_inv : 1));
+                        static_cast<Real>(c_.fp8.v_scale_inv * c_.v_factor(c_.kv_head(h_)) *
+                                          (fp8_ ? c_.fp8.s_scale_inv : 1));
       for (int64_t d = 0; d < c_.dim_v; ++d) {
         const Real o = acc[d] * norm;
         raise(out.o_amax, o);

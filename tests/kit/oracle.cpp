@@ -21,14 +21,14 @@ double cast(double x, Type fp8, double scale) {
 }
 
 void scores(const Case& c, Row& r) {
-  const int64_t group = r.h / (c.heads_q / c.heads_kv);
+  const int64_t group = c.kv_head(r.h);
   const int64_t delta = c.diagonal(r.b);
   const double p = c.dropout, cap = c.softcap;
   for (int64_t j = 0; j < c.length_kv[r.b]; ++j) {
     if (!visible(c, r.b, r.i, j)) continue;
     Pair pair{.col = j, .key = (r.b * c.heads_kv + group) * c.max_kv + j};
     if (p > 0) pair.keep = keeps(c, r.b, r.h, r.i, j) ? 1 / (1 - p) : 0;
-    pair.linear = c.scale * c.fp8.q_scale_inv * c.fp8.k_scale_inv *
+    pair.linear = c.scale * c.fp8.q_scale_inv * c.fp8.k_scale_inv * c.k_factor(group) *
                   dot(&c.q[r.at * c.dim_qk], &c.k[pair.key * c.dim_qk], c.dim_qk);
     if (c.bias_kind == Bias::kPreScale) pair.linear += c.scale * c.bias[r.at * c.max_kv + j];
     pair.x = cap > 0 ? cap * std::tanh(pair.linear / cap) : pair.linear;
@@ -59,7 +59,7 @@ void softmax(const Case& c, Row& r, Values& out) {
 void output(const Case& c, Row& r, Values& out) {
   const bool fp8 = c.fp8.s != Type::kExact;
   const double sum = fp8 ? out.sum_exp[r.at] : 1;
-  const double norm = c.fp8.v_scale_inv * c.fp8.s_scale_inv / sum;
+  const double norm = c.fp8.v_scale_inv * c.fp8.s_scale_inv * c.v_factor(c.kv_head(r.h)) / sum;
   for (Pair& pair : r.pairs) {
     pair.weight = pair.keep * std::exp(pair.x - (fp8 ? r.max : r.lse));
     pair.weight8 = cast(pair.weight, c.fp8.s, c.fp8.s_scale);

@@ -37,7 +37,12 @@ struct Case {
   std::vector<double> bias;    // [batch][heads_q][max_q][max_kv]
   std::vector<double> slopes;  // ALiBi, [batch][heads_q]; empty: none
   std::vector<double> sink;    // [heads_q]; zeros: off-by-one; empty: none
-  double softcap = 0;          // 0: none
+  // With keys and values alone in FP8: what a kv head's are multiplied by, [heads_kv]. Empty: 1.
+  std::vector<double> k_factors, v_factors;
+  double k_factor(int64_t kv_head) const { return k_factors.empty() ? 1 : k_factors[kv_head]; }
+  double v_factor(int64_t kv_head) const { return v_factors.empty() ? 1 : v_factors[kv_head]; }
+  int64_t kv_head(int64_t h) const { return h / (heads_q / heads_kv); }
+  double softcap = 0;  // 0: none
   double scale = 1;
   double dropout = 0;  // rounded to float, as the interface has it; 0: none
   uint64_t seed = 0, offset = 0;

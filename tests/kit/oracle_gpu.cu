@@ -432,8 +432,8 @@ Tensor stored(std::vector<double> value, std::vector<double> bound, const Roundi
 }  // namespace
 
 Result solve_on_gpu(const Case& c, const Precision& p) {
-  if (c.fp8.s != Type::kExact || c.bias_kind != Bias::kNone || c.dim_qk > kMostDim ||
-      c.dim_v > kMostDim)
+  if (c.fp8.s != Type::kExact || !c.k_factors.empty() || c.bias_kind != Bias::kNone ||
+      c.dim_qk > kMostDim || c.dim_v > kMostDim)
     throw std::runtime_error("the oracle of the GPU knows neither FP8 nor a bias");
   Memory memory;
   const Given g = given(c, p, memory);

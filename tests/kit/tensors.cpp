@@ -17,6 +17,7 @@ struct Row {
 };
 
 int32_t qkv(P p) { return p.dtype; }
+int32_t kv(P p) { return p.kv_dtype ? p.kv_dtype : p.dtype; }
 int32_t o(P p) { return p.o_dtype ? p.o_dtype : p.dtype; }
 int32_t dout(P p) { return p.dout_dtype ? p.dout_dtype : o(p); }
 int32_t dqkv(P p) { return p.dqkv_dtype ? p.dqkv_dtype : p.dtype; }
@@ -28,6 +29,10 @@ int32_t integer(P) { return 0; }
 bool fp8(P p) { return is_fp8(p.dtype); }
 bool shared(C c, P p) { return fp8(p) && c.scales != Scales::kNone; }
 bool own(C c, P p) { return fp8(p) && c.scales == Scales::kOwn; }
+// Keys and values alone in FP8; both scales, or that of K without that of V.
+bool cached(P p) { return is_fp8(p.kv_dtype); }
+bool k_scale(C c, P p) { return own(c, p) || (cached(p) && c.scales != Scales::kNone); }
+bool v_scale(C c, P p) { return own(c, p) || (cached(p) && c.scales == Scales::kOwn); }
 bool always(C, P) { return true; }
 bool training(C, P p) { return p.training; }
 bool lse(C, P p) { return p.training || (p.outputs & TEA_OUTPUT_LSE); }
@@ -46,8 +51,8 @@ constexpr auto kNever = Written::kNever, kForward = Written::kForward,
 constexpr auto kFlat = Kind::kFlat, kInteger = Kind::kInteger;
 constexpr Row kRows[] = {
     {TEA_Q, "Q", Kind::kRowsQ, kNever, qkv, always},
-    {TEA_K, "K", Kind::kRowsKv, kNever, qkv, always},
-    {TEA_V, "V", Kind::kRowsKv, kNever, qkv, always},
+    {TEA_K, "K", Kind::kRowsKv, kNever, kv, always},
+    {TEA_V, "V", Kind::kRowsKv, kNever, kv, always},
     {TEA_O, "O", Kind::kRowsQ, kForward, o, always},
     {TEA_LSE, "LSE", Kind::kLse, kForward, statistic, lse},
     {TEA_MAX, "MAX", Kind::kLse, kForward, statistic,
@@ -81,8 +86,8 @@ constexpr Row kRows[] = {
     {TEA_DLSE, "dLSE", Kind::kLse, kNever, statistic,
      [](C, P p) { return p.training && p.lse_gradient; }},
     {TEA_Q_SCALE_INV, "q_scale_inv", kFlat, kNever, fp32, shared},
-    {TEA_K_SCALE_INV, "k_scale_inv", kFlat, kNever, fp32, own},
-    {TEA_V_SCALE_INV, "v_scale_inv", kFlat, kNever, fp32, own},
+    {TEA_K_SCALE_INV, "k_scale_inv", kFlat, kNever, fp32, k_scale},
+    {TEA_V_SCALE_INV, "v_scale_inv", kFlat, kNever, fp32, v_scale},
     {TEA_S_SCALE, "s_scale", kFlat, kNever, fp32, shared},
     {TEA_S_SCALE_INV, "s_scale_inv", kFlat, kNever, fp32, shared},
     {TEA_S_AMAX, "s_amax", kFlat, kForward, fp32, shared},
@@ -174,6 +179,10 @@ void shape_flat(Place& place, P p, const Extents& e) {
       break;
     case TEA_TABLE_V:
       n = e.batch * (p.table_v_stride ? p.table_v_stride : e.table_pages);
+      break;
+    case TEA_K_SCALE_INV:
+    case TEA_V_SCALE_INV:
+      n = p.kv_scale == TEA_KV_SCALE_HEAD ? p.heads_kv : 1;
       break;
     case TEA_RNG_STATE:
       n = 2;

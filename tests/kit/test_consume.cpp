@@ -101,6 +101,11 @@ constexpr Row kRows[] = {
     {"table_k_stride", kMemory, kPaged, "table_k_stride=7"},
     {"table_v_stride", kMemory, kPaged, "table_v_stride=7"},
     {"alignment", kMemory, kBase, "alignment=2"},
+    {"kv_dtype", kMemory, kPaged, "kv_dtype=e4m3"},
+    {"kv_scale", kResult,
+     "dtype=bf16 kv_dtype=e4m3 heads_q=4 heads_kv=2 dim_qk=16 batch=2 seqlen_q=6 seqlen_kv=9 | "
+     "seed=5 scales=own",
+     "kv_scale=head"},
 };
 
 // And what only a run says.

@@ -173,6 +173,23 @@ TEST(Oracle, MayBeToldWhatDropoutKeeps) {
   for (int d = 0; d < 8; ++d) EXPECT_NEAR(r.o.value[d], (c.v[8 + d] + c.v[16 + d]) / 2, 1e-15);
 }
 
+// Codes and their factors give the same as the products of both, and every kv head has its own.
+TEST(Oracle, FactorsOfACacheMultiplyItsKeysAndValues) {
+  Case c = plain(1, 3);
+  c.heads_q = 4, c.heads_kv = 2;
+  c.q.resize(4 * 8), c.k.resize(2 * 24), c.v.resize(2 * 24), c.dout.clear();
+  for (std::vector<double>* x : {&c.q, &c.k, &c.v})
+    for (size_t i = 0; i < x->size(); ++i) (*x)[i] = static_cast<double>(i * 7 % 11) / 8 - 0.5;
+  Case scaled = c;
+  c.k_factors = {0.5, 2}, c.v_factors = {4, 0.25};
+  for (size_t i = 0; i < c.k.size(); ++i)
+    scaled.k[i] *= c.k_factors[i / 24], scaled.v[i] *= c.v_factors[i / 24];
+  const Result codes = solve(c, kDouble), want = solve(scaled, kDouble);
+  for (size_t i = 0; i < want.o.value.size(); ++i)
+    EXPECT_NEAR(codes.o.value[i], want.o.value[i], 1e-14) << i;
+  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(codes.lse.value[i], want.lse.value[i], 1e-14);
+}
+
 // Three keys alike.
 TEST(Oracle, RecordsFp8sProbabilitiesBeforeOrAfterTheDivision) {
   Case c = plain(1, 3);

@@ -154,6 +154,17 @@ void poison_attended(oracle::Case& out) {
   }
 }
 
+// Of keys and values alone in FP8: exact in fp32.
+void make_factors(const Case& c, const Problem& p, oracle::Case& out) {
+  if (c.scales == Scales::kNone) return;
+  const Scalars s = scalars(c);
+  for (int64_t h = 0; h < p.heads_kv; ++h) {
+    const double head = p.kv_scale == TEA_KV_SCALE_HEAD ? 1 + 0.25 * static_cast<double>(h) : 1;
+    out.k_factors.push_back(s.k_scale_inv * head);
+    if (c.scales == Scales::kOwn) out.v_factors.push_back(s.v_scale_inv * head);
+  }
+}
+
 void make_options(const Case& c, const Problem& p, oracle::Case& out) {
   out.causal = p.causal, out.bottom_right = p.bottom_right;
   out.window_left = p.window_left - 1, out.window_right = p.window_right - 1;
@@ -166,6 +177,7 @@ void make_options(const Case& c, const Problem& p, oracle::Case& out) {
   std::copy(c.origin, c.origin + 4, out.origin);
   out.origin[4] = c.shift;
   std::copy(c.origin_step, c.origin_step + 5, out.origin_step);
+  if (is_fp8(p.kv_dtype)) make_factors(c, p, out);
   if (!is_fp8(p.dtype)) return;
   const int32_t o = p.o_dtype ? p.o_dtype : p.dtype, dout = p.dout_dtype ? p.dout_dtype : o;
   const int32_t dqkv = p.dqkv_dtype ? p.dqkv_dtype : p.dtype;
@@ -265,7 +277,7 @@ oracle::Case make_logical(const Case& c, const Problem& p, const Extents& e) {
     out.bias.resize(static_cast<size_t>(e.batch * p.heads_q * e.max_q * e.max_kv));
     fill_bias(c, dtype(TEA_BIAS), out);
   }
-  if (c.values == Values::kNanMasked) poison_masked(c, p.dtype, out);
+  if (c.values == Values::kNanMasked) poison_masked(c, dtype(TEA_K), out);
   if (c.values == Values::kNanAttended) poison_attended(out);
   return out;
 }
