@@ -35,7 +35,7 @@ extern "C" {
    p = cached_n - new_n + i, that is row p % page_size of page page_table[n, p / page_size]. */
 typedef struct tea_kv_append {
   uint32_t struct_size;
-  int32_t dtype;    /* of all four tensors */
+  int32_t dtype;    /* of the caches, and of new_k and new_v (but see new_dtype) */
   int32_t new_form; /* TEA_DENSE: new_k is [batch, max_new, heads, dim_k]; TEA_RAGGED: [tokens_new,
                        heads, dim_k], sequence n starts at cu_new[n] */
   int32_t reindex;  /* 1: page_table is int32 [batch], the cache rows that contain the sequences.
@@ -55,6 +55,10 @@ typedef struct tea_kv_append {
   tea_strides new_k_stride, new_v_stride;
   tea_strides k_cache_stride, v_cache_stride; /* the batch stride is that of pages */
   int32_t* status;
+  int32_t new_dtype; /* of new_k and new_v: fp16, bf16 or fp32 with caches of FP8. An element x is
+                        stored as cast(x / scale_inv). Default: dtype, and elements are copied */
+  int32_t kv_scale;  /* tea_kv_scale: the shape of k_scale_inv and v_scale_inv */
+  const float *k_scale_inv, *v_scale_inv; /* [1] or [heads]; only with new_dtype. NULL: 1 */
 } tea_kv_append;
 TEA_API tea_status tea_kv_cache_append(const tea_kv_append* args, int device, void* stream);
 

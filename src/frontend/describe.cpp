@@ -22,6 +22,8 @@ DimensionOrder order_of(const std::string& format, const std::string& whole) {
          "bhsd, bshd, sbhd or thd, or one for q and one for k and v as in thd_bshd");
 }
 
+bool is_fp8(int32_t type) { return type == TEA_E4M3 || type == TEA_E5M2; }
+
 constexpr int64_t kMostDim = 512;
 constexpr int64_t kMaxWindow = int64_t{1} << 62;  // the problem stores one more
 
@@ -167,12 +169,41 @@ void Description::describe_keys() {
       refuse("max_seqlen_kv", std::to_string(in_.max_seqlen_kv),
              "format thd or pages: here k itself says it");
   }
+  describe_cache();
   problem.k = add_rows(TEA_K, "k", k_);
   problem.v = add_rows(TEA_V, "v", v_);
   add_integers(TEA_CU_SEQLENS_KV, "cu_seqlens_kv", in_.cu_seqlens_kv);
   if (in_.offsets_kv && (order_kv_.batch >= 0 || in_.page_table))
     refuse("offsets_kv", "a tensor", "None: only thd has gaps");
   add_integers(TEA_OFFSETS_KV, "offsets_kv", in_.offsets_kv);
+}
+
+// Keys and values in FP8 with 16-bit queries, and their scales.
+void Description::describe_cache() {
+  const bool is_cache = is_fp8(k_.type) && (problem.dtype == TEA_FP16 || problem.dtype == TEA_BF16);
+  if (is_cache) problem.kv_dtype = k_.type;
+  const struct {
+    tea_tensor index;
+    const char* name;
+    const std::optional<Tensor>& tensor;
+  } scales[] = {{TEA_K_SCALE_INV, "k_descale", in_.k_descale},
+                {TEA_V_SCALE_INV, "v_descale", in_.v_descale}};
+  int64_t numbers = 0;  // of the first that is given
+  for (const auto& [index, name, tensor] : scales) {
+    if (!tensor) continue;
+    if (!is_cache)
+      refuse(name, "a tensor", "None unless k and v are FP8 and q is float16 or bfloat16");
+    const int64_t n = tensor->elements();
+    if (n != 1 && n != problem.heads_kv)
+      refuse(
+          name, "of shape " + shape_text(*tensor),
+          "float32 [1], or [heads] with " + std::to_string(problem.heads_kv) + " heads of k and v");
+    if (numbers && n != numbers)
+      refuse(name, "of shape " + shape_text(*tensor), "the shape of k_descale");
+    numbers = n;
+    pointers_[index] = memory(name, *tensor, TEA_FP32);
+  }
+  if (numbers > 1) problem.kv_scale = TEA_KV_SCALE_HEAD;
 }
 
 void Description::describe_pages() {
@@ -262,9 +293,9 @@ void Description::describe_bias() {
     refuse_expanded("bias");
   problem.bias = in_.pre_scale_bias ? TEA_BIAS_PRE_SCALE : TEA_BIAS_POST_SCALE;
   problem.bias_dtype = bias.type < kInt32 ? bias.type : TEA_DTYPE_DEFAULT;
-  const bool is_fp8 = problem.dtype == TEA_E4M3 || problem.dtype == TEA_E5M2;
+  const bool is_fp8_problem = is_fp8(problem.dtype);
   if (!problem.bias_dtype ||
-      (!is_fp8 && problem.bias_dtype != problem.dtype && problem.bias_dtype != TEA_FP32))
+      (!is_fp8_problem && problem.bias_dtype != problem.dtype && problem.bias_dtype != TEA_FP32))
     refuse("bias.dtype", type_text(bias.type),
            "that of q, or float32 (a boolean mask becomes 0 where it is true, -inf elsewhere)");
   problem.bias_stride = {stride[0], stride[1], stride[2], stride[3]};
@@ -342,7 +373,9 @@ tea_strides Description::add_rows(tea_tensor index, const char* name, const Tens
   require_shape(name, tensor, needed);
   if (tensor.type != type_of(index))
     refuse(std::string(name) + ".dtype", type_text(tensor.type),
-           type_text(type_of(index)) + (type_of(index) == problem.dtype ? " as q" : ""));
+           type_text(type_of(index)) + (type_of(index) == problem.dtype ? " as q"
+                                        : index == TEA_V                ? " as k"
+                                                                        : ""));
   add(index, name, tensor);
   return strides_of(name, tensor, order);
 }
@@ -352,6 +385,7 @@ int32_t Description::type_of(tea_tensor index) const {
   const int32_t o = or_else(problem.o_dtype, problem.dtype);
   if (index == TEA_O) return o;
   if (index == TEA_DOUT) return or_else(problem.dout_dtype, o);
+  if (index == TEA_K || index == TEA_V) return or_else(problem.kv_dtype, problem.dtype);
   const bool gradient = index == TEA_DQ || index == TEA_DK || index == TEA_DV;
   return gradient ? or_else(problem.dqkv_dtype, problem.dtype) : problem.dtype;
 }

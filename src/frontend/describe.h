@@ -62,6 +62,7 @@ class Description {
   std::string statistic_text() const { return type_text(statistic_type()) + " "; }
   void describe_queries();
   void describe_keys();
+  void describe_cache();
   void describe_pages();
   void describe_sizes();
   void describe_mask();

@@ -39,7 +39,15 @@ TEA_HOST_DEVICE Appended appended(const tea_kv_append& a, int64_t n) {
 struct AppendMoves : Moves {
   tea_kv_append a;
   Rows fresh, cache;
-  int64_t runs;  // contiguous runs per row
+  int64_t runs;            // contiguous runs per row; with a cast one for each head
+  int64_t dim;             // elements of a head
+  const float* scale_inv;  // NULL: 1
+
+  // The scale of move i, with a cast.
+  TEA_HOST_DEVICE float scale_of(int64_t i) const {
+    if (!scale_inv) return 1;
+    return scale_inv[a.kv_scale == TEA_KV_SCALE_HEAD ? i - quotient(i, runs) * runs : 0];
+  }
 
   TEA_HOST_DEVICE void check(int64_t n) const {
     if (!appended(a, n).valid) report(a.status, TEA_STATUS_BAD_LENGTHS);
@@ -99,5 +107,7 @@ struct Reindex {
 // Reindexes K and V in one launch, or one of them.
 void reindex_on_gpu(const std::vector<Reindex>& sides, const Place& place);
 void append_on_gpu(const std::vector<AppendMoves>& sides, const Place& place);
+// The same with a cast of every element: defined in kv_cache.cu.
+void append_cast_on_gpu(const std::vector<AppendMoves>& sides, const Place& place);
 
 }  // namespace tea

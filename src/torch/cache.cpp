@@ -31,6 +31,7 @@ void kv_cache_append(StableIValue* stack, uint64_t inputs, uint64_t) {
   const std::optional<Tensor> page_table = in.maybe_tensor();
   const Tensor cu_new = in.tensor(), cu_cached = in.tensor();
   const bool reindex = in.flag();
+  const std::optional<Tensor> k_descale = in.maybe_tensor(), v_descale = in.maybe_tensor();
   const Place place("k_cache", k_cache);
   const View k(new_k), v(new_v), cache_k(k_cache), cache_v(v_cache);
   if (cache_k.rank != 4 || cache_v.rank != 4)
@@ -40,10 +41,17 @@ void kv_cache_append(StableIValue* stack, uint64_t inputs, uint64_t) {
   args.dtype = dtype_of(k_cache);
   const std::pair<const char*, const Tensor&> others[] = {
       {"new_k", new_k}, {"new_v", new_v}, {"v_cache", v_cache}};
+  const bool is_fp8 = args.dtype == TEA_E4M3 || args.dtype == TEA_E5M2;
+  const int32_t new_type = dtype_of(new_k);
+  const bool casts = is_fp8 && new_type <= TEA_FP32;
+  args.new_dtype = casts ? new_type : TEA_DTYPE_DEFAULT;
   for (const auto& [name, t] : others) {
-    if (dtype_of(t) != args.dtype)
+    const bool is_new = &t != &v_cache;
+    if (dtype_of(t) != (casts && is_new ? new_type : args.dtype))
       refuse(std::string(name) + ".dtype", dtype_text(t),
-             "that of k_cache, " + dtype_text(k_cache));
+             casts && is_new ? "that of new_k, " + dtype_text(new_k)
+                             : "that of k_cache, " + dtype_text(k_cache) +
+                                   (is_fp8 ? ", or float16, bfloat16 or float32" : ""));
     if (device_of(name, t) != place.where.device)
       refuse(name, "on another device", "that of k_cache");
   }
@@ -74,6 +82,19 @@ void kv_cache_append(StableIValue* stack, uint64_t inputs, uint64_t) {
   if (cache_v.size[0] != args.pages || cache_v.size[1] != args.page_size ||
       cache_v.size[2] != args.heads)
     refuse("v_cache", "of shape " + shape_text(cache_v), "the pages, slots and heads of k_cache");
+  const std::tuple<const char*, const std::optional<Tensor>&, const float*&> scales[] = {
+      {"k_descale", k_descale, args.k_scale_inv}, {"v_descale", v_descale, args.v_scale_inv}};
+  for (const auto& [name, scale, to] : scales) {
+    if (!scale) continue;
+    const int64_t n = scale->numel();
+    if (n != 1 && n != args.heads)
+      refuse(name, "of shape " + shape_text(View(*scale)),
+             "float32 [1], or [heads] with " + std::to_string(args.heads) + " heads");
+    if (k_descale && k_descale->numel() != n)
+      refuse(name, "of shape " + shape_text(View(*scale)), "the shape of k_descale");
+    if (n > 1) args.kv_scale = TEA_KV_SCALE_HEAD;
+    to = place.as<const float>(name, *scale, torch_dtype(TEA_FP32));
+  }
   if (page_table) {
     const View table(*page_table);
     args.page_table = place.int32("page_table", *page_table);

@@ -48,14 +48,27 @@ void set_new_tokens(Side& s, tea_kv_append& a, std::vector<int32_t>& cu_new) {
   else
     a.max_new = 5 + s.pick(0, 2);
   const int64_t rows = a.new_form == TEA_RAGGED ? a.tokens_new : a.batch * a.max_new;
-  a.new_k = s.normal(a.dtype, rows * a.heads * a.dim_k);
-  a.new_v = s.normal(a.dtype, rows * a.heads * a.dim_v);
+  const int32_t dtype = a.new_dtype ? a.new_dtype : a.dtype;
+  a.new_k = s.normal(dtype, rows * a.heads * a.dim_k);
+  a.new_v = s.normal(dtype, rows * a.heads * a.dim_v);
+}
+
+// Caches of FP8, to which new tokens are cast.
+void set_cast(Side& s, tea_kv_append& a) {
+  if (!s.chance(40)) return;
+  a.dtype = s.one_of<int32_t>({TEA_E4M3, TEA_E5M2});
+  a.new_dtype = s.one_of<int32_t>({TEA_FP16, TEA_BF16, TEA_FP32});
+  a.kv_scale = s.one_of<int32_t>({TEA_KV_SCALE_TENSOR, TEA_KV_SCALE_HEAD});
+  const int64_t scales = a.kv_scale == TEA_KV_SCALE_HEAD ? a.heads : 1;
+  if (s.chance(80)) a.k_scale_inv = static_cast<const float*>(s.normal(TEA_FP32, scales));
+  if (s.chance(80)) a.v_scale_inv = static_cast<const float*>(s.normal(TEA_FP32, scales));
 }
 
 void kv_cache_append(Side& s) {
   auto a = sized<tea_kv_append>();
   a.dtype = s.one_of(kAll), a.batch = s.pick(0, 6), a.heads = s.pick(1, 3);
   a.dim_k = head_dim(s), a.dim_v = s.chance(60) ? a.dim_k : head_dim(s);
+  set_cast(s, a);
   std::vector<int32_t> cu_new;
   set_new_tokens(s, a, cu_new);
   const bool paged = s.chance(50), table = paged || s.chance(50);

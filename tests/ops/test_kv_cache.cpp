@@ -84,6 +84,49 @@ TEST(KvCache, AppendsInEveryOrderAndDtype) {
     }
 }
 
+// Caches of FP8: every element is divided by the scale of its head and cast.
+TEST(KvCache, CastsWhileItAppends) {
+  const float k_scales[] = {0.5f, 3.0f}, v_scales[] = {0.01f, 7.0f};
+  for (int32_t dtype : {TEA_E4M3, TEA_E5M2})
+    for (int32_t from : {TEA_FP16, TEA_BF16, TEA_FP32})
+      for (int per_head : {0, 1}) {
+        Setting s, wide;
+        s.dtype = dtype, s.order = wide.order = Order::kThd, wide.dtype = from;
+        Caches fresh = caches(wide), rest = caches(s), expected = caches(s);
+        Caches actual{std::move(fresh.new_k), std::move(fresh.new_v), std::move(rest.k),
+                      std::move(rest.v)};
+        tea_kv_append a = arguments(s, actual, nullptr);
+        a.new_dtype = from, a.kv_scale = per_head;
+        a.k_scale_inv = k_scales, a.v_scale_inv = v_scales;
+        append_kv(a, {});
+        const auto scaled = [&](Buffer& to, const Buffer& values, const float* scales,
+                                int64_t dim) {
+          for (int64_t i = 0; i < values.count(); ++i)
+            to.set(i, static_cast<float>(values[i]) / scales[per_head ? i / dim % kHeads : 0]);
+        };
+        scaled(expected.new_k, actual.new_k, k_scales, kDimK);
+        scaled(expected.new_v, actual.new_v, v_scales, kDimV);
+        expect_appended(s, expected.k, expected.new_k, kHeads * kDimK);
+        expect_appended(s, expected.v, expected.new_v, kHeads * kDimV);
+        EXPECT_TRUE(actual.k == expected.k && actual.v == expected.v) << dtype_name(dtype);
+      }
+}
+
+TEST(KvCache, RefusesCastsThatItDoesNotMake) {
+  Setting s;
+  Caches c = caches(s);
+  const auto refuses = [&](auto&& change, const char* what) {
+    tea_kv_append a = arguments(s, c, nullptr);
+    change(a);
+    EXPECT_EQ(error_of([&] { append_kv(a, {}); }).find(what), 0u) << what;
+  };
+  const float one = 1;
+  refuses([](auto& a) { a.new_dtype = TEA_FP16; }, "new_dtype is fp16; needs dtype, bf16");
+  refuses([](auto& a) { a.dtype = TEA_E4M3, a.new_dtype = TEA_FP64; }, "new_dtype is fp64");
+  refuses([&](auto& a) { a.k_scale_inv = &one; }, "k_scale_inv, v_scale_inv or kv_scale is given");
+  refuses([](auto& a) { a.kv_scale = 2; }, "kv_scale is 2");
+}
+
 TEST(KvCache, WithoutATableEachSequenceHasItsPage) {
   Setting s;
   s.table.clear(), s.width = 0, s.pages = 3, s.page_size = 12;

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from te_attention.torch._arguments import FORMATS, NUM_INPUTS, Arguments, formats_of
 from te_attention.torch._library import LIBRARY
-from te_attention.torch._types import statistic_dtype
+from te_attention.torch._types import FP8, HALVES, statistic_dtype
 
 
 def _fake(function):
@@ -46,7 +46,8 @@ def _check(a: Arguments) -> None:
     ):
         if tensor.device != a.q.device:
             raise RuntimeError(f"{name} is on {tensor.device}; needs {a.q.device} as q")
-        if tensor.dtype != a.q.dtype:
+        is_cache = name != "q" and a.q.dtype in HALVES and tensor.dtype in FP8
+        if tensor.dtype != (a.k.dtype if is_cache else a.q.dtype):
             raise RuntimeError(
                 f"{name}.dtype is {_text(tensor.dtype)}; needs {_text(a.q.dtype)} as q"
             )

@@ -56,7 +56,8 @@ SCHEMAS = {
     "explain": f"({ARGUMENTS}) -> str",
     # KV caches; ragged and padded batches
     "kv_cache_append": "(Tensor new_k, Tensor new_v, Tensor(a!) k_cache, Tensor(b!) v_cache, "
-    "Tensor? page_table, Tensor cu_new, Tensor cu_cached, bool reindex=False) -> ()",
+    "Tensor? page_table, Tensor cu_new, Tensor cu_cached, bool reindex=False, "
+    "Tensor? k_descale=None, Tensor? v_descale=None) -> ()",
     "thd_to_bshd": "(Tensor thd, Tensor cu_seqlens, Tensor? offsets, SymInt max_seqlen) -> Tensor",
     "bshd_to_thd": "(Tensor bshd, Tensor cu_seqlens, Tensor? offsets, SymInt tokens) -> Tensor",
     "cu_seqlens_from_lengths": "(Tensor lengths) -> Tensor",

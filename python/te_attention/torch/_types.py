@@ -13,10 +13,11 @@ _MASK = "None, 'causal', 'causal_bottom_right' or 'bottom_right'"
 MASK_HINT = "; give a tensor as bias, a boolean one as torch.where(mask, 0.0, -torch.inf)"
 WINDOW = "(left, right), each None or an integer, at least 0 and at most 2**62"
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+HALVES = (torch.float16, torch.bfloat16)
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _TENSORS = (
     *("bias", "rng_state", "cu_seqlens_q", "cu_seqlens_kv", "offsets_q", "offsets_kv"),
-    *("page_table", "page_table_v", "origin"),
+    *("page_table", "page_table_v", "origin", "k_descale", "v_descale"),
 )
 _WANTED = {
     **dict.fromkeys(("q", "k", "v"), (Tensor, "a tensor")),

@@ -15,6 +15,7 @@ from te_attention.torch._fp8 import Fp8
 from te_attention.torch._jagged import attend_jagged
 from te_attention.torch._library import OPS
 from te_attention.torch._types import (
+    HALVES,
     WINDOW,
     as_statistic,
     check_number,
@@ -33,7 +34,6 @@ BIAS_DIMENSIONS = 4
 MULTIPLE = 8  # of the head dims that the operators take
 # The types that autocast converts. float64 stays as it is, as in SDPA; other types are refused.
 AUTOCAST = frozenset((torch.float16, torch.bfloat16, torch.float32))
-HALVES = (torch.float16, torch.bfloat16)
 PAGES = (
     "page_table is given and an input requires a gradient; needs torch.no_grad(), or ragged or "
     "padded keys: pages have none"
@@ -79,6 +79,8 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
     return_max_logit: bool = False,
     deterministic: bool | None = None,
     engine: str = "",
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     fp8: Fp8 | Literal["current"] | None = None,
     return_amax: bool = False,
     _finish: Callable[[tuple, bool, bool], Any] = _run,
@@ -97,7 +99,8 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
     the format: each sequence then has its own length, and O is such a tensor too.
 
     Args:
-        q, k, v: queries, keys and values, of the same dtype and on the same device.
+        q, k, v: queries, keys and values, of the same dtype (but see k_descale) and on the same
+            device.
         mask: None; "causal": column <= row; "causal_bottom_right": the last query of the actual
             length attends up to the last key, as in decoding; "bottom_right": masks no key, but
             window and ALiBi are relative to that diagonal.
@@ -144,6 +147,9 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
         deterministic: bitwise equal results for equal inputs. Default:
             ``torch.are_deterministic_algorithms_enabled()``.
         engine: name of the engine; "": the first engine that accepts. See :func:`explain`.
+        k_descale, v_descale: with q of 16 bits and k and v in float8_e4m3fn or float8_e5m2, a KV
+            cache: float32 ``[1]`` or ``[heads_kv]`` on q's device, by which codes are multiplied.
+            Default: 1. There are no gradients.
         fp8: "current": q, k and v of 16 or 32 bits are cast to float8_e4m3fn inside, and the
             gradient of O to float8_e5m2, each under a scale from its largest magnitude (padding
             counts); O and the gradients have the type of q. Or an :class:`Fp8`: the scales of q, k
@@ -176,6 +182,7 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
             (window is bias is sink is rng_state is generator is origin is fp8 is None)
             and (cu_seqlens_q is cu_seqlens_kv is max_seqlen_q is max_seqlen_kv is None)
             and (offsets_q is offsets_kv is page_table is page_table_v is None)
+            and (k_descale is v_descale is None)
             and (alibi is False and bias_type == "post_scale" and engine == "")
             and (dropout is NONE or (type(dropout) is float and dropout == 0))
             and (softcap is NONE or (type(softcap) is float and softcap == 0))
@@ -207,22 +214,18 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
             or (learnable is not None and learnable.requires_grad)
         )
         left, right = NO_WINDOW if window is None else _bounds(window)
+        # fmt: off
         arguments = (  # in the order of Arguments, whose construction takes a microsecond
-            q,
-            k,
-            v,
-            format,
+            q, k, v, format,
             "none" if mask is None else mask,
             dropout > 0 or differentiable,
             scale,
-            left,
-            right,
+            left, right,
             NONE if dropout == 0 else dropout,
             _random_state(q, rng_state, generator) if dropout else None,
             bias,
             learnable,
-            _as_int32(cu_seqlens_q),
-            _as_int32(cu_seqlens_kv),
+            _as_int32(cu_seqlens_q), _as_int32(cu_seqlens_kv),
             -1 if max_seqlen_q is None else max_seqlen_q,
             -1 if max_seqlen_kv is None else max_seqlen_kv,
             _as_int32(page_table),
@@ -237,8 +240,9 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
             sink is not None and _named("sink", sink, None, "off_by_one", ", or a tensor"),
             return_max_logit,
             _are_all_deterministic() if deterministic is None else deterministic,
-            engine,
+            engine, k_descale, v_descale,
         )
+        # fmt: on
         if page_table is not None:
             _check_pages(differentiable, dropout)
         if fp8 is not None or return_amax:

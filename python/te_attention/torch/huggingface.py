@@ -238,12 +238,15 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     **others,
 ) -> tuple[Tensor, None]:
     """The attention of a layer: q, k, v [b, heads, s, d]; returns O as [b, s, heads, d].
 
     Key and value keep their own heads (no expansion). `s_aux`: the learnable sinks of GPT-OSS;
-    `position_bias`: the bias that T5 adds to the scores. Packed lengths (cu_seq_lens_q,
+    `position_bias`: the bias that T5 adds to the scores. Key and value may be those of a cache in
+    FP8, and k_descale and v_descale are then their scales. Packed lengths (cu_seq_lens_q,
     max_length_q, ...) make a batch of one row a ragged batch, unless the mask contains them.
     Raises TypeError if a model passes an unknown argument that would change the result.
     """
@@ -276,6 +279,8 @@ def attention_forward(
         sink=None if s_aux is None else s_aux.float(),
         dropout=dropout,
         scale=scaling,
+        k_descale=k_descale,
+        v_descale=v_descale,
         **({} if lengths is None else {"format": "thd"} | lengths),
     )
     return o.transpose(1, 2) if lengths is None else o[None], None

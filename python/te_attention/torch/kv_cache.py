@@ -23,7 +23,10 @@ class KVCache:
         max_seqlen: capacity of each sequence in tokens; rounded up to whole pages.
         heads_kv, dim, dim_v: heads of keys and values, and their head dims (dim_v: as dim).
         page_size: tokens in a page.
-        dtype, device: of the pools; as torch.empty().
+        dtype, device: of the pools; as torch.empty(). float8_e4m3fn or float8_e5m2: append() casts,
+            and q of 16 bits attends to the codes.
+        k_descale, v_descale: of an FP8 cache: float32 ``[1]`` or ``[heads_kv]`` on the device. An
+            element x is stored as ``x / descale``. Default: 1.
         page_table: int32 ``[batch, pages]``, the page of each part of each sequence, where pages
             are shared or placed by the caller. Default: pages of its own for every sequence.
         pages: number of pages in the pools, with page_table. Default: as many as it has entries.
@@ -47,6 +50,8 @@ class KVCache:
         device: torch.device | str | None = None,
         page_table: Tensor | None = None,
         pages: int | None = None,
+        k_descale: Tensor | None = None,
+        v_descale: Tensor | None = None,
     ) -> None:
         """Allocates the pools, whose contents are undefined until append()."""
         for name, value in (
@@ -72,6 +77,7 @@ class KVCache:
         self.v = torch.empty(*pool, dim_v or dim, dtype=dtype, device=device)
         self.lengths = torch.zeros(batch, dtype=torch.int32, device=self.k.device)
         self.max_seqlen = count * page_size
+        self.k_descale, self.v_descale = k_descale, v_descale
 
     @property
     def batch(self) -> int:
@@ -106,7 +112,9 @@ class KVCache:
         else:
             cu_new = _cumulative(lengths)
             self.lengths += lengths
-        _append(k, v, self.k, self.v, self.page_table, cu_new, _cumulative(self.lengths))
+        cu_cached = _cumulative(self.lengths)
+        scales = (self.k_descale, self.v_descale)
+        _append(k, v, self.k, self.v, self.page_table, cu_new, cu_cached, False, *scales)
         return cu_new
 
     def attend(self, q: Tensor, lengths: Tensor | None = None, **options: object) -> Tensor:
@@ -129,6 +137,8 @@ class KVCache:
             cu_seqlens_q=None if lengths is None else _cumulative(lengths),
             cu_seqlens_kv=_cumulative(self.lengths),
             page_table=self.page_table,
+            k_descale=self.k_descale,
+            v_descale=self.v_descale,
             **options,
         )
 

@@ -203,6 +203,35 @@ def test_generation(cache: str) -> None:
     assert torch.equal(got, want)
 
 
+class CastingCache(transformers.DynamicCache):
+    """Stores keys and values in `dtype`, and returns them in that type, or widened again."""
+
+    def __init__(self, dtype: torch.dtype, *, widens: bool) -> None:
+        super().__init__()
+        self.dtype, self.widens = dtype, widens
+
+    def update(self, key_states, value_states, *arguments, **options):  # noqa: ANN201
+        """Appends the tokens of a layer."""
+        cast = [t.to(self.dtype) for t in (key_states, value_states)]
+        if self.widens:
+            cast = [t.to(key_states.dtype) for t in cast]
+        return super().update(*cast, *arguments, **options)
+
+
+@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_generation_with_a_cache_of_fp8(fp8: torch.dtype) -> None:
+    ours = pair("llama")[1].eval().bfloat16()
+    options = {"max_new_tokens": 8, "do_sample": False, "output_logits": True}
+    options |= {"return_dict_in_generate": True}
+    want, got = (
+        ours.generate(tokens(), past_key_values=CastingCache(fp8, widens=w), **options)
+        for w in (True, False)
+    )
+    assert torch.equal(got.sequences, want.sequences)
+    torch.testing.assert_close(got.logits, want.logits, atol=0.02, rtol=0.02)
+    assert got.past_key_values.layers[0].keys.dtype == fp8
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "odd head dim"])
 def test_packed_lengths_are_sequences_of_their_own(name: str) -> None:
     _, ours = pair(name)

@@ -15,6 +15,7 @@ from ._engine import check_bias_and_offset
 from ._layouts import first, get_qkv_layout, pages_of
 from ._lengths import get_cu_seqlens, get_full_cu_seqlens
 from ._masks import normalised_options
+from ._selection import FP8, HALF
 
 
 class _Cached(torch.autograd.Function):
@@ -275,8 +276,10 @@ class Call:
         require(self.bias_type in AttnBiasTypes, "core_attention_bias_type", self.bias_type, known)
         q, k, v = self.q, self.k, self.v
         require(q.dtype.is_floating_point, "query_layer", q.dtype, "a floating-point type")
+        cached = self.inference_params is not None and q.dtype in HALF
         for name, tensor in (("key_layer", k), ("value_layer", v)):
-            if (tensor.dtype, tensor.device) != (q.dtype, q.device):
+            is_cache = cached and tensor.dtype in FP8
+            if (not is_cache and tensor.dtype != q.dtype) or tensor.device != q.device:
                 refuse(name, f"{tensor.dtype} on {tensor.device}", f"{q.dtype} on {q.device}")
         if k.shape[:-1] != v.shape[:-1]:
             refuse("value_layer", _seen(v), f"all but the last dimension of key_layer, {_seen(k)}")

@@ -33,6 +33,7 @@ from ._layouts import formats_of, is_packed
 from ._masks import check_set_window_size, is_window
 
 HALF = (torch.float16, torch.bfloat16)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def _level(name: str) -> int:
@@ -105,6 +106,7 @@ class CacheKind(NamedTuple):
 
     is_paged: bool
     page_size: int | None
+    is_fp8: bool = False  # K and V alone: queries have 16 bits
 
 
 def cache_kind(inference_params: object) -> CacheKind | None:
@@ -112,7 +114,8 @@ def cache_kind(inference_params: object) -> CacheKind | None:
     if inference_params is None:
         return None
     paged = getattr(inference_params, "is_paged", False)
-    return CacheKind(paged, inference_params.page_size if paged else None)
+    size = inference_params.page_size if paged else None
+    return CacheKind(paged, size, getattr(inference_params, "dtype", None) in FP8)
 
 
 class _Case:
@@ -234,6 +237,11 @@ RULES = (
         (F3,),
         lambda c: c.in_fp8 and c.inference_params is not None and c.q_format != "thd",
         "a KV cache in FP8 with q in {q_format}; needs thd",
+    ),
+    _Rule(
+        (F2, F3, UN),
+        lambda c: getattr(c.inference_params, "is_fp8", False),
+        "a KV cache of FP8 with queries of {qkv_dtype}",
     ),
     _needs((F2, FU, UN), "num_splits", 1),
     _needs(FL, "return_max_logit", False),

@@ -8,6 +8,7 @@ import test_inference as serving
 import torch
 
 from dpa import BACKENDS, only
+from te_attention import torch as tea
 from transformer_engine.pytorch import DotProductAttention, InferenceParams
 from transformer_engine.pytorch.attention.dot_product_attention import _attention_backends
 
@@ -94,6 +95,29 @@ def test_each_replay_is_full_attention(page_size, form: str) -> None:
         serving.gather(inputs, served, ours, step, form)
         graph.replay()
         serving.check(o.unflatten(-1, (serving.HEADS, DIM)), served, ours, step, form)
+
+
+@pytest.mark.parametrize("fp8", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("page_size", serving.PAGES)
+@pytest.mark.parametrize("form", serving.FORMATS)
+def test_a_cache_of_fp8_holds_the_cast_tokens(form: str, page_size, fp8: torch.dtype) -> None:
+    """Tokens that FP8 holds exactly give the same with a cache of either type."""
+    served = serving.requests(torch.bfloat16, "cpu")
+    for request in served:
+        for tensor in (request.k, request.v):
+            tensor.copy_(tensor.to(fp8))
+        qkv = (t[None] for t in (request.q, request.k, request.v))
+        request.full.copy_(tea.attention(*qkv, format="bshd", mask="causal")[0])
+    ours = serving.params(page_size, form, fp8, "cpu")
+    dpa = module(form, "cpu")
+    tokens = 0
+    with torch.no_grad():
+        for step in serving.schedule(served):
+            o = one_step(dpa, served, ours, step, form)
+            tokens += serving.check(o, served, ours, step, form)
+    assert tokens == sum(len(r.q) for r in served)
+    k_cache, v_cache = ours.cache_manager.cache[1]
+    assert k_cache.dtype == v_cache.dtype == fp8
 
 
 def test_no_choice_keeps_a_cache_alive() -> None:
