@@ -10,6 +10,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from te_attention.jax import _call
 from te_attention.jax._batching import batched
+from te_attention.jax._sharding import check_partitioner, sharded, vary_alike
 
 SMALL = ("bias", "sink")  # gradients that are computed only where they are wanted
 
@@ -31,8 +32,12 @@ class Wanted(tuple):
 
 def _forward(config: Config, outputs: tuple[str, ...], training: bool, arrays: dict) -> dict:
     options = config.options
-    run = functools.partial(_call.forward, options, outputs, training)
-    return batched(run, options.format == "thd", options.dropout > 0)(arrays)
+
+    def call(options: _call.Options, arrays: dict) -> dict:
+        return _call.forward(options, outputs, training, arrays)
+
+    run = sharded(call, options, outputs)
+    return vary_alike(batched(run, options.format == "thd", options.dropout > 0)(arrays), arrays)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -68,12 +73,24 @@ def _attention_backward(config: Config, kept: tuple, cotangents: tuple) -> tuple
     if "lse" in arriving and "lse" not in zero:
         operands["dlse"] = arriving["lse"]
     options = config.options
-    run = functools.partial(_call.backward, options, ("q", "k", "v", *wanted))
+    names = ("q", "k", "v", *wanted)
+
+    def call(options: _call.Options, arrays: dict) -> dict:
+        return _call.backward(options, names, arrays)
+
+    run = sharded(call, options, tuple(f"d{name}" for name in names))
     out = batched(run, options.format == "thd", options.dropout > 0, wanted)(operands)
+    out = vary_alike(out, arrays)
     return ({name: out.get(f"d{name}", _zero(x)) for name, x in arrays.items()},)
 
 
 _attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)
 
 # Compiled where it is called eagerly; a part of the caller's program under jit.
-run = jax.jit(_attention, static_argnums=0, inline=True)
+_compiled = jax.jit(_attention, static_argnums=0, inline=True)
+
+
+def run(config: Config, arrays: dict) -> tuple[jax.Array, ...]:
+    """The outputs of a call, in the order of `config.outputs`."""
+    check_partitioner()
+    return _compiled(config, vary_alike(arrays, arrays))
