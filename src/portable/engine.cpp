@@ -75,6 +75,8 @@ constexpr Known kKnown[] = {
     {"table_k_stride"},
     {"table_v_stride"},
     {"alignment"},
+    {"kv_dtype", kDtypes},
+    {"kv_scale", below(2)},
 };
 
 }  // namespace

@@ -405,7 +405,7 @@ std::vector<char> kept_by(const Case& c, std::string_view engine, int device,
 }
 
 bool runs_on_gpus(const Problem& problem) {
-  if (problem.dtype == TEA_FP64 || problem.kv_dtype) return false;
+  if (problem.dtype == TEA_FP64) return false;
   return problem.is_fp8() || !problem.training || problem.dout_type() == problem.dtype;
 }
 

@@ -29,6 +29,14 @@ TEA_DEVICE uint32_t fp8_to_halves(uint32_t codes, int32_t dtype) {
 TEA_DEVICE uint16_t fp8_to_half(uint8_t code, int32_t dtype) {
   return static_cast<uint16_t>(fp8_to_halves(code, dtype));
 }
+// Two codes as a pair of fp16 or bf16, either of which holds each code exactly.
+template <int kDtype>
+TEA_DEVICE uint32_t fp8_to_pair(uint32_t codes, int32_t dtype) {
+  const uint32_t halves = fp8_to_halves(codes, dtype);
+  if constexpr (kDtype != TEA_BF16) return halves;
+  return pack<TEA_BF16>(half_to_float(static_cast<uint16_t>(halves)),
+                        half_to_float(static_cast<uint16_t>(halves >> 16)));
+}
 
 // Copies eight elements to (row, column) of a tile asynchronously; unless valid, zeros. The tensor
 // must be vectorizable.
@@ -48,7 +56,7 @@ TEA_DEVICE void load_8_elements(const SharedTile<kDtype, kDim>& tile, int row, i
   constexpr int kChunks = kElementBytes<kDtype> / 2;
   uint32_t word[4 * kChunks] = {};
   if (valid) {
-    if (kDtype == TEA_FP16 && is_fp8(rows.dtype)) {
+    if (kDtype != TEA_FP32 && is_fp8(rows.dtype)) {
       uint2 codes = {};
       if (rows.is_vectorizable) {
         codes = *reinterpret_cast<const uint2*>(from);
@@ -59,10 +67,10 @@ TEA_DEVICE void load_8_elements(const SharedTile<kDtype, kDim>& tile, int row, i
           codes.y |= uint32_t{code[4 + i]} << 8 * i;
         }
       }
-      word[0] = fp8_to_halves(codes.x, rows.dtype);
-      word[1] = fp8_to_halves(codes.x >> 16, rows.dtype);
-      word[2] = fp8_to_halves(codes.y, rows.dtype);
-      word[3] = fp8_to_halves(codes.y >> 16, rows.dtype);
+      word[0] = fp8_to_pair<kDtype>(codes.x, rows.dtype);
+      word[1] = fp8_to_pair<kDtype>(codes.x >> 16, rows.dtype);
+      word[2] = fp8_to_pair<kDtype>(codes.y, rows.dtype);
+      word[3] = fp8_to_pair<kDtype>(codes.y >> 16, rows.dtype);
     } else if constexpr (kDtype == TEA_FP32) {
       const auto* element = reinterpret_cast<const uint32_t*>(from);
 #pragma unroll

@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(32 * kWarps)
         o[i] += p.splits.o[row * p.args.dim_v + lane() + 32 * i] * rescale;
   }
   const RowResult result = normalize_row(row_max, row_sum, valid ? sink_of(p.args, at.head) : 0.0f);
-  const float factor = valid ? result.factor * value_factor(p.args, false) : 0.0f;
+  const float factor =
+      valid ? result.factor * value_factor(p.args, false, at.head / p.heads_per_kv) : 0.0f;
   if (lane() == 0) write_statistics(p.args, seq, at, result, row_max, row_sum);
   const int64_t to =
       first_element(p.args.o, p.args.queries, seq.q, seq.batch, at.head) + at.row * p.args.o.seq;

@@ -101,9 +101,9 @@ inline Variant general_variant(const AttentionArguments& a) {
 
 // Whether a plain kernel can serve the problem. It counts rows and keys in 32 bits.
 inline bool is_plain(const AttentionArguments& a) {
-  return (a.q.dtype == TEA_BF16 || a.q.dtype == TEA_FP16) && a.keys.form != TEA_PAGED &&
-         !has_score_mod(a) && !a.has_dropout && a.scale > 0 && a.q.is_vectorizable &&
-         a.k.is_vectorizable && a.v.is_vectorizable && a.o.is_vectorizable &&
+  return (a.q.dtype == TEA_BF16 || a.q.dtype == TEA_FP16) && a.k.dtype == a.q.dtype &&
+         a.keys.form != TEA_PAGED && !has_score_mod(a) && !a.has_dropout && a.scale > 0 &&
+         a.q.is_vectorizable && a.k.is_vectorizable && a.v.is_vectorizable && a.o.is_vectorizable &&
          a.queries.max_seqlen < int64_t{1} << 30 && a.keys.max_seqlen < int64_t{1} << 30;
 }
 

@@ -23,7 +23,7 @@ struct Epilogue {
   TEA_DEVICE RowFactors normalize(const OnlineSoftmax (&softmax)[T::kMmaM]) const {
     const AttentionArguments& args = tile.args;
     RowFactors factors;
-    const float value = value_factor(args, C.fp8);
+    const float value = value_factor(args, C.fp8, tile.kv_head);
 #pragma unroll
     for (int m = 0; m < T::kMmaM; ++m)
 #pragma unroll

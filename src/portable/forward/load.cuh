@@ -11,7 +11,15 @@ template <KernelConfig C>
 struct TileLoader {
   using T = Traits<C>;
   static constexpr int kRowsAtOnce = T::kThreads / 8;
-  static constexpr int kInputBytes = C.fp8 ? 1 : T::kBytes;  // of an element of the tensor
+  static constexpr int kInputBytes = C.fp8 ? 1 : T::kBytes;  // of an element of Q
+  // K and V alone may be FP8 in the general kernels of 16 bits.
+  static constexpr bool kMayBeCache = C.general && !C.fp8 && T::kBytes == 2;
+  static TEA_DEVICE int element_bytes(const StridedTensor& rows) {
+    return kMayBeCache && is_fp8(rows.dtype) ? 1 : kInputBytes;
+  }
+  static TEA_DEVICE bool converts(const StridedTensor& rows) {
+    return C.fp8 || (kMayBeCache && is_fp8(rows.dtype));
+  }
 
   const WorkTile<C>& tile;
   const SharedTiles<C>& shared;
@@ -40,6 +48,8 @@ struct TileLoader {
   template <int kRows, class Tile, class Address>
   TEA_DEVICE void gather_rows(const Tile& to, const StridedTensor& rows, int dim, int first,
                               int last, const Address& address) const {
+    const int bytes = element_bytes(rows);
+    const bool copies = !converts(rows) && rows.is_vectorizable;
 #pragma unroll 1
     for (int r = thread_row(); r < kRows; r += kRowsAtOnce) {
       const bool valid_row = r >= first && r < last;
@@ -48,8 +58,8 @@ struct TileLoader {
       for (int c = 0; c < Tile::kRowBytes / T::kBytes; c += 64) {
         const int column = c + thread_column();
         const bool valid = valid_row && column < dim;
-        const char* const source = from + (valid ? column * kInputBytes : 0);
-        if (!C.fp8 && rows.is_vectorizable)
+        const char* const source = from + (valid ? column * bytes : 0);
+        if (copies)
           cp_async_8_elements(to, r, column, source, valid);
         else
           load_8_elements(to, r, column, source, rows, valid);
@@ -80,20 +90,20 @@ struct TileLoader {
     const SequencePair& seq = tile.seq;
     const auto* base = static_cast<const char*>(rows.data);
     const int64_t key = int64_t{block} * T::kBlockN;
+    const int bytes = element_bytes(rows);
     const int first = static_cast<int>(max(seq.attended.begin - key, int64_t{0}));
     const int last = static_cast<int>(min(seq.attended.end - key, int64_t{T::kBlockN}));
     if (C.general && args.keys.form == TEA_PAGED) {
       gather_rows<T::kBlockN>(to, rows, dim, first, last, [&](int r) {
-        return base +
-               paged_element(args, rows, table, seq.batch, tile.kv_head, key + r) * kInputBytes;
+        return base + paged_element(args, rows, table, seq.batch, tile.kv_head, key + r) * bytes;
       });
       return;
     }
     const int64_t start =
         first_element(rows, args.keys, seq.kv, seq.batch, tile.kv_head) + key * rows.seq;
-    if (C.fp8 || (C.general && !rows.is_vectorizable))
+    if (converts(rows) || (C.general && !rows.is_vectorizable))
       gather_rows<T::kBlockN>(to, rows, dim, first, last,
-                              [&](int r) { return base + (start + r * rows.seq) * kInputBytes; });
+                              [&](int r) { return base + (start + r * rows.seq) * bytes; });
     else
       copy_rows<T::kBlockN>(to, base + start * kInputBytes, rows.seq * kInputBytes, dim, first,
                             last);

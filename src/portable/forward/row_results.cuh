@@ -27,9 +27,10 @@ TEA_DEVICE void write_statistics(const AttentionArguments& args, const SequenceP
   if (args.statistics.sum_exp) args.statistics.sum_exp[at] = valid ? result.sum_exp : 0;
 }
 
-// The factor of O in addition to RowResult's.
-TEA_DEVICE float value_factor(const AttentionArguments& args, bool fp8) {
-  return fp8 ? scalar_or_1(args.fp8.s_inv) * scalar_or_1(args.fp8.v_inv) : args.keep_factor;
+// The factor of O in addition to RowResult's. fp8: P has been rounded, and dropped, before.
+TEA_DEVICE float value_factor(const AttentionArguments& args, bool fp8, int kv_head) {
+  return kv_scale(args, args.fp8.v_inv, kv_head) *
+         (fp8 ? scalar_or_1(args.fp8.s_inv) : args.keep_factor);
 }
 // Rows past the end and rows that attend to no key are zero, whatever the accumulator holds.
 TEA_DEVICE float normalized(float o, float factor) { return factor == 0 ? 0.0f : o * factor; }

@@ -69,7 +69,7 @@ struct ScoreMod {
   }
   TEA_DEVICE ScoreScale score_scale() const {
     const AttentionArguments& args = tile.args;
-    return {C.fp8 ? scalar_or_1(args.fp8.q_inv) * scalar_or_1(args.fp8.k_inv) : 1.0f, args.scale};
+    return {scalar_or_1(args.fp8.q_inv) * kv_scale(args, args.fp8.k_inv, tile.kv_head), args.scale};
   }
   // General kernels: scale, all modifications and the mask.
   TEA_DEVICE void modify(Scores& s, const ScoreScale& scale, const AlibiSlopes& slopes,
