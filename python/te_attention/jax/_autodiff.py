@@ -59,7 +59,7 @@ def _attention_forward(config: Config, primals: dict) -> tuple[tuple, tuple]:
     return tuple(out[name] for name in config.outputs), kept
 
 
-def _zero(x: jax.Array) -> jax.Array | None:
+def zero_of(x: jax.Array) -> jax.Array | None:
     """The cotangent of an array that needs none: dead code, but jax 0.7 cannot take None here."""
     return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.floating) else None
 
@@ -81,7 +81,7 @@ def _attention_backward(config: Config, kept: tuple, cotangents: tuple) -> tuple
     run = sharded(call, options, tuple(f"d{name}" for name in names))
     out = batched(run, options.format == "thd", options.dropout > 0, wanted)(operands)
     out = vary_alike(out, arrays)
-    return ({name: out.get(f"d{name}", _zero(x)) for name, x in arrays.items()},)
+    return ({name: out.get(f"d{name}", zero_of(x)) for name, x in arrays.items()},)
 
 
 _attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)

@@ -116,11 +116,11 @@ def _published_slopes(heads: int, dtype: jnp.dtype) -> jax.Array:
     return jnp.array(first + more, dtype)
 
 
-def _moved(origin: jax.Array | None, batch: jax.Array, head: jax.Array) -> jax.Array:
-    """An origin, int64 in pairs of words, moved to a shard."""
+def moved(origin: jax.Array | None, *more: object) -> jax.Array:
+    """An origin, int64 in pairs of words, moved by batch, head, row and column to a shard."""
     origin = jnp.zeros(8, jnp.uint32) if origin is None else origin
     pairs = origin.reshape(4, 2)
-    more = jnp.stack([batch, head, jnp.zeros_like(head), jnp.zeros_like(head)]).astype(jnp.uint32)
+    more = jnp.stack([jnp.asarray(x) for x in more]).astype(jnp.uint32)
     low = pairs[:, 0] + more
     high = pairs[:, 1] + (low < more).astype(jnp.uint32)
     return jnp.stack([low, high], axis=-1).ravel()
@@ -152,7 +152,7 @@ class _Shard:
             arrays["slopes"] = jax.lax.dynamic_slice_in_dim(slopes, self.head, heads)
             self.options = self.options._replace(alibi=False)
         if self.options.dropout:
-            arrays["origin"] = _moved(arrays.get("origin"), self.first, self.head)
+            arrays["origin"] = moved(arrays.get("origin"), self.first, self.head, 0, 0)
         if not plan.splits_keys:
             # Each key head serves a run of query heads; a run that a shard's edge cuts is read in
             # pieces of equal length.

@@ -4,15 +4,13 @@ The rule is that of src/math/cp.h, here on numbers of the host (dense formats) a
 number for each sequence (ragged formats, whose lengths may be on the device).
 """
 
-import ctypes
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from te_attention import _library as core
 from te_attention.torch._arguments import FORMATS
 
 MULTIPLE = 16  # of the rows of a chunk that is not exact
@@ -239,53 +237,3 @@ class Side:
 def chunk_rows_bound(longest: int, chunks: int) -> int:
     """At least chunk_rows() of any length up to `longest`."""
     return (longest // chunks + MULTIPLE) // MULTIPLE * MULTIPLE if longest else 0
-
-
-# ------------------------------------------------------------------------------------- schedule
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = (
-        ("struct_size", ctypes.c_uint32),
-        *(
-            (name, ctypes.c_int32)
-            for name in ("world", "rank", "inner", "strategy", "sharding", "positions")
-        ),
-        *((name, ctypes.c_int32) for name in ("causal", "bottom_right", "reserved")),
-        *((n, ctypes.c_int64) for n in ("window_left", "window_right", "seqlen_q", "seqlen_kv")),
-    )
-
-
-class _Part(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int32) for name in ("step", "source", "masked", "launch")),
-        *((n, ctypes.c_int64) for n in ("q_begin", "q_count", "kv_begin", "kv_count")),
-        *((n, ctypes.c_int64) for n in ("origin_row", "origin_col", "shift", "visible")),
-    )
-
-
-class _Move(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int32) for name in ("step", "sender", "receiver", "owner")),
-        *((n, ctypes.c_int64) for n in ("begin", "count")),
-    )
-
-
-STRATEGIES = {"ring": 0, "all_gather": 1, "halo": 2, "a2a": 3}
-
-
-@lru_cache(maxsize=4096)
-def schedule(**fields: int) -> tuple[tuple[_Part, ...], tuple[_Move, ...]]:
-    """tea_cp_schedule() of the fields of tea_cp_shape."""
-    shape = _Shape(struct_size=ctypes.sizeof(_Shape), **fields)
-    counts = [ctypes.c_size_t(0), ctypes.c_size_t(0)]
-    call = core.library().tea_cp_schedule
-
-    def run(parts: object, moves: object) -> None:
-        by_reference = [ctypes.byref(count) for count in counts]
-        core.require(call(ctypes.byref(shape), parts, by_reference[0], moves, by_reference[1]))
-
-    run(None, None)
-    parts, moves = (_Part * counts[0].value)(), (_Move * counts[1].value)()
-    run(parts, moves)
-    return tuple(parts), tuple(moves)

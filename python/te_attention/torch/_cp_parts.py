@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from te_attention._cp_schedule import schedule
 from te_attention.torch._arguments import Arguments, trimmed
-from te_attention.torch._cp_layout import Number, Piece, Shard, Side, schedule
+from te_attention.torch._cp_layout import Number, Piece, Shard, Side
 from te_attention.torch._library import OPS
 
 UNBOUNDED = -1

@@ -15,6 +15,7 @@ EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "jax"
         ("quickstart.py", (), "cpu: accepts"),
         ("gpt.py", ("--steps", "40"), "jax.nn: "),
         ("fused_attn.py", (), "(2, 128, 8, 64)"),
+        ("context_parallel.py", (), "8 devices"),
     ],
 )
 def test_it_runs(name: str, arguments: tuple, words: str) -> None:

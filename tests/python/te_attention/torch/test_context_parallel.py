@@ -7,12 +7,13 @@ import torch
 
 import cp_cases
 import kit
+from te_attention._cp_schedule import schedule
 from te_attention.torch import attention
 from te_attention.torch import context_parallel as cp
 from te_attention.torch._cp_exchange import Exchange
 from te_attention.torch._cp_halo import halo_plan
 from te_attention.torch._cp_heads import published_slopes
-from te_attention.torch._cp_layout import Side, chunk_rows, schedule
+from te_attention.torch._cp_layout import Side, chunk_rows
 from te_attention.torch._cp_problem import make_problem, problem_of
 from te_attention.torch._cp_run import backward, forward
 from te_attention.torch._cp_transport import DeadlockError, LockStep
