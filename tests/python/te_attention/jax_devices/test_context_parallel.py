@@ -10,22 +10,15 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from jax_mesh_cases import EVERY, LAYOUTS, STRATEGIES, compare, mesh_of, shared
 from te_attention.jax import attention, context_parallel, reorder
 
 BATCH, ROWS, HEADS, DIM = 2, 32, 4, 16
-LAYOUTS = ("contiguous", "zigzag", "striped")
-STRATEGIES = ("all_gather", "ring")
-EVERY = [(strategy, layout) for strategy in STRATEGIES for layout in LAYOUTS]
 KEY = jax.random.key(3)
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def mesh_of(size: int) -> jax.sharding.Mesh:
-    devices = jax.devices()[:size]
-    return jax.make_mesh((size,), ("cp",), axis_types=(AxisType.Auto,), devices=devices)
 
 
 def qkv_of(heads_kv: int = 2, rows_kv: int = ROWS) -> list[np.ndarray]:
@@ -79,60 +72,6 @@ CASES = {
 }
 
 
-def program(attend, static: dict):
-    def run(qkv: list, small: dict) -> tuple:
-        def forward(qkv: list, small: dict) -> tuple:
-            return attend(*qkv, **small, **static, return_residual=True, return_max_logit=True)
-
-        (o, lse, largest), pull = jax.vjp(forward, qkv, small)
-        slope = jnp.cos(jnp.arange(o.size, dtype=o.dtype)).reshape(o.shape)
-        dlse = jnp.where(jnp.isfinite(lse), jnp.sin(slope[..., 0]), 0)
-        dqkv, dsmall = pull((slope, dlse, jnp.zeros_like(largest)))
-        return {"o": o, "lse": lse, "max": largest}, dict(zip("qkv", dqkv, strict=True)), dsmall
-
-    return jax.jit(run)
-
-
-def shared(size: int, strategy: str, layout: str, small: dict, check_vma: bool = False):
-    """attention() of whole arrays over so many devices."""
-    mesh = mesh_of(size)
-
-    def split(name: str, x: jax.Array) -> bool:
-        return name != "sink" and x.shape[2 if name == "bias" else 1] > 1
-
-    def attend(q, k, v, **given):
-        arrays = {n: given.pop(n) for n in small}
-        placed = {
-            n: reorder(x, size, layout, 2 if n == "bias" else 1) if split(n, x) else x
-            for n, x in {"q": q, "k": k, "v": v, **arrays}.items()
-        }
-        specs = {
-            n: (P(None, None, "cp") if n == "bias" else P(None, "cp")) if split(n, x) else P()
-            for n, x in placed.items()
-        }
-
-        def local(arrays: dict) -> tuple:
-            arrays = dict(arrays)
-            qkv = [arrays.pop(n) for n in "qkv"]
-            how = {"axis_name": "cp", "strategy": strategy, "layout": layout}
-            return context_parallel(*qkv, **arrays, **how, **given)
-
-        kinds = {"mesh": mesh, "in_specs": (specs,), "out_specs": P(None, "cp")}
-        out = jax.shard_map(local, **kinds, check_vma=check_vma)(placed)
-        return tuple(reorder(x, size, layout, inverse=True) for x in out)
-
-    return attend
-
-
-def compare(static: dict, small: dict, qkv: list, *how: object) -> None:
-    expected = program(attention, static)(qkv, small)
-    out = program(shared(*how[:3], small, *how[3:]), static)(qkv, small)
-    for ours, theirs in zip(out, expected, strict=True):
-        assert ours.keys() == theirs.keys()
-        for name, x in ours.items():
-            np.testing.assert_allclose(x, theirs[name], rtol=3e-5, atol=3e-5, err_msg=name)
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", CASES)
@@ -141,22 +80,24 @@ def test_options_on_four_devices(case: str, layout: str, strategy: str) -> None:
     qkv = qkv_of(2, rows_kv)
     if layout in refusing:
         with pytest.raises(ValueError, match="layout striped"):
-            compare(static, small, qkv, 4, strategy, layout)
+            compare(shared(4, strategy, layout, small), static, small, qkv, qkv)
         return
-    compare(static, small, qkv, 4, strategy, layout)
+    compare(shared(4, strategy, layout, small), static, small, qkv, qkv)
 
 
 @pytest.mark.parametrize("size", [2, 8])
 @pytest.mark.parametrize(("strategy", "layout"), EVERY)
 def test_sizes_and_heads(size: int, strategy: str, layout: str) -> None:
     for heads_kv in (4, 1):
-        compare({"is_causal": True}, {}, qkv_of(heads_kv), size, strategy, layout)
+        qkv = qkv_of(heads_kv)
+        compare(shared(size, strategy, layout, {}), {"is_causal": True}, {}, qkv, qkv)
 
 
 @pytest.mark.parametrize(("strategy", "layout"), EVERY)
 def test_values_that_vary_are_checked(strategy: str, layout: str) -> None:
     static, small, *_ = CASES["sink"]
-    compare(static, small, qkv_of(), 4, strategy, layout, True)
+    attend = shared(4, strategy, layout, small, check_vma=True)
+    compare(attend, static, small, qkv_of(), qkv_of())
 
 
 @pytest.mark.parametrize(("strategy", "layout"), EVERY)
