@@ -222,18 +222,22 @@ def pytest_passed(text: str) -> int:
     return int(passed[1])
 
 
-def torch_python() -> str:
-    """A Python that has pytest and torch 2.10 or later."""
+def pythons() -> list[str]:
+    """The Pythons that may have what a row needs: the tests' environment, then the running one."""
     find = [ROOT / "tools/python_env", "--path"]
     environment = subprocess.run(find, capture_output=True, text=True, check=False).stdout.strip()
+    return [python for python in (environment, sys.executable) if Path(python).is_file()]
+
+
+def torch_python() -> str:
+    """A Python that has pytest and torch 2.10 or later."""
     wants = (
         "import pytest, torch; assert tuple(map(int, torch.__version__.split('.')[:2])) > (2, 9)"
     )
-    for python in (environment, sys.executable):
-        if Path(python).exists():
-            done = subprocess.run([python, "-c", wants], capture_output=True, check=False)
-            if not done.returncode:
-                return python
+    for python in pythons():
+        done = subprocess.run([python, "-c", wants], capture_output=True, check=False)
+        if not done.returncode:
+            return python
     raise RowError("no Python here has pytest and torch 2.10 or later")
 
 
@@ -247,20 +251,29 @@ def jax_python() -> str:
     raise RowError("no Python here has pytest and jax with a GPU")
 
 
+# PyTorch is asked which cuDNN it loaded: that need not be the one of a package nvidia.cudnn.
+LOADED_CUDNN = """
+import torch
+torch.backends.cudnn.version()  # loads the library if nothing has loaded it yet
+for line in open("/proc/self/maps"):
+    if "/libcudnn.so.9" in line:
+        print(line.split(maxsplit=5)[5].strip())
+        break
+"""
+
+
 def cudnn_of(python: str) -> str:
-    """The folder of the cuDNN that PyTorch has there, or nothing."""
-    find = "import nvidia.cudnn; print(list(nvidia.cudnn.__path__)[0])"
-    done = subprocess.run([python, "-c", find], capture_output=True, text=True, check=False)
-    folder = Path(done.stdout.strip(), "lib")
-    return str(folder) if not done.returncode and (folder / "libcudnn.so.9").exists() else ""
+    """The folder of the cuDNN that PyTorch loads there, or nothing."""
+    command = [python, "-c", LOADED_CUDNN]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = done.stdout.strip()
+    return str(Path(found).parent) if not done.returncode and found else ""
 
 
 def prefer_cudnn_of_torch() -> str:
     """Lets every row load PyTorch's cuDNN, not an older one of the loader's; says which it is."""
-    try:
-        folder = cudnn_of(torch_python())
-    except RowError:  # the rows that need that Python say so
-        folder = ""
+    # Any PyTorch will do: torch_python() also wants pytest, which no GoogleTest needs.
+    folder = next(filter(None, map(cudnn_of, pythons())), "")
     if not folder:
         return "the loader's, if it has one"
     before = os.environ.get("LD_LIBRARY_PATH")

@@ -55,30 +55,52 @@ class Unexpected(unittest.TestCase):
 class Cudnn(unittest.TestCase):
     """An older cuDNN of the loader's was tested, and refused, where PyTorch has one of its own."""
 
-    def preferred(self, files: list[str], before: str) -> tuple[str, str, str]:
-        """The folder of a Python whose cuDNN has these files, what is said, and the path then."""
+    def preferred(self, scripts: dict[str, str], before: str) -> tuple[str, str]:
+        """The text printed and the path set where the Pythons are these shell scripts."""
         with tempfile.TemporaryDirectory() as name:
-            folder, python = Path(name, "lib"), Path(name, "python")
-            folder.mkdir()
-            for file in files:
-                (folder / file).touch()
-            python.write_text(f"#!/bin/sh\necho {name}\n")
-            python.chmod(0o755)
+            paths = [Path(name, script) for script in scripts]
+            for path, text in zip(paths, scripts.values(), strict=True):
+                path.write_text(f"#!/bin/sh\n{text}\n")
+                path.chmod(0o755)
             with (
-                mock.patch.object(test_gpu, "torch_python", lambda: str(python)),
+                mock.patch.object(test_gpu, "pythons", lambda: list(map(str, paths))),
                 mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": before}),
             ):
-                return str(folder), test_gpu.prefer_cudnn_of_torch(), os.environ["LD_LIBRARY_PATH"]
+                return test_gpu.prefer_cudnn_of_torch(), os.environ["LD_LIBRARY_PATH"]
 
     def test_of_torch_comes_first(self):
-        folder, words, path = self.preferred(["libcudnn.so.9"], "/opt/lib")
-        self.assertEqual((words, path), (folder, f"{folder}:/opt/lib"))
-        folder, _, path = self.preferred(["libcudnn.so.9"], "")
-        self.assertEqual(path, folder)
+        found = {"python": "echo /torch/lib/libcudnn.so.9"}
+        self.assertEqual(self.preferred(found, "/opt/lib"), ("/torch/lib", "/torch/lib:/opt/lib"))
+        self.assertEqual(self.preferred(found, ""), ("/torch/lib", "/torch/lib"))
 
     def test_of_the_loader_stays_where_torch_has_none(self):
-        _, words, path = self.preferred([], "/opt/lib")
-        self.assertEqual((words, path), ("the loader's, if it has one", "/opt/lib"))
+        said = ("the loader's, if it has one", "/opt/lib")
+        self.assertEqual(self.preferred({"no_torch": "exit 1", "no_cudnn": ""}, "/opt/lib"), said)
+        self.assertEqual(self.preferred({}, "/opt/lib"), said)
+
+    def test_a_python_without_pytest_is_asked(self):
+        """GoogleTests of the engine cudnn need PyTorch's library, not pytest."""
+        pythons = {
+            "no_torch": "exit 1",
+            "no_pytest": 'case "$*" in *pytest*) exit 1;; *) echo /torch/lib/libcudnn.so.9;; esac',
+        }
+        self.assertEqual(self.preferred(pythons, ""), ("/torch/lib", "/torch/lib"))
+
+    def test_the_library_is_read_from_the_process(self):
+        """The program that PyTorch's Python runs, with a module torch that loads nothing."""
+        with tempfile.TemporaryDirectory() as name:
+            library = Path(name, "libcudnn.so.9")
+            library.write_bytes(bytes(4096))
+            Path(name, "torch.py").write_text(
+                "import mmap\n"
+                "class backends:\n"
+                "    class cudnn:\n"
+                "        def version():\n"
+                f"            with open({str(library)!r}, 'r+b') as file:\n"
+                "                backends.cudnn.kept = mmap.mmap(file.fileno(), 0)\n"
+            )
+            with mock.patch.dict(os.environ, {"PYTHONPATH": name}):
+                self.assertEqual(test_gpu.cudnn_of(sys.executable), name)
 
 
 def said(ran: int, skipped: int = 0) -> str:
