@@ -151,8 +151,10 @@ def make_graphed_callables(
     """The modules, whose forward() and backward pass now replay CUDA graphs.
 
     Tensors among the arguments are copied into those of the graph; other arguments stay those of
-    the samples. On the host nothing is captured. With `enabled` the modules run in FP8 as in
-    autocast(); call them inside an autocast(), whose end updates the scales.
+    the samples. Outputs and gradients are tensors of the graph too: the module's next call or
+    backward pass overwrites them, as with torch.cuda.make_graphed_callables(). On the host nothing
+    is captured. With `enabled` the modules run in FP8 as in autocast(); call them inside an
+    autocast(), whose end updates the scales.
     """
     for name, value in (
         ("_order", _order),

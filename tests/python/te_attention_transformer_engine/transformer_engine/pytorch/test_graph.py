@@ -43,7 +43,9 @@ def steps(module: torch.nn.Module, device: str, recipe: object, count: int = 3) 
         q, k, v = inputs(device, i)
         with autocast(enabled=recipe is not None, recipe=recipe):
             o = module(q, k, value_layer=v, attn_mask_type="causal")
-        out += [o.detach(), *torch.autograd.grad(o.float().square().sum(), (q, k, v))]
+        gradients = torch.autograd.grad(o.float().square().sum(), (q, k, v))
+        # Copies: the next replay of a graph writes to the same outputs and gradients.
+        out += [t.detach().clone() for t in (o, *gradients)]
     return out
 
 
