@@ -14,6 +14,6 @@ def refuse_context_parallelism(strategy: object, axis: str) -> None:
     size = get_mesh_axis_size(axis)
     if size > 1:
         raise NotImplementedError(
-            f"context_parallel_axis {axis!r} has {size} devices; needs 1: context parallelism "
-            "over several devices is computed in PyTorch only"
+            f"context_parallel_axis {axis!r} has {size} devices; needs 1: te_attention.jax."
+            "context_parallel computes it over several devices"
         )
