@@ -120,8 +120,9 @@ typedef struct tea_problem {
   int32_t page_size;       /* rows of a page; only for TEA_PAGED */
 
   int32_t heads_q,
-      heads_kv;          /* heads_q is a multiple of heads_kv; query head h uses h / (hq / hkv) */
-  int32_t dim_qk, dim_v; /* multiples of 8, at most 512. Default of dim_v: dim_qk */
+      heads_kv; /* heads_q is a multiple of heads_kv; query head h uses h / (hq / hkv) */
+  /* Multiples of 8, at most 1024, or 512 if training. Default of dim_v: dim_qk. */
+  int32_t dim_qk, dim_v;
   /* Sizes of dense and padded sides; zero is an empty tensor. If a side is ragged or paged, batch
      and that side's seqlen must be zero here and are given in tea_run. */
   int64_t batch, seqlen_q, seqlen_kv;
@@ -152,6 +153,11 @@ typedef struct tea_problem {
   int32_t kv_dtype;       /* of k, v: E4M3 or E5M2 with an fp16 or bf16 dtype, without training.
                              Default: dtype */
   int32_t kv_scale;       /* tea_kv_scale; only with a kv_dtype */
+  /* 1: the bits that forward computes for a row depend on its query and on the keys that it attends
+     to, but on no other row of the batch, nor on how the rows of a sequence are divided among
+     calls. The problems must otherwise be equal, sizes and strides aside. */
+  int32_t batch_invariant;
+  int32_t reserved; /* zero */
 } tea_problem;
 
 /* The tensors of the operation, with one name and index in all layers. cu_seqlens, offsets and

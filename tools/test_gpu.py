@@ -367,6 +367,7 @@ ROWS = {
     "device": lambda s: s.tests("Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*", 100),
     "graphs": lambda s: s.tests("*Graph.*"),
     "reruns": lambda s: s.tests("Reruns.*"),
+    "invariance": lambda s: s.tests("Invariance.*"),
     "other": lambda s: s.tests(
         "-FirstCall.*:Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*:Problems.*:*Graph.*:"
         "Reruns.*:*Large.*:Sanitized.*:Races.*"

@@ -83,6 +83,8 @@ constexpr Field kFields[] = {
     PLAIN(kInt64, table_v_stride),
     NAMED(kEnum, kv_dtype, kDtypes),
     NAMED(kEnum, kv_scale, kKvScale),
+    NAMED(kEnum, batch_invariant, kBool),
+    PLAIN(kInt32, reserved),
 };
 #undef PLAIN
 #undef NAMED
@@ -99,7 +101,7 @@ constexpr bool covers_every_byte() {
 }
 static_assert(covers_every_byte(), "kFields must list every field of tea_problem, in order");
 static_assert(sizeof(Problem) == sizeof(tea_problem) && std::is_trivially_copyable_v<Problem>);
-static_assert(sizeof(tea_problem) == 480, "the layout of tea_problem is frozen; it may only grow");
+static_assert(sizeof(tea_problem) == 488, "the layout of tea_problem is frozen; it may only grow");
 
 template <class T>
 T get(const Problem& p, const Field& f, int i) {

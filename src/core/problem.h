@@ -13,6 +13,9 @@
 
 namespace tea {
 
+// The largest head dimensions; no engine computes gradients of larger ones than the second.
+inline constexpr int32_t kMostDim = 1024, kMostDimOfTraining = 512;
+
 // The type of a field, which determines the form of its text.
 enum class Kind : uint8_t { kSize, kInt32, kInt64, kReal, kEnum, kBits };
 

@@ -60,16 +60,18 @@ void check_types(const Problem& p) {
       p.is_fp8() ? bit(TEA_FP16) | bit(TEA_BF16) | bit(TEA_FP32) : bit(p.dtype) | bit(TEA_FP32));
 }
 
-void check_dim(const char* name, int32_t dim, bool required) {
+void check_dim(const Problem& p, const char* name, int32_t dim, bool required) {
   if (!dim && !required) return;
-  const int32_t up = (dim + 7) / 8 * 8;
-  const bool ok = dim > 0 && dim % 8 == 0 && dim <= 512;
+  const int32_t most = p.training ? kMostDimOfTraining : kMostDim, up = (dim + 7) / 8 * 8;
+  const bool ok = dim > 0 && dim % 8 == 0 && dim <= most;
+  const std::string limit = shown(most) + (p.training ? " with training = 1" : "");
   TEA_REQUIRE(ok, name, dim,
-              dim > 0 && up <= 512 ? "a multiple of 8, at most 512 (pad to " + shown(up) +
-                                         (required ? " with zeros, and give scale: its default "
-                                                     "follows dim_qk)"
-                                                   : " with zeros)")
-                                   : std::string("a multiple of 8 from 8 to 512"));
+              dim > 0 && up <= most
+                  ? "a multiple of 8, at most " + limit + " (pad to " + shown(up) +
+                        (required ? " with zeros, and give scale: its default "
+                                    "follows dim_qk)"
+                                  : " with zeros)")
+                  : "a multiple of 8 from 8 to " + limit);
 }
 
 void check_heads(const Problem& p) {
@@ -77,8 +79,8 @@ void check_heads(const Problem& p) {
   TEA_REQUIRE(p.heads_kv > 0, "heads_kv", p.heads_kv, "at least 1");
   TEA_REQUIRE(p.heads_q % p.heads_kv == 0, "heads_q", p.heads_q,
               "a multiple of heads_kv, which is " + shown(p.heads_kv));
-  check_dim("dim_qk", p.dim_qk, true);
-  check_dim("dim_v", p.dim_v, false);
+  check_dim(p, "dim_qk", p.dim_qk, true);
+  check_dim(p, "dim_v", p.dim_v, false);
 }
 
 void check_size(const char* name, int64_t size, bool from_run) {
@@ -119,6 +121,7 @@ void check_numbers(const Problem& p) {
   TEA_REQUIRE(fits_arithmetic(p, p.softcap), "softcap", p.softcap, kFp32Range);
   TEA_REQUIRE(fits_arithmetic(p, p.scale), "scale", p.scale, kFp32Range);
   TEA_REQUIRE(p.has_scale || p.scale == 0, "scale", p.scale, "has_scale = 1, else 0");
+  TEA_REQUIRE(p.reserved == 0, "reserved", p.reserved, "0");
   const auto alignment = static_cast<uint32_t>(p.alignment);
   const auto element = static_cast<uint32_t>(dtype_bytes(p.dtype));
   TEA_REQUIRE(

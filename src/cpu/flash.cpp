@@ -460,14 +460,9 @@ class Backward {
     const bool one_row = shape.size[2] == 1 && (view_.p.bias_broadcast & TEA_BROADCAST_ROW);
     const int64_t rows = one_row ? 1 : std::min<int64_t>(kRows, view_.size.max_q - first);
     std::vector<Real> sum(static_cast<size_t>(kRows * shape.size[3]));
-    Gradients<Real> out{nullptr,
-                        nullptr,
-                        sum.data(),
-                        one_row ? 0 : shape.size[3],
-                        view_.p.bias_broadcast & TEA_BROADCAST_COL ? 0 : 1,
-                        {},
-                        0,
-                        0};
+    const int64_t row_stride = one_row ? 0 : shape.size[3];
+    const int64_t col_stride = view_.p.bias_broadcast & TEA_BROADCAST_COL ? 0 : 1;
+    Gradients<Real> out{nullptr, nullptr, sum.data(), row_stride, col_stride, {}, 0, 0};
     const bool each_b = view_.p.bias_broadcast & TEA_BROADCAST_BATCH;
     const bool each_h = view_.p.bias_broadcast & TEA_BROADCAST_HEAD;
     for (const Group& g : groups_) {
@@ -570,6 +565,7 @@ constexpr Known kKnown[] = {
     {"alignment"},
     {"kv_dtype", below(7)},
     {"kv_scale", below(2)},
+    {"batch_invariant", below(2)},
 };
 
 }  // namespace
@@ -580,9 +576,11 @@ Attempt plan_with(const InstructionSet& set, const Problem& problem, const Devic
   TEA_REFUSE_IF(!device.is_host(), "device is a GPU; it runs on the host");
   TEA_REFUSE_IF(!set.available(), "this processor lacks the instructions");
   const InstructionSet *tiles = &set, *few = &set;
-  // Sets that multiply pairs of 16-bit numbers expect K, V and dO in the type of Q.
-  const bool mixed = problem.kv_dtype || (problem.training && problem.dout_type() != problem.dtype);
-  while (tiles->others && (mixed || !tiles->multiplies(problem.dtype))) tiles = tiles->others;
+  // Sets that multiply pairs of 16-bit numbers expect K, V and dO in the type of Q, and their loops
+  // over packed keys move the bases of the exponentials of all rows of a block at once.
+  const bool vectors = problem.kv_dtype || problem.batch_invariant ||
+                       (problem.training && problem.dout_type() != problem.dtype);
+  while (tiles->others && (vectors || !tiles->multiplies(problem.dtype))) tiles = tiles->others;
   if (problem.dtype == TEA_FP64)
     return std::make_unique<Flash<double>>(problem, *tiles->twice, *tiles->twice);
   while (!few->single->few_scores) few = few->others;

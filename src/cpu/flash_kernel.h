@@ -347,8 +347,14 @@ double attend(const View& view, const RowBlock& block, Columns columns, Partial<
   transpose(t.q_rows, t.dim_k(), kRows, t.dim_k(), t.q, kRows);
   if (p.is_fp8()) find_max(t, columns, out.max);
   double amax = 0;
-  for (int64_t j0 = scores.first(columns.begin); j0 < columns.end; j0 += kCols) {
-    t.load_keys(j0, std::min<int64_t>(j0 + kCols, columns.end));
+  // Tiles of a batch-invariant problem begin at multiples of kCols, whichever keys are the first.
+  const auto end_of = [&](int64_t begin) {
+    const int64_t surplus = p.batch_invariant ? begin % kCols : 0;
+    return std::min(begin - surplus + kCols, columns.end);
+  };
+  for (int64_t j0 = scores.first(columns.begin), end; j0 < columns.end; j0 = end) {
+    end = end_of(j0);
+    t.load_keys(j0, end);
     scores(t, false);
     softmax(t, out, p.v_dim());
     if (p.drops()) {
@@ -397,12 +403,12 @@ double finish(const View& view, const RowBlock& block, Partial<Real> all) {
   const int64_t dim = view.p.v_dim();
   const RowsOf of = view.rows(TEA_O);
   const auto o_scale = static_cast<Real>(view.scalar(TEA_O_SCALE));
-  Real rows[kLanes<Real> * 512];
+  Real rows[kLanes<Real> * kMostDim];
   double amax = 0;
   for (int lane = 0; lane < block.count; ++lane) {
     const int n = lane % kLanes<Real>;
-    if (n == 0) transpose(all.o + lane, kRows, padded(dim), kLanes<Real>, rows, 512);
-    Real* row = rows + n * 512;
+    if (n == 0) transpose(all.o + lane, kRows, padded(dim), kLanes<Real>, rows, kMostDim);
+    Real* row = rows + n * kMostDim;
     const double norm = finish_row(view, block, lane, all);
     for (int64_t d = 0; d < dim; ++d)
       row[d] = norm == 0 ? Real{0} : row[d] * static_cast<Real>(norm);
@@ -526,11 +532,11 @@ void store_dq(const View& view, const RowBlock& block, const Real* dq, Gradients
   const int64_t dim = view.p.dim_qk;
   const RowsOf of = view.rows(TEA_DQ);
   const auto scale = static_cast<Real>(view.scalar(TEA_DQ_SCALE));
-  Real rows[kLanes<Real> * 512];
+  Real rows[kLanes<Real> * kMostDimOfTraining];
   for (int lane = 0; lane < block.count; ++lane) {
     const int n = lane % kLanes<Real>;
-    if (n == 0) transpose(dq + lane, kRows, padded(dim), kLanes<Real>, rows, 512);
-    Real* row = rows + n * 512;
+    if (n == 0) transpose(dq + lane, kRows, padded(dim), kLanes<Real>, rows, kMostDimOfTraining);
+    Real* row = rows + n * kMostDimOfTraining;
     if (view.p.is_fp8()) g.dq_amax = std::fmax(g.dq_amax, largest(row, dim));
     if (scale != 1)
       for (int64_t d = 0; d < dim; ++d) row[d] *= scale;

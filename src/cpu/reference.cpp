@@ -398,6 +398,7 @@ constexpr Known kKnown[] = {
     {"alignment"},
     {"kv_dtype", below(7)},
     {"kv_scale", below(2)},
+    {"batch_invariant", below(2)},
 };
 
 }  // namespace

@@ -24,7 +24,7 @@ DimensionOrder order_of(const std::string& format, const std::string& whole) {
 
 bool is_fp8(int32_t type) { return type == TEA_E4M3 || type == TEA_E5M2; }
 
-constexpr int64_t kMostDim = 512;
+constexpr int64_t kMostDim = 1024, kMostDimOfTraining = 512;
 constexpr int64_t kMaxWindow = int64_t{1} << 62;  // the problem stores one more
 
 struct Mask {
@@ -67,10 +67,11 @@ void require_rank(const char* name, const Tensor& t, int rank, const std::string
            std::to_string(rank) + " dimensions for format " + format);
 }
 
-void require_dim(const char* name, const Tensor& t, const DimensionOrder& order) {
-  if (const int64_t dim = t.size[order.dim]; dim < 1 || dim > kMostDim)
+void require_dim(const char* name, const Tensor& t, const DimensionOrder& order, bool training) {
+  const int64_t dim = t.size[order.dim], most = training ? kMostDimOfTraining : kMostDim;
+  if (dim < 1 || dim > most)
     refuse(name, "of shape " + shape_text(t) + " with head dim " + std::to_string(dim),
-           "a head dim from 1 to " + std::to_string(kMostDim));
+           "a head dim from 1 to " + std::to_string(most) + (training ? " with gradients" : ""));
 }
 
 void require_bound(const char* name, int64_t bound) {
@@ -86,6 +87,7 @@ Description::Description(const Options& options) : in_(options), q_(in_.q), k_(i
     refuse("q.dtype", type_text(q_.type), "float16, bfloat16, float32 or float64");
   problem.training = in_.training;
   problem.deterministic = in_.deterministic;
+  problem.batch_invariant = in_.batch_invariant;
   problem.outputs = in_.max_logit ? TEA_OUTPUT_LSE | TEA_OUTPUT_MAX : TEA_OUTPUT_LSE;
   problem.softcap = in_.softcap;
   problem.has_scale = in_.scale.has_value();
@@ -113,7 +115,7 @@ void Description::describe_queries() {
   require_rank("q", q_, order_q_.rank, in_.format);
   problem.heads_q = static_cast<int32_t>(q_.size[order_q_.head]);
   problem.dim_qk = static_cast<int32_t>(q_.size[order_q_.dim]);
-  require_dim("q", q_, order_q_);
+  require_dim("q", q_, order_q_, in_.training);
   rows_q_ = q_.size[order_q_.seq];
   batch_ = size_or_1(q_, order_q_.batch);
   if (order_q_.batch < 0) {
@@ -141,7 +143,7 @@ void Description::describe_keys() {
   problem.heads_kv = static_cast<int32_t>(k_.size[order_kv_.head]);
   problem.dim_v = static_cast<int32_t>(v_.size[order_kv_.dim]);
   rows_kv_ = k_.size[order_kv_.seq];
-  require_dim("v", v_, order_kv_);
+  require_dim("v", v_, order_kv_, in_.training);
   const bool matches_k =
       v_.size[order_kv_.head] == problem.heads_kv && v_.size[order_kv_.seq] == rows_kv_ &&
       (in_.page_table || size_or_1(v_, order_kv_.batch) == size_or_1(k_, order_kv_.batch));

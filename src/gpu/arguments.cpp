@@ -142,6 +142,7 @@ struct Builder {
     a.heads_q = p.heads_q, a.heads_kv = p.heads_kv, a.dim_qk = p.dim_qk, a.dim_v = p.v_dim();
     a.alibi = p.alibi, a.softmax = p.softmax;
     a.has_dropout = p.drops();
+    a.batch_invariant = p.batch_invariant;
     a.dropout_threshold = p.drops() ? dropout_threshold(static_cast<float>(p.dropout)) : 0;
     a.keep_factor = p.drops() ? static_cast<float>(1 / (1 - p.dropout)) : 1.0f;
     a.scale = static_cast<float>(p.scale_value()), a.softcap = static_cast<float>(p.softcap);

@@ -90,6 +90,7 @@ struct AttentionArguments {
   uint32_t dropout_threshold;  // an element of P is kept iff its uniform is at least this
   float keep_factor;           // 1 / (1 - dropout)
   float scale, softcap;        // softcap 0: none
+  int32_t batch_invariant;     // as in tea_problem
   int32_t dp_dtype;            // of dS in dQ = dS K and dK = dS^T Q: an FP8 type, or that of dO
 };
 

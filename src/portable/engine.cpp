@@ -77,6 +77,7 @@ constexpr Known kKnown[] = {
     {"alignment"},
     {"kv_dtype", kDtypes},
     {"kv_scale", below(2)},
+    {"batch_invariant", below(2)},
 };
 
 }  // namespace

@@ -27,6 +27,14 @@ TEST(Validity, EmptyTensorsAreValid) {
     EXPECT_NO_THROW(Problem::parse(line).check()) << line;
 }
 
+// Dropout is one of training, which pages exclude: without it, both may be given.
+TEST(Validity, PagesAndDropoutExcludeEachOtherOnlyInTraining) {
+  const std::string pages =
+      "dtype=fp32 kv_form=paged page_size=4 heads_q=1 heads_kv=1 dim_qk=8 seqlen_q=1 dropout=0.5";
+  EXPECT_NO_THROW(Problem::parse(pages).check());
+  EXPECT_THROW(Problem::parse(pages + " training=1").check(), Error);
+}
+
 TEST(Validity, PackedOutputsMayInterleaveButNotOverlap) {
   // dq, dk, dv side by side in one [b, s, 4 + 2 + 2, d] buffer.
   EXPECT_NO_THROW(valid("training=1 dq=4096,512,64 dk=4096,512,64 dv=4096,512,64"));

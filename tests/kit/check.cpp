@@ -324,7 +324,7 @@ namespace {
 // Instructions of a CPU for products in bf16 take P and dS as bf16, and subnormal operands as zero.
 // P and dS of fp32 keep their precision.
 bool multiplies_bf16(std::string_view engine, const Problem& p) {
-  if (p.dtype != TEA_BF16 || p.kv_dtype) return false;
+  if (p.dtype != TEA_BF16 || p.kv_dtype || p.batch_invariant) return false;
   if (engine == "cpu") return cpu::kAmx.available() || cpu::pairs_are_fast();
   return engine == "cpu-amx" || engine == "cpu-avx512-bf16";
 }

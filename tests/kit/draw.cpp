@@ -68,8 +68,13 @@ void draw_heads(Random& r, Problem& p) {
   constexpr int32_t kDims[] = {8, 16, 24, 32, 40, 64, 64, 72, 80, 96, 128, 192, 256, 512};
   p.heads_kv = pick(r, kHeads);
   p.heads_q = p.heads_kv * pick(r, kGroup);
-  p.dim_qk = pick(r, kDims);
-  if (r.one_in(3)) p.dim_v = pick(r, kDims);
+  // MLA's latent cache, and sizes that only inference has.
+  constexpr int32_t kLargeDims[] = {520, 576, 768, 1000, 1024};
+  const auto dim = [&] {
+    return !p.training && r.one_in(12) ? pick(r, kLargeDims) : pick(r, kDims);
+  };
+  p.dim_qk = dim();
+  if (r.one_in(3)) p.dim_v = dim();
 }
 
 void draw_forms(Random& r, Problem& p) {
@@ -107,6 +112,7 @@ void draw_scores(Random& r, Problem& p) {
   p.outputs = r.one_in(2) ? static_cast<int32_t>(r.below(8)) : 0;
   p.lse_gradient = p.training && r.one_in(4);
   p.deterministic = r.one_in(4);
+  p.batch_invariant = r.one_in(8);
 }
 
 // Lengths per sequence, or the sizes of a dense side, within the budget.

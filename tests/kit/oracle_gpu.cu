@@ -11,7 +11,7 @@
 namespace tea::oracle {
 namespace {
 
-constexpr int kWarp = 32, kMostDim = 512, kShare = kMostDim / kWarp;  // of a row, for a lane
+constexpr int kWarp = 32, kMostDim = 1024, kShare = kMostDim / kWarp;  // of a row, for a lane
 constexpr unsigned kAll = 0xffffffff;
 
 // The case in device memory.

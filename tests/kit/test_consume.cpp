@@ -16,7 +16,7 @@ enum class Effect {
   kResult,    // numbers change by more than the bounds allow
   kOutputs,   // other tensors, or other numbers of elements, come out
   kMemory,    // elements lie elsewhere or in another type; elsewhere is poison
-  kSameBits,  // a promise that check() asks of every case, by running each twice
+  kSameBits,  // a promise about bits, which check() and invariance.h ask for
   kRefused    // any other value is an error
 };
 
@@ -106,6 +106,8 @@ constexpr Row kRows[] = {
      "dtype=bf16 kv_dtype=e4m3 heads_q=4 heads_kv=2 dim_qk=16 batch=2 seqlen_q=6 seqlen_kv=9 | "
      "seed=5 scales=own",
      "kv_scale=head"},
+    {"batch_invariant", kSameBits, kBase, "batch_invariant=1"},
+    {"reserved", kRefused, kBase, ""},
 };
 
 // And what only a run says.
@@ -220,7 +222,7 @@ bool matters(const Row& row, const Case& base, const Case& changed, const Report
     case Effect::kOutputs:
       return shape_of_outputs(check(base, "reference")) != shape_of_outputs(report);
     case Effect::kSameBits:
-      return changed.problem.deterministic;
+      return changed.problem.deterministic || changed.problem.batch_invariant;
     case Effect::kRefused:
       break;
   }

@@ -77,6 +77,7 @@ def options_of(case: Case, device: str) -> dict:
         "page_table_v": tables[1],
         "origin": torch.tensor(case.origin, device=device) if any(case.origin) else None,
         "deterministic": case.field("deterministic") == "1",
+        "batch_invariant": case.field("batch_invariant") == "1",
     }
 
 

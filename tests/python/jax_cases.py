@@ -86,7 +86,7 @@ def arguments_of(case: Case) -> tuple[dict, dict]:
     static |= {
         **{"is_causal": causal, "bottom_right": bottom_right, "scale": given["scale"]},
         **{"local_window_size": given["window"], "bias_type": given["bias_type"]},
-        **{"softcap": given["softcap"], "deterministic": given["deterministic"]},
+        **{name: given[name] for name in ("softcap", "deterministic", "batch_invariant")},
     }
     for name in ("alibi", "sink", "bias"):
         value = given[name]

@@ -201,6 +201,7 @@ def options_of(
     bias_type: object,
     return_max_logit: object,
     deterministic: object,
+    batch_invariant: object,
     engine: object,
 ) -> tuple[Options, dict]:
     """The options that every form of attention has, and their arrays."""
@@ -228,6 +229,7 @@ def options_of(
         off_by_one=isinstance(sink, str),
         max_logit=flag("return_max_logit", return_max_logit),
         deterministic=flag("deterministic", deterministic),
+        batch_invariant=flag("batch_invariant", batch_invariant),
         engine=engine,
     )
     return options, arrays

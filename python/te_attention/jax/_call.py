@@ -50,6 +50,7 @@ class Options(NamedTuple):
     off_by_one: bool = False
     max_logit: bool = False
     deterministic: bool = False
+    batch_invariant: bool = False
     engine: str = ""
 
 

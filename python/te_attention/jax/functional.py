@@ -60,6 +60,7 @@ def attention(
     bias_type: str = "post_scale",
     return_max_logit: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
     engine: str = "",
     checkpoint_name: str = CHECKPOINT_NAME,
 ) -> Any:
@@ -67,7 +68,8 @@ def attention(
 
     The arguments up to `return_residual` are those of :func:`jax.nn.dot_product_attention`. Letters
     of shapes: B batch, T and S rows of query and of key, N heads of query, K heads of key (N is a
-    multiple of K), H and D head dims of key and of value (multiples of 8, at most 512).
+    multiple of K), H and D head dims of key and of value (multiples of 8, at most 1024, with
+    gradients 512).
 
     Args:
         query: ``[B, T, N, H]`` or ``[T, N, H]``: float16, bfloat16, float32 or float64.
@@ -109,6 +111,8 @@ def attention(
             reverse.
         return_max_logit: also return each row's largest score, as LSE; without a gradient.
         deterministic: bitwise equal results from equal inputs.
+        batch_invariant: the bits of a sequence's O and LSE depend neither on the other sequences of
+            the batch nor on how its rows are divided among calls. It costs speed.
         engine: name of the engine; "": the first that accepts. See :func:`explain`.
         checkpoint_name: name of O and LSE for checkpoint policies.
 
@@ -150,6 +154,7 @@ def attention(
         bias_type=bias_type,
         return_max_logit=return_max_logit,
         deterministic=deterministic,
+        batch_invariant=batch_invariant,
         engine=engine,
     )
     return run(prepared, flag("return_residual", return_residual), checkpoint_name)
@@ -309,6 +314,7 @@ def ragged_attention(
     bias_type: str = "post_scale",
     return_max_logit: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
     engine: str = "",
     checkpoint_name: str = CHECKPOINT_NAME,
 ) -> Any:
@@ -328,8 +334,9 @@ def ragged_attention(
             cu_seqlens_q only gives its length. Both sides have offsets, or none.
         offsets_kv: the same for key and value.
         scale, is_causal, local_window_size, return_residual, bottom_right, alibi, softcap, sink,
-            dropout, dropout_key, origin, bias_type, return_max_logit, deterministic, engine,
-            checkpoint_name: as in :func:`attention`; a batch is a sequence there.
+            dropout, dropout_key, origin, bias_type, return_max_logit, deterministic,
+            batch_invariant, engine, checkpoint_name: as in :func:`attention`; a batch is a
+            sequence there.
 
     Returns:
         O ``[tokens, N, D]``, 0 in rows of no sequence; LSE and largest scores are ``[tokens, N]``.
@@ -365,6 +372,7 @@ def ragged_attention(
         bias_type=bias_type,
         return_max_logit=return_max_logit,
         deterministic=deterministic,
+        batch_invariant=batch_invariant,
         engine=engine,
     )
     options = options._replace(

@@ -36,7 +36,7 @@ DEFAULTS = {
     **{"scale": None, "is_causal": False, "local_window_size": None, "bottom_right": False},
     **{"alibi": None, "softcap": None, "sink": None, "dropout": 0.0, "dropout_key": None},
     **{"origin": None, "bias_type": "post_scale", "return_max_logit": False},
-    **{"deterministic": False, "engine": ""},
+    **{"deterministic": False, "batch_invariant": False, "engine": ""},
 }
 
 

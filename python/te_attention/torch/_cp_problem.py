@@ -183,7 +183,9 @@ def make_problem(
     window = (a.window_left, UNBOUNDED if causal else a.window_right)
     options = {
         name: getattr(a, name)
-        for name in ("scale", "softcap", "pre_scale_bias", "deterministic", "engine")
+        for name in (
+            *("scale", "softcap", "pre_scale_bias", "deterministic", "batch_invariant", "engine"),
+        )
     }
     problem = Problem(
         q,

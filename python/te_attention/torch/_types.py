@@ -29,6 +29,7 @@ _WANTED = {
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_kv"), (_BOUND, "an integer or None")),
     "generator": ((torch.Generator, type(None)), "a torch.Generator or None"),
     "deterministic": ((bool, type(None)), "True, False or None"),
+    "batch_invariant": (bool, "True or False"),
 }
 
 

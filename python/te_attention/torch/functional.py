@@ -78,6 +78,7 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
     return_lse: bool = False,
     return_max_logit: bool = False,
     deterministic: bool | None = None,
+    batch_invariant: bool = False,
     engine: str = "",
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
@@ -91,9 +92,10 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
     Shapes by default as in ``scaled_dot_product_attention``: q ``[b, heads_q, s_q, d]``, k
     ``[b, heads_kv, s_kv, d]``, v ``[b, heads_kv, s_kv, d_v]``, with heads_q a multiple of heads_kv
     (grouped queries need no expansion). float16, bfloat16, float32, or on the CPU float64; head
-    dims up to 512. Any strides, if the last is 1. Tensors are copied only where a head dim is no
-    multiple of 8: then q, k and v are padded with zeros, which changes neither the result nor the
-    default of scale. The host never waits for the device. docs/semantics.md defines each option.
+    dims up to 1024, with gradients up to 512. Any strides, if the last is 1. Tensors are copied
+    only where a head dim is no multiple of 8: then q, k and v are padded with zeros, which changes
+    neither the result nor the default of scale. The host never waits for the device.
+    docs/semantics.md defines each option.
 
     q, k and v may be nested tensors of layout torch.jagged, ``[b, heads, s, d]`` in the order of
     the format: each sequence then has its own length, and O is such a tensor too.
@@ -146,6 +148,9 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
         return_max_logit: also return each row's largest score, in the shape of LSE.
         deterministic: bitwise equal results for equal inputs. Default:
             ``torch.are_deterministic_algorithms_enabled()``.
+        batch_invariant: the bits of a sequence's O and LSE depend neither on the other sequences of
+            the batch nor on how its rows are divided among calls (chunked prefill, decoding). It
+            costs speed: docs/semantics.md.
         engine: name of the engine; "": the first engine that accepts. See :func:`explain`.
         k_descale, v_descale: with q of 16 bits and k and v in float8_e4m3fn or float8_e5m2, a KV
             cache: float32 ``[1]`` or ``[heads_kv]`` on q's device, by which codes are multiplied.
@@ -183,7 +188,7 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
             and (cu_seqlens_q is cu_seqlens_kv is max_seqlen_q is max_seqlen_kv is None)
             and (offsets_q is offsets_kv is page_table is page_table_v is None)
             and (k_descale is v_descale is None)
-            and (alibi is False and bias_type == "post_scale" and engine == "")
+            and (alibi is batch_invariant is False and bias_type == "post_scale" and engine == "")
             and (dropout is NONE or (type(dropout) is float and dropout == 0))
             and (softcap is NONE or (type(softcap) is float and softcap == 0))
             and not (return_lse or return_max_logit or return_amax or deterministic or is_traced())
@@ -207,9 +212,7 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
         bias = None if bias is None else _four_dimensional(bias)
         learnable = as_statistic(sink, q) if isinstance(sink, Tensor) else None
         differentiable = torch.is_grad_enabled() and (
-            q.requires_grad
-            or k.requires_grad
-            or v.requires_grad
+            (q.requires_grad or k.requires_grad or v.requires_grad)
             or (bias is not None and bias.requires_grad)
             or (learnable is not None and learnable.requires_grad)
         )
@@ -240,7 +243,7 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
             sink is not None and _named("sink", sink, None, "off_by_one", ", or a tensor"),
             return_max_logit,
             _are_all_deterministic() if deterministic is None else deterministic,
-            engine, k_descale, v_descale,
+            batch_invariant, engine, k_descale, v_descale,
         )
         # fmt: on
         if page_table is not None:

@@ -51,7 +51,7 @@ def scaled_dot_product_attention(
         if is_causal:
             raise ValueError("attn_mask is a CausalBias; needs None with is_causal=True")
         mask, bias = _as_mask_name(attn_mask, query, key)
-    if not (dropout_p < 1 and _fits(query, key, value, bias, enable_gqa)):
+    if not (dropout_p < 1 and _fits(query, key, value, bias, enable_gqa, dropout_p > 0)):
         if mask == "causal_bottom_right":
             bias = _lower_right(attn_mask, query)
         causal = mask == "causal"
@@ -94,14 +94,20 @@ def _with_strides_of(q: Tensor, o: Tensor) -> Tensor:
     return o.permute(*outer, 3).contiguous().permute(*back, 3)
 
 
-def _fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool) -> bool:
+def _fits(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool, drops: bool
+) -> bool:
+    trains = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (q, k, v, mask)
+    )
+    most = 512 if trains or drops else 1024  # as attention() refuses larger head dims
     return (
         not any(t.is_nested for t in (q, k, v))
         and q.dim() == k.dim() == v.dim() == 4
         and q.shape[0] == k.shape[0] == v.shape[0]
         and (q.shape[1] == k.shape[1] or gqa)
         and k.shape[1] == v.shape[1]
-        and all(t.shape[-1] % 8 == 0 and 0 < t.shape[-1] <= 512 for t in (q, v))
+        and all(t.shape[-1] % 8 == 0 and 0 < t.shape[-1] <= most for t in (q, v))
         and all(t.stride(-1) == 1 and t.device.type in ("cpu", "cuda") for t in (q, k, v))
         # the values of a subclass may differ from those in its memory
         and (mask is None or type(mask) in (Tensor, torch.nn.Parameter, FakeTensor))

@@ -7,7 +7,7 @@
 namespace tea::portable {
 namespace {
 
-constexpr int kWarps = 4, kMaxDimV = 512;
+constexpr int kWarps = 4;
 
 __global__ void __launch_bounds__(32 * kWarps)
     combine_kernel(const __grid_constant__ KernelParams p) {
@@ -22,19 +22,32 @@ __global__ void __launch_bounds__(32 * kWarps)
 
   const bool valid = at.row < seq.q.length;
   const int64_t first = tile.number * s.splits * s.rows + local;
-  float row_max = kMinusInfinity, row_sum = 0, o[kMaxDimV / 32] = {};
-  for (int n = 0; valid && n < s.splits; ++n)
-    row_max = fmaxf(row_max, p.splits.row_max[first + n * s.rows]);
+  const int64_t own = tile.number * s.rows + local;
+  float row_max = kMinusInfinity, row_sum = 0, o[kMostDim / 32] = {};
+  if (p.has_earlier) {
+    row_max = p.earlier.row_max[own], row_sum = p.earlier.row_sum[own];
+#pragma unroll
+    for (int i = 0; i < kMostDim / 32; ++i)
+      if (lane() + 32 * i < p.args.dim_v) o[i] = p.earlier.o[own * p.args.dim_v + lane() + 32 * i];
+  }
   for (int n = 0; valid && n < s.splits; ++n) {
     const int64_t row = first + n * s.rows;
-    const float split_max = p.splits.row_max[row];
-    const float rescale =
-        split_max == kMinusInfinity ? 1.0f : exp2_fast((split_max - row_max) * kLog2E);
-    row_sum += p.splits.row_sum[row] * rescale;
+    const PartialRow split = {p.splits.row_max[row], p.splits.row_sum[row]};
+    const RowMerge merge({row_max, row_sum}, split);
+    row_max = merge.row_max();
+    row_sum = merge(row_sum, split.row_sum);
 #pragma unroll
-    for (int i = 0; i < kMaxDimV / 32; ++i)
+    for (int i = 0; i < kMostDim / 32; ++i)
       if (lane() + 32 * i < p.args.dim_v)
-        o[i] += p.splits.o[row * p.args.dim_v + lane() + 32 * i] * rescale;
+        o[i] = merge(o[i], p.splits.o[row * p.args.dim_v + lane() + 32 * i]);
+  }
+  if (!p.is_last) {
+    __syncwarp();  // every lane has read the earlier statistics
+    if (lane() == 0) p.earlier.row_max[own] = row_max, p.earlier.row_sum[own] = row_sum;
+#pragma unroll
+    for (int i = 0; i < kMostDim / 32; ++i)
+      if (lane() + 32 * i < p.args.dim_v) p.earlier.o[own * p.args.dim_v + lane() + 32 * i] = o[i];
+    return;
   }
   const RowResult result = normalize_row(row_max, row_sum, valid ? sink_of(p.args, at.head) : 0.0f);
   const float factor =
@@ -43,7 +56,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int64_t to =
       first_element(p.args.o, p.args.queries, seq.q, seq.batch, at.head) + at.row * p.args.o.seq;
 #pragma unroll
-  for (int i = 0; i < kMaxDimV / 32; ++i)
+  for (int i = 0; i < kMostDim / 32; ++i)
     if (lane() + 32 * i < p.args.dim_v)
       store_float(p.args.o.data, p.args.o.dtype, to + lane() + 32 * i, normalized(o[i], factor));
 }

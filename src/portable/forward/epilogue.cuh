@@ -44,7 +44,7 @@ struct Epilogue {
   // Stores O through the shared memory of Q, so that rows are written 16 bytes at a time.
   TEA_DEVICE void store_o(const Output& o, const RowFactors& factors) const {
     const AttentionArguments& args = tile.args;
-    const typename T::VoTile to = {shared.q.address};
+    const typename T::OTile to = {shared.q.address};
     __syncthreads();  // every warp has read Q
 #pragma unroll
     for (int m = 0; m < T::kMmaM; ++m)
@@ -52,14 +52,15 @@ struct Epilogue {
       for (int n = 0; n < T::kWarpDimV / 8; ++n)
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-          store_shared_4(to.at(tile.thread_row(m, r), tile.column + accumulator_column(n, 0)),
-                         normalized_pair<T::kDtype>(&o[m][n][2 * r], factors.of[m][r]));
+          store_shared_4(
+              to.at(tile.thread_row(m, r), tile.output_column(n) + accumulator_column(0, 0)),
+              normalized_pair<T::kDtype>(&o[m][n][2 * r], factors.of[m][r]));
     __syncwarp();
     // A lane stores the same chunk of each of its rows. All loads of a batch precede its stores.
     constexpr int kChunks = T::kWarpDimV / 8, kRowsAtOnce = 32 / kChunks;
     constexpr int kBatch = std::min(8, 16 * T::kMmaM / kRowsAtOnce);
     static_assert(kChunks <= 32 && 16 * T::kMmaM / kRowsAtOnce % kBatch == 0);
-    const int local = tile.row + lane() / kChunks, column = tile.column + lane() % kChunks * 8;
+    const int local = tile.row + lane() / kChunks, column = tile.output_column(lane() % kChunks);
     const int64_t rows = rows_to_write(args, tile.seq), step = kRowsAtOnce * args.o.seq;
     auto* data = static_cast<uint16_t*>(args.o.data) + column +
                  first_element(args.o, args.queries, tile.seq.q, tile.seq.batch, 0);
@@ -89,7 +90,7 @@ struct Epilogue {
     const AttentionArguments& args = tile.args;
     float* const data = static_cast<float*>(args.o.data) +
                         first_element(args.o, args.queries, tile.seq.q, tile.seq.batch, 0) +
-                        tile.column + accumulator_column(0, 0);
+                        accumulator_column(0, 0);
 #pragma unroll
     for (int m = 0; m < T::kMmaM; ++m)
 #pragma unroll
@@ -100,9 +101,9 @@ struct Epilogue {
         const float factor = factors.of[m][r];
 #pragma unroll
         for (int n = 0; n < T::kWarpDimV / 8; ++n)
-          if (tile.column + 8 * n < args.dim_v)
-            *reinterpret_cast<float2*>(row + 8 * n) = {normalized(o[m][n][2 * r], factor),
-                                                       normalized(o[m][n][2 * r + 1], factor)};
+          if (tile.output_column(n) < args.dim_v)
+            *reinterpret_cast<float2*>(row + tile.output_column(n)) = {
+                normalized(o[m][n][2 * r], factor), normalized(o[m][n][2 * r + 1], factor)};
       }
   }
   // Stores O of any type and alignment, element by element.
@@ -116,13 +117,14 @@ struct Epilogue {
       for (int r = 0; r < 2; ++r) {
         const QueryIndex at = tile.thread_query(m, r);
         if (at.row >= rows_to_write(args, tile.seq)) continue;
-        const int64_t start = first + at.row * args.o.seq + at.head * args.o.head + tile.column;
+        const int64_t start = first + at.row * args.o.seq + at.head * args.o.head;
 #pragma unroll
         for (int n = 0; n < T::kWarpDimV / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 2; ++i)
-            if (tile.column + 8 * n < args.dim_v)
-              store_float(args.o.data, args.o.dtype, start + accumulator_column(n, i),
+            if (tile.output_column(n) < args.dim_v)
+              store_float(args.o.data, args.o.dtype,
+                          start + tile.output_column(n) + accumulator_column(0, i),
                           normalized(o[m][n][2 * r + i], factors.of[m][r]) * scale);
       }
   }
@@ -156,19 +158,19 @@ struct Epilogue {
           to.row_max[first + local] = softmax[m].row_max[r];
           to.row_sum[first + local] = row_sum;
         }
-        float* const row = to.o + (first + local) * args.dim_v + tile.column;
+        float* const row = to.o + (first + local) * args.dim_v;
 #pragma unroll
         for (int n = 0; n < T::kWarpDimV / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 2; ++i)
-            if (tile.column + 8 * n < args.dim_v)
-              row[accumulator_column(n, i)] = o[m][n][2 * r + i];
+            if (tile.output_column(n) < args.dim_v)
+              row[tile.output_column(n) + accumulator_column(0, i)] = o[m][n][2 * r + i];
       }
   }
 
   TEA_DEVICE void run(const Output& o, const OnlineSoftmax (&softmax)[T::kMmaM], int rows,
                       float p_amax) const {
-    if (C.general && tile.p.scheduler.splits > 1) return store_split(o, softmax, rows);
+    if (C.general && tile.p.scheduler.is_split()) return store_split(o, softmax, rows);
     const RowFactors factors = normalize(softmax);
     if constexpr (C.fp8) update_amaxes(o, factors, p_amax);
     if constexpr (C.general)

@@ -30,7 +30,8 @@ uint64_t forward_workspace(const Problem& problem, const Geometry& size) {
   Run run{};
   run.size = size;
   const AttentionArguments args = make_arguments(problem, run);
-  const int64_t rows = split_rows(select_kernel(args).scheduler, args.batch);
+  const TileScheduler s = select_kernel(args).scheduler;
+  const int64_t rows = split_rows(s, args.batch) + earlier_rows(s, args.keys, args.batch);
   return static_cast<uint64_t>(rows * (args.dim_v + 2)) * sizeof(float);
 }
 
@@ -44,11 +45,21 @@ void forward(const Problem& problem, const Run& run) {
   p.scheduler = selected.scheduler;
   const int64_t ctas = p.scheduler.ctas(p.args.batch);
   if (ctas == 0) return;
-  auto* const memory = static_cast<float*>(p.args.workspace);
-  const int64_t rows = split_rows(p.scheduler, p.args.batch);
-  p.splits = {memory, memory + rows * p.args.dim_v, memory + rows * (p.args.dim_v + 1)};
-  select_launcher(selected)(p, ctas, stream);
-  if (p.scheduler.splits > 1) combine_splits(p, stream);
+  auto* memory = static_cast<float*>(p.args.workspace);
+  const auto take = [&](int64_t rows) {
+    const SplitResults out = {memory, memory + rows * p.args.dim_v,
+                              memory + rows * (p.args.dim_v + 1)};
+    memory += rows * (p.args.dim_v + 2);
+    return out;
+  };
+  p.splits = take(split_rows(p.scheduler, p.args.batch));
+  p.earlier = take(earlier_rows(p.scheduler, p.args.keys, p.args.batch));
+  const int all = all_splits(p.scheduler, p.args.keys), step = p.scheduler.splits;
+  for (int& first = p.scheduler.first_split; first < all; first += step) {
+    p.has_earlier = first > 0, p.is_last = first + step >= all;
+    select_launcher(selected)(p, ctas, stream);
+    if (p.scheduler.is_split()) combine_splits(p, stream);
+  }
 }
 
 }  // namespace tea::portable

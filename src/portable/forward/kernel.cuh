@@ -10,17 +10,22 @@
 // A warp computes 16 * mma_m rows, and with several warps_n a part of the columns of O. While one
 // CTA of an SM waits, another one computes.
 //
+// Head dimensions above 512: K and V pass through shared memory in pieces of their columns.
+//
 // Few queries: the heads of a GQA group may be packed into the rows of one tile, and keys may be
 // split among CTAs, whose results combine.cu adds in a fixed order.
 #pragma once
+#include <type_traits>
+
 #include "portable/forward/epilogue.cuh"
-#include "portable/forward/mainloop.cuh"
+#include "portable/forward/piecewise_mainloop.cuh"
 
 namespace tea::portable {
 
 template <KernelConfig C>
 struct ForwardKernel {
   using T = Traits<C>;
+  using Loop = std::conditional_t<(T::kPieces > 1), PiecewiseMainloop<C>, Mainloop<C>>;
 
   static TEA_DEVICE void start(typename T::Output& o, OnlineSoftmax (&softmax)[T::kMmaM]) {
 #pragma unroll
@@ -46,7 +51,7 @@ struct ForwardKernel {
     float p_amax = 0;
     if (blocks.begin < blocks.end) {
       loader.load_q(rows);
-      p_amax = Mainloop<C>{tile, shared, loader}.run(o, softmax, blocks);
+      p_amax = Loop{tile, shared, loader}.run(o, softmax, blocks);
     }
     Epilogue<C>{tile, shared}.run(o, softmax, rows, p_amax);
   }

@@ -20,7 +20,8 @@ void launch_forward(KernelParams& p, int64_t ctas, cudaStream_t stream) {
 }
 
 template <Variant kVariant, int... kTile>
-constexpr std::array<Launcher, kNumTiles> make_launchers(std::integer_sequence<int, kTile...>) {
+constexpr std::array<Launcher, sizeof...(kTile)> make_launchers(
+    std::integer_sequence<int, kTile...>) {
   return {launch_forward<kVariant, kTile>...};
 }
 
@@ -28,7 +29,7 @@ constexpr std::array<Launcher, kNumTiles> make_launchers(std::integer_sequence<i
 
 template <Variant kVariant>
 Launcher find_launcher(int tile) {
-  constexpr auto kAllTiles = std::make_integer_sequence<int, kNumTiles>();
+  constexpr auto kAllTiles = std::make_integer_sequence<int, num_tiles(kVariant)>();
   static constexpr auto kLaunchers = make_launchers<kVariant>(kAllTiles);
   return kLaunchers[static_cast<size_t>(tile)];
 }

@@ -82,15 +82,17 @@ struct TileLoader {
                             args.dim_qk, 0, rows);
     }
   }
-  // Keys that no row of the sequence attends to are zero.
+  // The columns of a tile from `column` on, of all `dim` columns that keys have. Keys that no row
+  // of the sequence attends to are zero.
   template <class Tile>
   TEA_DEVICE void load_keys(const Tile& to, const StridedTensor& rows, const PageTable& table,
-                            int dim, int block) const {
+                            int dim, int block, int column = 0) const {
     const AttentionArguments& args = tile.args;
     const SequencePair& seq = tile.seq;
-    const auto* base = static_cast<const char*>(rows.data);
     const int64_t key = int64_t{block} * T::kBlockN;
     const int bytes = element_bytes(rows);
+    const auto* base = static_cast<const char*>(rows.data) + column * bytes;
+    dim -= column;
     const int first = static_cast<int>(max(seq.attended.begin - key, int64_t{0}));
     const int last = static_cast<int>(min(seq.attended.end - key, int64_t{T::kBlockN}));
     if (C.general && args.keys.form == TEA_PAGED) {
@@ -107,6 +109,13 @@ struct TileLoader {
     else
       copy_rows<T::kBlockN>(to, base + start * kInputBytes, rows.seq * kInputBytes, dim, first,
                             last);
+  }
+  // A piece of the columns of K or V into the memory of either.
+  TEA_DEVICE void load_piece(const typename T::KTile& to, bool of_k, int block, int piece) const {
+    const AttentionArguments& args = tile.args;
+    load_keys(to, of_k ? args.k : args.v, of_k ? args.page_table_k : args.page_table_v,
+              of_k ? args.dim_qk : args.dim_v, block, piece * T::kPieceK);
+    cp_async_commit();
   }
   TEA_DEVICE void load_k(int block) const {
     load_keys(shared.k, tile.args.k, tile.args.page_table_k, tile.args.dim_qk, block);

@@ -75,25 +75,33 @@ struct Mainloop {
       for (int i = 0; i < 4; ++i) o[n][i] *= rescale[row_slot(i)];
   }
 
+  // FP8: the scale of P, reported if the largest P would saturate.
+  TEA_DEVICE float checked_p_scale() const {
+    const AttentionArguments& args = tile.args;
+    const float scale = scalar_or_1(args.fp8.s);
+    const float largest = args.q.dtype == TEA_E4M3 ? kE4M3.largest : kE5M2.largest;
+    if (threadIdx.x == 0 && saturates(scale, args.keep_factor, largest))
+      report_status(args, TEA_STATUS_SATURATED);
+    return scale;
+  }
+  TEA_DEVICE float rescale_threshold() const {
+    const RowStatistics& wanted = tile.args.statistics;
+    return wanted.max || wanted.sum_exp ? 0.0f : OnlineSoftmax::kRescaleThreshold;
+  }
+
   // Adds exp(score - row_max) V to o. FP8 rounds P relative to the row's final maximum, which a
   // first pass over the keys finds. Returns the maximum of P before it is rounded to FP8.
   TEA_DEVICE float run(Output& o, OnlineSoftmax (&softmax)[T::kMmaM], KeyBlocks blocks) const {
     const AttentionArguments& args = tile.args;
     const ScoreMod<C> score_mod{tile};
     const float scale_log2 = C.general ? kLog2E : args.scale * kLog2E;
-    const float threshold =
-        args.statistics.max || args.statistics.sum_exp ? 0.0f : OnlineSoftmax::kRescaleThreshold;
+    const float threshold = rescale_threshold();
     const MaskBounds bounds = score_mod.mask_bounds();
     const auto slopes = C.general ? score_mod.alibi_slopes() : typename ScoreMod<C>::AlibiSlopes{};
     DropoutState dropout = {};
     float p_scale = 1, p_amax = 0;
     if (C.general && args.rng) dropout = dropout_state(args, tile.seq.batch, tile.index.head);
-    if constexpr (C.fp8) {
-      p_scale = scalar_or_1(args.fp8.s);
-      const float largest = args.q.dtype == TEA_E4M3 ? kE4M3.largest : kE5M2.largest;
-      if (threadIdx.x == 0 && saturates(p_scale, args.keep_factor, largest))
-        report_status(args, TEA_STATUS_SATURATED);
-    }
+    if constexpr (C.fp8) p_scale = checked_p_scale();
     for (int pass = C.fp8 ? 0 : 1; pass < 2; ++pass) {
       loader.load_k(blocks.end - 1);
       for (int block = blocks.end - 1; block >= blocks.begin; --block) {

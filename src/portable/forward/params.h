@@ -15,6 +15,10 @@ struct KernelParams {
   AttentionArguments args;
   TileScheduler scheduler;
   SplitResults splits;
+  // By tile and row: the results of the splits of earlier launches, where `splits` are further
+  // ones; else null. `is_last`: there are no later ones.
+  SplitResults earlier;
+  bool has_earlier, is_last;
   int64_t first_cta;  // of this launch
   int heads_per_kv;   // query heads of a head of K and V
 };

@@ -71,6 +71,34 @@ struct OnlineSoftmax {
   }
 };
 
+// The unnormalised results of a row over some keys.
+struct PartialRow {
+  float row_max, row_sum;
+  TEA_DEVICE bool is_empty() const { return row_max == kMinusInfinity && row_sum == 0; }
+};
+
+// Adds the results over further keys to those of a row so far. The operations are the same wherever
+// results are merged, and results without a visible key change no bit.
+class RowMerge {
+ public:
+  TEA_DEVICE RowMerge(PartialRow before, PartialRow further)
+      : keeps_(further.is_empty()),
+        takes_(before.is_empty()),
+        max_(fmaxf(before.row_max, further.row_max)),
+        before_(exp2_fast((before.row_max - max_) * kLog2E)),
+        further_(exp2_fast((further.row_max - max_) * kLog2E)) {}
+  TEA_DEVICE float row_max() const { return max_; }
+  // Of a sum of exponentials, or of an element of O.
+  TEA_DEVICE float operator()(float before, float further) const {
+    if (keeps_) return before;
+    return takes_ ? further : fmaf(further, further_, __fmul_rn(before, before_));
+  }
+
+ private:
+  bool keeps_, takes_;
+  float max_, before_, further_;
+};
+
 // The results of a row; `factor` normalises the accumulated O.
 struct RowResult {
   float factor, lse, sum_exp;

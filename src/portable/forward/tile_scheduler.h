@@ -20,8 +20,12 @@ struct TileScheduler {
   int64_t row_blocks, heads;  // heads: of Q, or where heads are packed of K and V
   int rows;                   // of a tile
   int pack;                   // query heads in the rows of one tile
-  int splits;                 // of the keys
+  int splits;                 // of the keys of a tile, which are computed at once
+  // Splits with fixed bounds: split n begins at key block n * split_blocks. A launch computes
+  // `splits` of them from first_split on. 0: the blocks of a tile are divided evenly.
+  int split_blocks = 0, first_split = 0;
 
+  TEA_HOST_DEVICE bool is_split() const { return splits > 1 || split_blocks > 0; }
   constexpr int64_t tiles(int64_t batch) const { return batch * heads * row_blocks; }
   constexpr int64_t ctas(int64_t batch) const { return tiles(batch) * splits; }
 

@@ -40,7 +40,13 @@ struct WorkTile {
         seq(sequence_pair_of(args, index.batch)),
         kv_head(index.head / p.heads_per_kv),
         row(warp() % C.tile.warps_m * 16 * T::kMmaM),
-        column(C.tile.warps_n == 1 ? 0 : warp() / C.tile.warps_m * T::kWarpDimV) {}
+        column(C.tile.warps_n == 1 ? 0 : warp() / C.tile.warps_m * T::kWarpPieceV) {}
+
+  // The first of the warp's columns of O 8 * n.. A warp has some of each piece of V.
+  TEA_DEVICE int output_column(int n) const {
+    constexpr int kTiles = T::kWarpPieceV / 8;
+    return column + n / kTiles * T::kPieceV + n % kTiles * 8;
+  }
 
   TEA_DEVICE QueryIndex query(int local) const {
     if constexpr (!C.general) return {index.first + local, index.head};
@@ -56,6 +62,13 @@ struct WorkTile {
     return static_cast<int>(max(int64_t{0}, min(rows, int64_t{T::kBlockM})));
   }
 
+  // Of some key blocks those of a split with fixed bounds.
+  TEA_DEVICE KeyBlocks split_of(const KeyBlocks& all, int split) const {
+    const int64_t size = p.scheduler.split_blocks, begin = split * size, end = begin + size;
+    return {static_cast<int>(min(max(begin, int64_t{all.begin}), int64_t{all.end})),
+            static_cast<int>(max(min(end, int64_t{all.end}), int64_t{all.begin}))};
+  }
+
   // The blocks with a key that one of the first `rows` rows attends to; of these, the tile's split.
   TEA_DEVICE KeyBlocks key_blocks(int rows) const {
     if (rows == 0) return {0, 0};
@@ -65,6 +78,7 @@ struct WorkTile {
     const KeyBlocks all = {static_cast<int>(begin / T::kBlockN),
                            static_cast<int>((end + T::kBlockN - 1) / T::kBlockN)};
     if constexpr (!C.general) return all;
+    if (p.scheduler.split_blocks) return split_of(all, p.scheduler.first_split + index.split);
     const int count = (all.end - all.begin + p.scheduler.splits - 1) / p.scheduler.splits;
     const int first = all.begin + index.split * count;
     return {min(first, all.end), min(first + count, all.end)};

@@ -13,7 +13,7 @@ from te_attention import torch as tea
 Q, K2 = torch.zeros(2, 4, 8, 16), torch.zeros(2, 2, 8, 16)
 T, CU = torch.zeros(12, 4, 16), torch.tensor([0, 6, 12], dtype=torch.int32)
 POOL, TABLE = torch.zeros(3, 4, 4, 16), torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
-WIDE, TURNED = torch.zeros(1, 1, 8, 520), torch.zeros(2, 4, 16, 8).mT
+WIDE, TURNED = torch.zeros(1, 1, 8, 1032), torch.zeros(2, 4, 16, 8).mT
 F8, LEARNED = Q.to(torch.float8_e4m3fn), Q.clone().requires_grad_()
 NUMBER = torch.ones((), requires_grad=True)
 THD = {"format": "thd", "cu_seqlens_q": CU, "cu_seqlens_kv": CU}
@@ -63,9 +63,10 @@ SHAPES = {
     "v with other rows": call(Q, Q, Q[:, :, :4]),
     "k with another head dim": call(Q, Q[..., :8], Q),
     "another batch in k": call(Q, Q[:1], Q[:1]),
-    "head dim 520": alike(WIDE),
+    "head dim 1032": alike(WIDE),
+    "head dim 520 with gradients": alike(torch.zeros(1, 1, 8, 520, requires_grad=True)),
     "head dim 0": alike(Q[..., :0]),
-    "head dim of v 520": call(Q[:1, :1], Q[:1, :1], WIDE),
+    "head dim of v 1032": call(Q[:1, :1], Q[:1, :1], WIDE),
     "head dim of v 0": call(Q, Q, Q[..., :0]),
     "stride in the last dimension": alike(TURNED),
     "expanded": call(Q, Q[:1, :1, :1].expand_as(Q), Q),
@@ -101,6 +102,7 @@ NAMES = {
     "alibi text": call(alibi="yes"),
     "sink text": call(sink="learnable"),
     "deterministic text": call(deterministic="yes"),
+    "batch_invariant text": call(batch_invariant="yes"),
 }
 NUMBERS = {
     "dropout 1": call(dropout=1.0),
