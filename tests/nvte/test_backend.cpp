@@ -143,7 +143,7 @@ void draw(Selection& s, uint64_t n) {
   s.heads = pick(4, 4, 6, 8, 1), s.groups = pick(s.heads, s.heads, size_t{1}, size_t{2}, size_t{4});
   s.rows_q = pick(1, 5, 64, 1000, 0);
   s.rows_kv = pick(s.rows_q, s.rows_q, size_t{7}, size_t{2000});
-  s.dim_qk = pick(8, 64, 64, 128, 192, 256, 512, 12, 520);
+  s.dim_qk = pick(8, 64, 64, 128, 192, 256, 512, 12, 520, 1024, 1032);
   s.dim_v = pick(s.dim_qk, s.dim_qk, s.dim_qk, size_t{128});
   s.left = pick(-1, -1, 0, 3, -2), s.right = pick(-1, -1, 0, 2);
   if (random() % 4) s.left = std::max<int64_t>(s.left, -1);
