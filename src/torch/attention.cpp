@@ -288,18 +288,55 @@ void backward_minimal_out(StableIValue* stack, uint64_t inputs, uint64_t) {
   differentiate(incoming, arguments, call, out);
 }
 
+namespace {
+
+// The results of a part, in given memory.
+struct PartOutputs {
+  Tensor o, lse;
+  std::optional<Tensor> max;
+
+  static PartOutputs of(Stack& in) { return {in.tensor(), in.tensor(), in.maybe_tensor()}; }
+  void compute(Call& call) const {
+    call.problem().o_dtype = dtype_of(o);
+    call.problem().o = call.add_rows(TEA_O, "o", o);
+    call.add_row_statistic_slice(TEA_LSE, "lse", lse);
+    if (max) call.add_row_statistic_slice(TEA_MAX, "max_logit", *max);
+    call.forward();
+  }
+};
+
+}  // namespace
+
 void part_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
   Stack in(stack, inputs);
-  const Tensor o = in.tensor(), lse = in.tensor();
-  const std::optional<Tensor> max = in.maybe_tensor();
+  const PartOutputs out = PartOutputs::of(in);
   const Arguments arguments = read_arguments(in);
   Call call(arguments);
-  call.problem().o_dtype = dtype_of(o);
   if (arguments.training) call.problem().dout_dtype = call.problem().dtype;
-  call.problem().o = call.add_rows(TEA_O, "o", o);
-  call.add_row_statistic_slice(TEA_LSE, "lse", lse);
-  if (max) call.add_row_statistic_slice(TEA_MAX, "max_logit", *max);
-  call.forward();
+  out.compute(call);
+}
+
+void fp8_part_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const PartOutputs out = PartOutputs::of(in);
+  const Fp8 fp8(kForward, in, false);
+  const Arguments arguments = read_arguments(in);
+  Call call(arguments);
+  fp8.add_to(call);
+  out.compute(call);
+}
+
+void fp8_part_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Gradients out{in.tensor(), in.tensor(), in.tensor()};
+  const Incoming incoming = Incoming::all(in);
+  const Fp8 fp8(kBackward, in, false);
+  const Arguments arguments = read_arguments(in);
+  Call call(arguments);
+  call.problem().dqkv_dtype = dtype_of(out.dq);
+  call.set_partial();
+  const auto [dbias, dsink] = run_fp8_backward(call, incoming, fp8, arguments, out);
+  give(stack, or_empty(dbias, out.dq), or_empty(dsink, out.dq));
 }
 
 void part_backward(StableIValue* stack, uint64_t inputs, uint64_t) {

@@ -30,6 +30,8 @@ constexpr Row kOperators[] = {
     {"fp8_backward_out_minimal", fp8_backward_out},
     ROW(part_forward),
     ROW(part_backward),
+    ROW(fp8_part_forward),
+    ROW(fp8_part_backward),
     ROW(explain),
     ROW(kv_cache_append),
     ROW(thd_to_bshd),

@@ -76,7 +76,7 @@ class Output:
     def __init__(self, p: Problem, operands: Operands, shard: Shard, dim_v: int, direct: bool):
         self.p, self.operands, self.shard, self.direct = p, operands, shard, direct
         q = operands.q
-        self.dtype = q.dtype if direct else wide(q.dtype)
+        self.dtype = operands.dtype if direct else wide(operands.dtype)
         self.o = empty_o(q, dim_v, self.dtype, p.q.format)
         self.lse = statistic_like(p, q, -torch.inf)
         self.max = statistic_like(p, q, -torch.inf) if p.max_logit else None
@@ -89,7 +89,7 @@ class Output:
         region = region_of(self.p.q, self.shard, pieces)
         first = not (region.pieces & self.written)
         views = self._views(region, pieces, is_part=not first)
-        run_forward(*views, arguments)
+        run_forward(*views, arguments, self.operands.scales)
         if not first:
             self._merge(self._views(region, pieces, is_part=False), views)
         self.written |= region.pieces
@@ -123,7 +123,7 @@ class Output:
             self._add_sink()
         # Before O in the type of q, so that both do not exist at a time.
         self.scratch, self.views = None, {}
-        return self.o.to(self.operands.q.dtype), self.lse, self.max
+        return self.o.to(self.operands.dtype), self.lse, self.max
 
     def _add_sink(self) -> None:
         """A part with the sink alone: no value, and its logit as LSE."""
@@ -182,7 +182,7 @@ class Gradients:
     def __init__(self, p: Problem, operands: Operands, shard: Shard) -> None:
         self.p, self.operands, self.shard = p, operands, shard
         q = operands.q
-        self.dtype = wide(q.dtype)
+        self.dtype = wide(operands.dtype)
         self.dq = torch.empty(q.shape, dtype=self.dtype, device=q.device)
         self.written: set[int] = set()
         self.dbias = None if operands.bias is None else _sums_of_bias(p, operands.bias)
@@ -217,7 +217,7 @@ class Gradients:
         dq = self._target(of_dq, first_q)
         dk, dv = (self._target(keys.of(t), first_k) for t in sums.tensors)
         wants = (self.dbias is not None, sink)
-        dbias, dsink = run_backward((dq, dk, dv), given, wants, arguments)
+        dbias, dsink = run_backward((dq, dk, dv), given, wants, arguments, self.operands.scales)
         if not first_q:
             of_dq.add_(dq)
         for to, part in zip(sums.tensors, (dk, dv), strict=True):
@@ -247,7 +247,7 @@ class Gradients:
     def finish(self) -> Tensor:
         """dQ in the type of q; zero for rows that no part has."""
         _clear(self.p.q, self.shard, set(range(len(self.shard.pieces))) - self.written, [self.dq])
-        return self.dq.to(self.operands.q.dtype)
+        return self.dq.to(self.operands.dtype)
 
 
 def _clear(side: Side, shard: Shard, pieces: Iterable[int], tensors: list[Tensor]) -> None:

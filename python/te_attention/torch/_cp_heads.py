@@ -267,7 +267,7 @@ class Heads:
 
     def nothing(self, operands: Operands, keys: tuple[Tensor, Tensor]) -> tuple:
         """O, LSE and row maxima of no heads."""
-        o = empty_o(operands.q, keys[1].shape[-1], operands.q.dtype, self.p.q.format)
+        o = empty_o(operands.q, keys[1].shape[-1], operands.dtype, self.p.q.format)
         lse = statistic_like(self.p, operands.q, -torch.inf)
         return o, lse, lse.clone() if self.p.max_logit else None
 

@@ -3,15 +3,19 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from te_attention._cp_schedule import schedule
-from te_attention.torch._arguments import Arguments, trimmed
+from te_attention.torch._arguments import NUM_INPUTS, Arguments, trimmed
 from te_attention.torch._cp_layout import Number, Piece, Shard, Side
 from te_attention.torch._library import OPS
+from te_attention.torch.fp8.formats import E4M3, E5M2
+
+if TYPE_CHECKING:
+    from te_attention.torch._cp_fp8 import Scales
 
 UNBOUNDED = -1
 UNIT = 16  # rows of a chunk of the sequence that stands for all others
@@ -37,6 +41,7 @@ class Problem:
     training: bool = False
     max_logit: bool = False
     bias_row: bool | None = False  # the bias has one row for all rows; None: other ranks know
+    fp8: bool = False  # scales are found from the largest values of all ranks
     options: dict[str, object] = field(default_factory=dict)  # scale, softcap, engine, ...
 
     @cached_property
@@ -194,6 +199,12 @@ class Operands:
     slopes: Tensor | None = None
     rng_state: Tensor | None = None
     head: int = 0  # the first one of q
+    scales: "Scales | None" = None  # of FP8, whose tensors are bytes here
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of O and the gradients."""
+        return self.q.dtype if self.scales is None else self.scales.dtype
 
 
 class _Rows(NamedTuple):
@@ -309,9 +320,24 @@ def arguments_of(
     )
 
 
-def run_forward(o: Tensor, lse: Tensor, max_logit: Tensor | None, arguments: Arguments) -> None:
+def _in_fp8(arguments: Arguments) -> Arguments:
+    q, k, v = (t.view(E4M3.torch) for t in arguments[:NUM_INPUTS])
+    return arguments._replace(q=q, k=k, v=v)
+
+
+def run_forward(
+    o: Tensor,
+    lse: Tensor,
+    max_logit: Tensor | None,
+    arguments: Arguments,
+    scales: "Scales | None" = None,
+) -> None:
     """Writes O, LSE and the row maxima of a part."""
-    OPS.part_forward.default(o, lse, max_logit, *trimmed(arguments))
+    if scales is None:
+        OPS.part_forward.default(o, lse, max_logit, *trimmed(arguments))
+        return
+    given = scales.of_forward()
+    OPS.fp8_part_forward.default(o, lse, max_logit, *given, *trimmed(_in_fp8(arguments)))
 
 
 def run_backward(
@@ -319,10 +345,16 @@ def run_backward(
     incoming: tuple[Tensor, Tensor | None, Tensor, Tensor],
     wants: tuple[bool, bool],
     arguments: Arguments,
+    scales: "Scales | None" = None,
 ) -> tuple[Tensor, Tensor]:
     """Writes dQ, dK and dV of a part; dbias and dsink."""
     arguments = arguments._replace(max_logit=False)
-    return OPS.part_backward.default(*gradients, *incoming, *wants, *trimmed(arguments))
+    if scales is None:
+        return OPS.part_backward.default(*gradients, *incoming, *wants, *trimmed(arguments))
+    incoming = (incoming[0].view(E5M2.torch), *incoming[1:])
+    return OPS.fp8_part_backward.default(
+        *(*gradients, *incoming, *wants), *scales.of_backward(), *trimmed(_in_fp8(arguments))
+    )
 
 
 def merge_rows(format_q: str, o: Tensor, lse: Tensor, part_o: Tensor, part_lse: Tensor) -> None:

@@ -142,13 +142,14 @@ MOST = 1024  # problems that are kept
 
 
 def problem_of(
-    a: Arguments, world: int, rank: int, strategy: str, inner: int, zigzag: bool, seqlens: object
+    a: Arguments, world: int, rank: int, strategy: str, inner: int, zigzag: bool, seqlens: object,
+    fp8: bool = False,
 ) -> tuple[Problem, Inputs]:
     """make_problem(). A problem whose lengths the host knows is kept for equal calls."""
-    how = (world, rank, strategy, inner, zigzag, seqlens)
+    how = (world, rank, strategy, inner, zigzag, seqlens, fp8)
     if a.cu_seqlens_q is not None or a.cu_seqlens_kv is not None:
         return make_problem(a, *how)
-    key = (*how[:-1], repr(seqlens), a.q.device,
+    key = (*how[:-2], fp8, repr(seqlens), a.q.device,
            *[(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in a])  # fmt: skip
     kept = _problems.get(key)
     if kept is not None:
@@ -166,7 +167,8 @@ def inputs_of(a: Arguments) -> Inputs:
 
 
 def make_problem(
-    a: Arguments, world: int, rank: int, strategy: str, inner: int, zigzag: bool, seqlens: object
+    a: Arguments, world: int, rank: int, strategy: str, inner: int, zigzag: bool, seqlens: object,
+    fp8: bool = False,
 ) -> tuple[Problem, Inputs]:
     """The problem of a rank and its tensors. Raises ValueError for what does not fit together."""
     for name in ("page_table", "page_table_v", "origin"):
@@ -204,6 +206,7 @@ def make_problem(
         training=a.training,
         max_logit=a.max_logit,
         bias_row=_has_one_row(bias, a.q.shape[q.axis], q.length),
+        fp8=fp8,
         options=options,
     )
     return problem, inputs_of(a)

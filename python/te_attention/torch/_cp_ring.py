@@ -257,7 +257,7 @@ def _pass_on(
     if carried is None or back is not None:
         yield handle
     if back is not None and p.group == 1 and step == p.members - 1:
-        home[:] = _rounded_sums(home, back, ring.keys[0].dtype)
+        home[:] = _rounded_sums(home, back, ring.operands.dtype)
     elif back is not None:
         _add(home, back)
     return None if carried is None else (handle, carried)

@@ -1,12 +1,13 @@
 """The program of one rank: a generator that yields its transfers and computes between them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from te_attention.torch._cp_accumulate import gradient_of_sink
 from te_attention.torch._cp_columns import gather, of_gathered, of_window, scatter
 from te_attention.torch._cp_exchange import Program, shared_state, sum_over_ranks
+from te_attention.torch._cp_fp8 import cast_gradient, cast_inputs, gradient_in_fp32
 from te_attention.torch._cp_halo import halo_plan
 from te_attention.torch._cp_heads import Heads
 from te_attention.torch._cp_parts import Operands, Problem
@@ -43,8 +44,11 @@ def forward(p: Problem, x: Inputs) -> Program:
     rng = x.rng_state
     if p.dropout and p.world > 1:
         rng = yield from shared_state(p, rng, x.q.device)
-    operands = Operands(x.q, x.bias, x.sink, x.slopes, rng)
-    keys: Keys = (x.k, x.v)
+    scales, (q, k, v) = None, (x.q, x.k, x.v)
+    if p.fp8:
+        (q, k, v), scales = yield from cast_inputs(p, q, k, v)
+    operands = Operands(q, x.bias, x.sink, x.slopes, rng, scales=scales)
+    keys: Keys = (k, v)
     heads = Heads(p) if p.group > 1 else None
     if heads is not None:
         operands, keys = yield from heads.to_heads(operands, keys)
@@ -69,6 +73,9 @@ def forward(p: Problem, x: Inputs) -> Program:
 def backward(p: Problem, x: Inputs, saved: Saved, dout: Tensor, dlse: Tensor | None) -> Program:
     """Gradients of q, k, v, bias and sink."""
     operands, keys = saved.operands, saved.keys
+    if p.fp8:
+        dout, scales = yield from cast_gradient(p, operands.scales, x.q, x.v, dout, dlse)
+        operands = replace(operands, scales=scales)
     heads = Heads(p) if p.group > 1 else None
     if heads is not None:
         dout, dlse = yield from heads.gradients_to_heads(dout, dlse)
@@ -96,7 +103,9 @@ def backward(p: Problem, x: Inputs, saved: Saved, dout: Tensor, dlse: Tensor | N
         sums = yield from plan.distribute(total, keys, grads.dtype, *own)
     dsink = grads.dsink
     if operands.sink is not None and not direct:
-        dsink = gradient_of_sink(p, operands.sink, incoming)
+        if p.fp8:
+            dout = gradient_in_fp32(dout, operands.scales)
+        dsink = gradient_of_sink(p, operands.sink, (dout, *incoming[1:]))
     dq, dbias = grads.finish(), grads.dbias
     if heads is not None:
         dq, sums, dbias, dsink = yield from heads.gradients_to_rows(dq, sums, dbias, dsink, x)

@@ -227,6 +227,16 @@ def _part_backward(dq, dk, dv, dout, dlse, o, lse, dbias, dsink, *arguments):  #
 
 
 @_fake
+def _fp8_part_forward(*_arguments):
+    return None
+
+
+@_fake
+def _fp8_part_backward(dq, dk, dv, dout, dlse, o, lse, dbias, dsink, *arguments):  # noqa: ARG001
+    return _small_gradients(dbias, dsink, Arguments(*arguments[FP8_BACKWARD - 1 :]))
+
+
+@_fake
 def _merge_into(o, lse, part_o, part_lse):  # noqa: ARG001
     return None
 

@@ -88,7 +88,7 @@ def _new_scales_of_s(dropout: float, device: torch.device) -> tuple[Tensor, Tens
 _kept_scales_of_s = lru_cache(maxsize=64)(_new_scales_of_s)
 
 
-def _scales_of_s(dropout: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def scales_of_s(dropout: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """The largest scale of S that cannot saturate, since no P exceeds 1 / (1 - dropout).
 
     Tensors of a graph capture, or of a mode such as FakeTensorMode, are not kept for other calls.
@@ -105,7 +105,7 @@ def _quantized(arguments: tuple) -> tuple[tuple, Fp8]:
     """The arguments with q, k and v in E4M3, each under a scale of its own, and these scales."""
     a = Arguments(*arguments)
     casts = [_cast_current(dense(t), E4M3.name) for t in arguments[:NUM_INPUTS]]
-    scales = _scales_of_s(a.dropout, a.q.device)
+    scales = scales_of_s(a.dropout, a.q.device)
     fp8 = Fp8(*(cast[2] for cast in casts), *scales, o_dtype=a.q.dtype, dqkv_dtype=a.q.dtype)
     return (*(cast[0] for cast in casts), *arguments[NUM_INPUTS:]), fp8
 

@@ -13,10 +13,11 @@ OUTGOING = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv"
 
 # The arguments of the FP8 operators before the options. A scale of None is 1 (for k and v: the
 # scale of q; for dk and dv: the scale of dq).
-FP8_FORWARD = (
+FP8_FORWARD_SCALES = (
     "Tensor? q_scale_inv, Tensor? k_scale_inv, Tensor? v_scale_inv, Tensor? s_scale, "
-    "Tensor? s_scale_inv, Tensor? o_scale, str o_dtype"
+    "Tensor? s_scale_inv, Tensor? o_scale"
 )
+FP8_FORWARD = f"{FP8_FORWARD_SCALES}, str o_dtype"
 FP8_BACKWARD_SCALES = (
     "Tensor? q_scale_inv, Tensor? k_scale_inv, Tensor? v_scale_inv, Tensor? s_scale, "
     "Tensor? s_scale_inv, Tensor? o_scale_inv, Tensor? dout_scale_inv, Tensor? dp_scale, "
@@ -53,6 +54,10 @@ SCHEMAS = {
     # tensors. max_logit has the strides of lse, and is written where the option max_logit is given
     "part_forward": f"(Tensor(a!) o, Tensor(b!) lse, Tensor(c!)? max_logit, {ARGUMENTS}) -> ()",
     "part_backward": f"({OUTGOING}, {INCOMING}, {ARGUMENTS}) -> (Tensor dbias, Tensor dsink)",
+    "fp8_part_forward": "(Tensor(a!) o, Tensor(b!) lse, Tensor(c!)? max_logit, "
+    f"{FP8_FORWARD_SCALES}, {ARGUMENTS}) -> ()",
+    "fp8_part_backward": f"({OUTGOING}, {INCOMING}, {FP8_BACKWARD_SCALES}, {ARGUMENTS}) -> "
+    "(Tensor dbias, Tensor dsink)",
     "explain": f"({ARGUMENTS}) -> str",
     # KV caches; ragged and padded batches
     "kv_cache_append": "(Tensor new_k, Tensor new_v, Tensor(a!) k_cache, Tensor(b!) v_cache, "

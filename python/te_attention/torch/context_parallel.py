@@ -33,6 +33,7 @@ from te_attention.torch._cp_problem import (
 )
 from te_attention.torch._cp_run import Inputs, Saved, backward, forward
 from te_attention.torch._cp_transport import GroupTransport, drive
+from te_attention.torch._fp8 import check as check_fp8_option
 from te_attention.torch.functional import chosen, describe
 
 Group: TypeAlias = dist.ProcessGroup | tuple[dist.ProcessGroup, dist.ProcessGroup]
@@ -169,6 +170,7 @@ class _ContextParallel(torch.autograd.Function):
         (o, lse, most), saved = drive(forward(problem, inputs), transport)
         ctx.problem, ctx.transport, ctx.head = problem, transport, saved.operands.head
         operands = saved.operands
+        ctx.scales = operands.scales
         ctx.save_for_backward(
             *(q, k, v, bias, sink, saved.o, saved.lse, *saved.keys),
             *(operands.q, operands.bias, operands.sink, operands.slopes, operands.rng_state),
@@ -183,7 +185,7 @@ class _ContextParallel(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout, dlse=None, _dmax=None):
         q, k, v, bias, sink, o, lse, held_k, held_v, *rest = ctx.saved_tensors
-        saved = Saved(Operands(*rest, head=ctx.head), (held_k, held_v), o, lse)
+        saved = Saved(Operands(*rest, ctx.head, ctx.scales), (held_k, held_v), o, lse)
         x = Inputs(q, k, v, bias, sink)
         if dout is None:  # every rank takes part in the transfers
             dout = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
@@ -235,6 +237,7 @@ def _signature(a: Arguments, p: Problem, strategy: str, *wanted: object) -> dict
         "dim_qk": a.q.shape[-1],
         "dim_v": a.v.shape[-1],
         "mask": a.mask,
+        "fp8": "current" if p.fp8 else None,
         "window": (a.window_left, a.window_right),
         "training": a.training,
         "return_lse, return_max_logit": wanted,
@@ -247,9 +250,19 @@ def _signature(a: Arguments, p: Problem, strategy: str, *wanted: object) -> dict
     }
 
 
-def _check_words(options: dict, sharding: object, check: object) -> None:
-    if options.get("fp8") is not None:
-        refuse("fp8", "given", "None: ranks share no FP8 tensors yet")
+def _take_fp8(q: Tensor, options: dict) -> bool:
+    """Removes fp8 from the options: whether it is "current"."""
+    fp8 = options.pop("fp8", None)
+    if fp8 is None:
+        return False
+    if not isinstance(fp8, str):
+        refuse("fp8", f"of type {type(fp8).__name__}",
+               "'current': ranks find the scales of all rows")  # fmt: skip
+    check_fp8_option(q, fp8)
+    return True
+
+
+def _check_words(sharding: object, check: object) -> None:
     if sharding not in SHARDINGS:
         refuse("sharding", repr(sharding), f"one of {', '.join(SHARDINGS)}")
     if check not in (None, "always", "new"):
@@ -298,8 +311,9 @@ def context_parallel_attention(
             "new": before each that is unlike earlier ones. Default: "always" with gloo or with
             TE_ATTENTION_CHECK=1 in the environment, else "new".
         return_lse, return_max_logit: as attention(), for the local rows.
-        options: all other options of attention(), except fp8, origin and page tables. cu_seqlens,
-            offsets and max_seqlen are global. bias has the local rows and all columns
+        options: all other options of attention(), except origin and page tables. fp8 is "current",
+            with one scale for a tensor of all ranks. cu_seqlens, offsets and max_seqlen are global.
+            bias has the local rows and all columns
             ``[b, heads_q, local rows, s_kv]``. The gradients of a sink, and of a bias with one row,
             are sums over all ranks. rng_state is that of rank 0; dropout drops what one device
             would drop, for any number of ranks.
@@ -308,7 +322,7 @@ def context_parallel_attention(
         ValueError, RuntimeError, TypeError: as attention().
         DisagreementError: ranks called with different arguments, or one did not call within 10 s.
     """
-    _check_words(options, sharding, check)
+    _check_words(sharding, check)
     groups, chosen_strategy, inner = _groups(group, strategy)
     transport = transport_of(groups, stream)
     try:
@@ -345,13 +359,14 @@ def _prepare(
     q, k, v, transport, strategy, inner, sharding, seqlens, topology, options, wanted
 ) -> tuple[Problem, Inputs, dict]:
     """The problem of this rank, its tensors, and what all ranks must agree on."""
+    fp8 = _take_fp8(q, options)
     a = describe(q, k, v, return_max_logit=wanted[1], **options)
     zigzag, world, rank = sharding == "zigzag", transport.world, transport.rank
     first = "ring" if strategy == "auto" else strategy
-    p, x = problem_of(a, world, rank, first, inner, zigzag, seqlens)
+    p, x = problem_of(a, world, rank, first, inner, zigzag, seqlens, fp8)
     if strategy == "auto":
         strategy = choose(p, x, topology or _DEFAULT)
-        p, x = problem_of(a, world, rank, strategy, inner, zigzag, seqlens)
+        p, x = problem_of(a, world, rank, strategy, inner, zigzag, seqlens, fp8)
     check_strategy(p)
     return p, x, _signature(a, p, strategy if inner == 1 else f"a2a of {inner} + ring", *wanted)
 
@@ -485,13 +500,14 @@ def explain(
     elif isinstance(strategy, (tuple, list)):
         strategy = "ring"
     topology = topology or _DEFAULT
+    fp8 = _take_fp8(q, options)
     a = describe(q, k, v, **options)
     first = "ring" if strategy == "auto" else strategy
-    p, x = make_problem(a, world, rank, first, inner, sharding == "zigzag", seqlens)
+    p, x = make_problem(a, world, rank, first, inner, sharding == "zigzag", seqlens, fp8)
     lines = []
     if strategy == "auto":
         strategy = choose(p, x, topology)
-        p, x = make_problem(a, world, rank, strategy, inner, sharding == "zigzag", seqlens)
+        p, x = make_problem(a, world, rank, strategy, inner, sharding == "zigzag", seqlens, fp8)
     name = strategy if p.group in (1, p.world) else f"a2a of {p.group} ranks + ring"
     lines.append(f"rank {rank} of {world}: {name}, {sharding} shards")
     for one, (ahead, back), why in candidates(p, x, topology):

@@ -305,8 +305,6 @@ def test_refusals_name_the_argument() -> None:
         cp.context_parallel_attention(q, q, q, group=None, strategy=("a2a", "ring"))
     with pytest.raises(ValueError, match="sharding is 'striped'; needs one of zigzag"):
         cp.context_parallel_attention(q, q, q, group=None, sharding="striped")
-    with pytest.raises(ValueError, match="fp8 is given; needs None"):
-        cp.context_parallel_attention(q, q, q, group=None, fp8=object())
 
 
 def test_explain_tells_the_choice_and_the_steps() -> None:

@@ -110,6 +110,24 @@ def padding(group, **_) -> None:
         Problem(64).check(group, strategy, mask="causal", **lengths)
 
 
+def fp8(group, **_) -> None:
+    """With the gradients of one device in fp64, up to the rounding of FP8."""
+    problem = Problem(64, form="bshd")
+    o = attention(*problem.tensors, format="bshd", mask="causal")
+    wanted = [o, *torch.autograd.grad(o, problem.tensors, torch.cos(o.detach()))]
+    wanted = [cp.shard(t.detach(), group) for t in wanted]
+    for strategy in ("ring", "all_gather", "a2a"):
+        mine = [cp.shard(t.detach(), group).bfloat16().requires_grad_() for t in problem.tensors]
+        got = cp.context_parallel_attention(
+            *mine, group=group, strategy=strategy, format="bshd", mask="causal", fp8="current"
+        )
+        found = [got, *torch.autograd.grad(got, mine, cp.shard(torch.cos(o), group).bfloat16())]
+        for one, exact in zip(found, wanted, strict=True):
+            assert one.dtype == torch.bfloat16
+            error = (one.double() - exact).norm() / exact.norm()
+            assert 1e-3 < error < 0.15, error
+
+
 def more_ranks_than_heads(group, **_) -> None:
     Problem(64, heads=(3, 1)).check(group, "a2a", mask="causal")
 
@@ -174,7 +192,7 @@ def topology(group, **_) -> None:
 
 
 AGREEING = (every_strategy, uneven_lengths, cross_attention_at_the_bottom_right, bias_and_sink,
-            dropout_and_alibi, padding, more_ranks_than_heads, contiguous_shards,
+            dropout_and_alibi, padding, fp8, more_ranks_than_heads, contiguous_shards,
             head_dims_that_are_padded, ragged,
             shard_and_unshard)  # fmt: skip
 
@@ -193,6 +211,7 @@ DISAGREEMENTS = {
     "options": ({"mask": None}, "rank 1 called with mask=none; needs causal as rank 0"),
     "strategy": ({"strategy": "a2a"}, "rank 1 called with strategy=a2a; needs ring as rank 0"),
     "dtype": ({"dtype": torch.bfloat16}, "rank 1 called with dtype=torch.bfloat16; needs"),
+    "FP8": ({"fp8": "current"}, "rank 1 called with fp8=current; needs None as rank 0"),
     "lengths": ({"seqlens": 34}, "rank 1 raised: ValueError: q.shape"),
     "training": ({"window": (3, None)}, "rank 1 called with window=(3, -1); needs (-1, -1)"),
     "raised before": ({"raises": True}, "rank 1 raised: ValueError: window"),
