@@ -95,7 +95,7 @@ OPTIONS = {
     "sink": {"mask": "causal", "sink": "off_by_one"},
     "padding": {"mask": "causal", "lengths": (0.7, 0.4)},  # of all rows
 }
-STRATEGIES = ("ring", "all_gather", "a2a", "halo")
+STRATEGIES = ("ring", "all_gather", "a2a", "halo", "gather_q")
 
 
 def results(here: Rank) -> None:

@@ -12,6 +12,7 @@ FORWARD, BACKWARD = 2, 5  # products of a (row, column) pair and head: each 2 * 
 FP32 = 4
 CAUSAL_MERGED = 0.75  # rows of O that an average step of a causal ring writes
 RING, ALL_GATHER, ALL_TO_ALL, HALO = "ring", "all_gather", "a2a", "halo"
+GATHER_QUERIES = "gather_q"
 HIERARCHICAL = "a2a+ring"
 
 
@@ -125,7 +126,17 @@ def predict(strategy: str, s: Shape, topology: Topology, backward: bool = False)
         received = local * (2 if backward else 1) * (inner - 1) / inner
         exchange = received / (1e9 * topology.gbps)
         extra, link = local, topology.outer
-    if strategy in (ALL_GATHER, HALO):
+    if strategy == GATHER_QUERIES:
+        row_q = s.batch * s.heads_q * s.dim_qk
+        there = s.element * (row_q + (row_o * 2 if backward else 0))  # dO and O, too
+        back = FP32 * (row_q if backward else row_o)
+        received = (s.world - 1) * s.seqlen_q / s.world * (there + back)
+        extra = s.seqlen_q * (row_q * s.element + FP32 * row_o)
+        transfer = received / link
+        seconds = transfer + compute + 2 * LAUNCH + 3 * back * s.seqlen_q / (
+            topology.memory_tbps * 1e12
+        )
+    elif strategy in (ALL_GATHER, HALO):
         left, right = s.bounds
         pieces = 2 if s.zigzag else 1
         rows = min(pieces * (left + right), s.seqlen_kv - s.rows)
@@ -139,5 +150,5 @@ def predict(strategy: str, s: Shape, topology: Topology, backward: bool = False)
         seconds = exchange + _steps(members, compute, transfer, merge, _balance(s, members))
         received += (members - 1) * kv
         extra += 2 * kv + (2 * FP32 * local_o if members > 1 else 0.0)
-    step = compute / members if strategy not in (ALL_GATHER, HALO) else compute
+    step = compute / members if strategy not in (ALL_GATHER, HALO, GATHER_QUERIES) else compute
     return Prediction(strategy, seconds, compute, received, transfer / step if step else 0.0, extra)

@@ -96,14 +96,16 @@ def strategies_of(world: int) -> list[tuple[str, int]]:
     return found + [("ring", n) for n in (2, 4) if n < world and world % n == 0]
 
 
-def run(line: str, seed: int, device: str = "cpu") -> str | None:
-    """The error of a case by a number of ranks and a strategy that the seed picks."""
+def run(line: str, seed: int, device: str = "cpu", how: tuple | None = None) -> str | None:
+    """The error of a case by a number of ranks and a strategy that the seed picks, or `how`."""
     line = adapted(line)
     if line is None or (device != "cpu" and "dtype=fp64" in line):
         return None
     rng = random.Random(seed)
     world = rng.choice(WORLDS)
     strategy, inner = rng.choice(strategies_of(world))
+    if how is not None:
+        strategy, inner = how
     zigzag = rng.random() < 0.7
     if device != "cpu" and "bottom_right=1" in line and re.search("ragged|padded", line):
         strategy = "ring" if strategy == "halo" else strategy  # which needs shifts on the host
@@ -149,7 +151,9 @@ def _run(case: Case, sides: list[Shared], how: tuple, device: str) -> str:
         p, x = make_problem(a, world, r, strategy, inner, zigzag, lengths)
         problems.append(p)
         inputs.append(x)
-    row = next((p.bias_row for p in problems if p.bias_row is not None), False)
+    # Where every rank has one row, no rank can tell the rows of a bias: the case does.
+    broadcast = bias is not None and bias.shape[2] == 1
+    row = next((p.bias_row for p in problems if p.bias_row is not None), broadcast)
     problems = [replace(p, bias_row=row) for p in problems]
     results = LockStep([forward(p, x) for p, x in zip(problems, inputs, strict=True)]).run()
     outputs, saved = zip(*results, strict=True)

@@ -86,7 +86,7 @@ def test_every_operator_is_checked() -> None:
     attention |= {"backward", "backward_minimal", "backward_out", "backward_minimal_out"}
     attention |= {"fp8_forward", "fp8_forward_amax", "fp8_backward", "fp8_backward_out"}
     attention |= {"fp8_forward_amax_minimal", "fp8_backward_out_minimal"}
-    attention |= {"part_forward", "part_backward"}
+    attention |= {"part_forward", "part_backward", "fp8_part_forward", "fp8_part_backward"}
     assert set(OTHERS) | attention == set(SCHEMAS)
 
 

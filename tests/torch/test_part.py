@@ -52,6 +52,25 @@ def test_forward_writes_into_slices() -> None:
         assert (o[:, outside] == 7).all() and (lse[..., outside] == 7).all()
 
 
+def test_a_part_in_fp8_is_the_call_in_fp8_in_given_memory() -> None:
+    q, k, v = (t.to(torch.float8_e4m3fn) for t in tensors(torch.float32))
+    arguments, scale = Arguments(q, k, v, "bshd", "causal", True), torch.tensor([2.0])
+    scales = (scale, scale / 4, None, 64 * scale, 1 / (64 * scale))
+    wanted = OPS.fp8_forward(*scales, None, "float32", *arguments)
+    o, lse = torch.zeros(2, 2 * ROWS, HEADS, DIM), torch.zeros(2, HEADS, 2 * ROWS)
+    OPS.fp8_part_forward(o[:, ROWS:], lse[..., ROWS:], None, *scales, None, *arguments)
+    assert torch.equal(o[:, ROWS:], wanted[0]) and torch.equal(lse[..., ROWS:], wanted[1])
+    assert not o[:, :ROWS].any() and not lse[..., :ROWS].any()
+    dout = torch.randn(2, ROWS, HEADS, DIM).to(torch.float8_e5m2)
+    incoming = (dout, None, wanted[0].bfloat16(), wanted[1], False, False)
+    scales = (*scales, None, scale, scale, 1 / scale, None, None, None)
+    gradients = OPS.fp8_backward(*incoming, *scales, "float32", *arguments)[:3]
+    found = [torch.empty(t.shape) for t in (q, k, v)]
+    OPS.fp8_part_backward(*found, *incoming, *scales, *arguments)
+    for one, exact in zip(found, gradients, strict=True):
+        assert exact.any() and torch.equal(one, exact)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_of_parts_of_the_keys_add_up(dtype: torch.dtype) -> None:
     q, k, v = (t.requires_grad_() for t in tensors(dtype))

@@ -111,14 +111,30 @@ class Output:
             self.scratch = (empty, torch.empty_like(self.lse), most)
         return self.scratch
 
+    def add_computed(self, o: Tensor, lse: Tensor, most: Tensor | None) -> None:
+        """A part of all rows that another rank has computed."""
+        everything = set(range(len(self.shard.pieces)))
+        target = self._scratch() if self.written else (self.o, self.lse, self.max)
+        for to, given in zip(target, (o, lse, most), strict=True):
+            if to is not None:
+                to.copy_(given)
+        if self.written:
+            self._merge((self.o, self.lse, self.max), target)
+        self.written = everything
+
     def _merge(self, whole: tuple, part: tuple) -> None:
         merge_rows(self.p.q.format, *whole[:2], *part[:2])
         if self.max is not None:
             torch.maximum(whole[2], part[2], out=whole[2])
 
+    def sums(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """O in the type of sums, LSE and the row maxima of the parts so far."""
+        _clear(self.p.q, self.shard, set(range(len(self.shard.pieces))) - self.written, [self.o])
+        return self.o, self.lse, self.max
+
     def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """O in the type of q, LSE and the row maxima."""
-        _clear(self.p.q, self.shard, set(range(len(self.shard.pieces))) - self.written, [self.o])
+        self.sums()
         if not self.direct:
             self._add_sink()
         # Before O in the type of q, so that both do not exist at a time.
@@ -244,10 +260,18 @@ class Gradients:
     def _target(view: Tensor, first: bool) -> Tensor:
         return view if first else torch.empty_like(view)
 
-    def finish(self) -> Tensor:
-        """dQ in the type of q; zero for rows that no part has."""
+    def set(self, dq: Tensor) -> None:
+        """dQ of all rows, from parts of other ranks."""
+        self.dq, self.written = dq, set(range(len(self.shard.pieces)))
+
+    def sum(self) -> Tensor:
+        """dQ in the type of sums; zero for rows that no part has."""
         _clear(self.p.q, self.shard, set(range(len(self.shard.pieces))) - self.written, [self.dq])
-        return self.dq.to(self.operands.dtype)
+        return self.dq
+
+    def finish(self) -> Tensor:
+        """dQ in the type of q."""
+        return self.sum().to(self.operands.dtype)
 
 
 def _clear(side: Side, shard: Shard, pieces: Iterable[int], tensors: list[Tensor]) -> None:

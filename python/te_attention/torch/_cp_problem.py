@@ -10,7 +10,7 @@ from te_attention.torch._cp_layout import Side
 from te_attention.torch._cp_parts import UNBOUNDED, Problem
 from te_attention.torch._cp_run import Inputs
 
-STRATEGIES = ("ring", "all_gather", "a2a", "halo")
+STRATEGIES = ("ring", "all_gather", "a2a", "halo", "gather_q")
 SHARDINGS = ("zigzag", "contiguous")
 Lengths = int | Sequence[int] | None
 

@@ -11,6 +11,7 @@ from te_attention.torch._cp_fp8 import cast_gradient, cast_inputs, gradient_in_f
 from te_attention.torch._cp_halo import halo_plan
 from te_attention.torch._cp_heads import Heads
 from te_attention.torch._cp_parts import Operands, Problem
+from te_attention.torch._cp_queries import Queries
 from te_attention.torch._cp_ring import Keys, Ring, backward_ring, forward_ring
 
 RINGS = ("ring", "a2a")  # a2a: a ring of one member
@@ -56,6 +57,8 @@ def forward(p: Problem, x: Inputs) -> Program:
         result = heads.nothing(operands, keys)
     elif p.strategy in RINGS:
         result = yield from forward_ring(Ring(p, operands, keys))
+    elif p.strategy == "gather_q":
+        result = yield from Queries(p, operands, keys).forward()
     elif p.strategy == "all_gather":
         natural = yield from gather(p, keys)
         result = of_gathered(p, operands, natural).forward()
@@ -87,6 +90,8 @@ def backward(p: Problem, x: Inputs, saved: Saved, dout: Tensor, dlse: Tensor | N
         ring = Ring(p, operands, keys)
         direct = ring.direct
         grads, sums = yield from backward_ring(ring, incoming)
+    elif p.strategy == "gather_q":
+        grads, sums = yield from Queries(p, operands, keys).backward(incoming)
     elif p.strategy == "all_gather":
         natural = yield from gather(p, keys)
         columns = of_gathered(p, operands, natural)

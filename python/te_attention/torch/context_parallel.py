@@ -37,7 +37,9 @@ from te_attention.torch._fp8 import check as check_fp8_option
 from te_attention.torch.functional import chosen, describe
 
 Group: TypeAlias = dist.ProcessGroup | tuple[dist.ProcessGroup, dist.ProcessGroup]
-Strategy: TypeAlias = Literal["auto", "ring", "all_gather", "a2a", "halo"] | tuple[str, str]
+Strategy: TypeAlias = (
+    Literal["auto", "ring", "all_gather", "a2a", "halo", "gather_q"] | tuple[str, str]
+)
 Sharding: TypeAlias = Literal["zigzag", "contiguous"]
 HIERARCHICAL = ("a2a", "ring")
 MEBI = 2**20
@@ -297,6 +299,7 @@ def context_parallel_attention(
             and of ranks with the same place in the inner groups.
         strategy: "ring": K and V go round; "all_gather": every rank receives all of K and V;
             "a2a": ranks exchange rows for heads; "halo": only rows within a window travel;
+            "gather_q": all of Q goes to every rank, and partial results return;
             ("a2a", "ring"): the third inside the inner groups, the first between them; "auto": the
             one that is predicted to take least. docs/context-parallel.md tells how to choose.
         sharding: "zigzag", which balances causal masks, or "contiguous".
@@ -313,10 +316,9 @@ def context_parallel_attention(
         return_lse, return_max_logit: as attention(), for the local rows.
         options: all other options of attention(), except origin and page tables. fp8 is "current",
             with one scale for a tensor of all ranks. cu_seqlens, offsets and max_seqlen are global.
-            bias has the local rows and all columns
-            ``[b, heads_q, local rows, s_kv]``. The gradients of a sink, and of a bias with one row,
-            are sums over all ranks. rng_state is that of rank 0; dropout drops what one device
-            would drop, for any number of ranks.
+            bias has the local rows and all columns ``[b, heads_q, local rows, s_kv]``. The
+            gradients of a sink, and of a bias with one row, are sums over all ranks. rng_state is
+            that of rank 0; dropout drops what one device would drop, for any number of ranks.
 
     Raises:
         ValueError, RuntimeError, TypeError: as attention().

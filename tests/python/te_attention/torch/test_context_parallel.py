@@ -21,14 +21,14 @@ from te_attention.torch.functional import describe
 
 DRAWS = int(os.environ.get("TE_ATTENTION_CP_DRAWS", "60"))
 SHARE = 20  # draws of one test
-HOW = [("ring", 1), ("all_gather", 1), ("a2a", 1), ("halo", 1), ("ring", 2)]
+HOW = [("ring", 1), ("all_gather", 1), ("a2a", 1), ("halo", 1), ("ring", 2), ("gather_q", 1)]
 
 
-def check_random_cases(first: int, device: str) -> None:
+def check_random_cases(first: int, device: str, how: tuple[str, int] | None = None) -> None:
     ran, seed = 0, 7 * first
     while ran < SHARE:
         seed += 1
-        wrong = cp_cases.run(kit.draw(seed), seed, device)
+        wrong = cp_cases.run(kit.draw(seed), seed, device, how)
         if wrong is None:
             continue
         ran += 1
@@ -38,6 +38,11 @@ def check_random_cases(first: int, device: str) -> None:
 @pytest.mark.parametrize("first", range(0, DRAWS, SHARE))
 def test_random_cases_agree_with_the_oracle(first: int) -> None:
     check_random_cases(first, "cpu")
+
+
+@pytest.mark.parametrize("first", range(0, DRAWS // 3, SHARE))
+def test_random_cases_of_gathered_queries_agree_with_the_oracle(first: int) -> None:
+    check_random_cases(first, "cpu", ("gather_q", 1))
 
 
 @pytest.mark.gpu
@@ -52,6 +57,11 @@ def test_a_slice_of_a_bias_in_fp32_has_the_alignment_of_fp64() -> None:
 
 def test_a_window_at_the_bottom_right_of_padded_sequences_has_a_shift_for_each() -> None:
     assert not cp_cases.run(kit.draw(11349), 11349)
+
+
+@pytest.mark.parametrize("how", [("ring", 1), ("gather_q", 1)])
+def test_a_bias_with_one_row_where_every_rank_has_one(how: tuple[str, int]) -> None:
+    assert not cp_cases.run(kit.draw(613), 613, "cpu", how)
 
 
 class Shared:
@@ -319,6 +329,29 @@ def test_explain_tells_the_choice_and_the_steps() -> None:
     assert "halo (chosen)" in text
     few = cp.explain(q, q, q, world=16, format="bshd")
     assert "a2a: cannot run: 8 heads of q are fewer than 16 ranks" in few
+
+
+def test_few_queries_go_to_the_keys() -> None:
+    q, k = torch.zeros(1, 4, 32, 128), torch.zeros(1, 16384, 8, 128)
+    options = {"world": 8, "format": "bshd", "mask": "causal_bottom_right"}
+    text = cp.explain(q, k, k, **options, sharding="contiguous")
+    assert "gather_q (chosen)" in text
+    long = torch.zeros(1, 16384, 8, 128)
+    assert "gather_q (chosen)" not in cp.explain(long, long, long, world=8, format="bshd")
+
+
+def test_gathered_queries_receive_no_keys() -> None:
+    """Decoding: 4 rows of queries of each rank, 1,024 rows of keys."""
+    world, rows, heads, dim = 4, 16, 4, 16
+    calls = []
+    for r in range(world):
+        q, k = torch.randn(1, rows // world, heads, dim), torch.randn(1, 1024, 2, dim)
+        a = describe(q, k, k, format="bshd", mask="causal_bottom_right")
+        calls.append(make_problem(a, world, r, "gather_q", 1, False, (rows, 4096)))
+    steps = LockStep([forward(p, x) for p, x in calls])
+    steps.run()
+    of_a_rank = rows // world * heads * 4  # bytes of a column of Q, or of LSE
+    assert steps.received == [(world - 1) * of_a_rank * (2 * dim + 1)] * world
 
 
 def test_slow_links_change_the_choice() -> None:

@@ -12,7 +12,7 @@ from te_attention.torch._cp_transport import LockStep
 from te_attention.torch.fp8.formats import E4M3
 from te_attention.torch.functional import describe
 
-HOW = [("ring", 1), ("all_gather", 1), ("a2a", 1), ("halo", 1), ("ring", 2)]
+HOW = [("ring", 1), ("all_gather", 1), ("a2a", 1), ("halo", 1), ("ring", 2), ("gather_q", 1)]
 WINDOW = {"mask": "causal", "window": (40, None)}
 OPTIONS = [
     {},

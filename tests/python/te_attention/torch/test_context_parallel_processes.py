@@ -72,7 +72,7 @@ class Problem:
 
 
 def every_strategy(group, **_) -> None:
-    for strategy in ("ring", "all_gather", "a2a", "halo"):
+    for strategy in ("ring", "all_gather", "a2a", "halo", "gather_q"):
         window = (20, None) if strategy == "halo" else None
         Problem(64).check(group, strategy, mask="causal", window=window)
 
@@ -84,7 +84,7 @@ def uneven_lengths(group, **_) -> None:
 
 
 def cross_attention_at_the_bottom_right(group, **_) -> None:
-    for strategy in ("ring", "all_gather"):
+    for strategy in ("ring", "all_gather", "gather_q"):
         Problem(48, 96, form="sbhd").check(group, strategy, mask="causal_bottom_right")
 
 
@@ -92,7 +92,7 @@ def bias_and_sink(group, **_) -> None:
     torch.manual_seed(5)
     bias = torch.randn(2, 4, 64, 64, dtype=torch.float64, requires_grad=True)
     sink = torch.randn(4, dtype=torch.float64, requires_grad=True)
-    for strategy in ("ring", "a2a"):
+    for strategy in ("ring", "a2a", "gather_q"):
         Problem(64).check(group, strategy, mask="causal", bias=bias, sink=sink)
 
 
@@ -106,7 +106,7 @@ def dropout_and_alibi(group, **_) -> None:
 def padding(group, **_) -> None:
     cu = torch.tensor([0, 50, 50 + 17], dtype=torch.int32)
     lengths = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu}
-    for strategy in ("ring", "all_gather", "a2a"):
+    for strategy in ("ring", "all_gather", "a2a", "gather_q"):
         Problem(64).check(group, strategy, mask="causal", **lengths)
 
 
