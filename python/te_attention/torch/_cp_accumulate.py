@@ -7,7 +7,14 @@ from torch import Tensor
 
 from te_attention.torch._arguments import Arguments
 from te_attention.torch._cp_layout import Shard, Side
-from te_attention.torch._cp_parts import Operands, Problem, merge_rows, run_backward, run_forward
+from te_attention.torch._cp_parts import (
+    Operands,
+    Problem,
+    merge_rows,
+    run_backward,
+    run_forward,
+    shares_elements,
+)
 from te_attention.torch._types import statistic_dtype
 
 
@@ -283,9 +290,8 @@ def _clear(side: Side, shard: Shard, pieces: Iterable[int], tensors: list[Tensor
 
 def _sums_of_bias(p: Problem, bias: Tensor) -> Tensor:
     """Wide where several parts add to an element."""
-    shared = p.bias_row or bias.shape[3] == 1
-    return torch.zeros_like(bias, dtype=wide(bias.dtype) if shared else bias.dtype,
-                            memory_format=torch.contiguous_format)  # fmt: skip
+    dtype = wide(bias.dtype) if shares_elements(p, bias) else bias.dtype
+    return torch.zeros_like(bias, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def _bias_region(

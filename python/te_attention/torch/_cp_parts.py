@@ -257,6 +257,11 @@ def _origin(p: Problem, row: Number, col: Number, head: int, like: Tensor) -> Te
     return _constant_origin(numbers, batch, like.device)
 
 
+def shares_elements(p: Problem, bias: Tensor) -> bool:
+    """Whether several parts have the same element of the bias."""
+    return bool(p.bias_row) or bias.shape[3] == 1
+
+
 def bias_of(
     p: Problem, bias: Tensor | None, q: list[Piece], kv: list[Piece], size: int
 ) -> Tensor | None:
@@ -267,6 +272,8 @@ def bias_of(
         bias = bias.narrow(2, q[0].local, sum(x.end - x.begin for x in q))
     if bias.shape[3] > 1:
         bias = bias.narrow(3, kv[0].begin, sum(x.end - x.begin for x in kv))
+    if p.training and shares_elements(p, bias) and bias.element_size() == 2:
+        bias = bias.float()  # so are the parts of its gradient, which are rounded after their sum
     # A slice may start at any element, and engines need the alignment of an element of q.
     return bias if bias.element_size() >= size else bias.to(torch.float64)
 

@@ -60,6 +60,11 @@ def test_a_window_at_the_bottom_right_of_padded_sequences_has_a_shift_for_each()
 
 
 @pytest.mark.parametrize("how", [("ring", 1), ("gather_q", 1)])
+def test_the_gradient_of_a_bias_that_parts_share_is_rounded_once(how: tuple[str, int]) -> None:
+    assert not cp_cases.run(kit.draw(638), 638, "cpu", how)
+
+
+@pytest.mark.parametrize("how", [("ring", 1), ("gather_q", 1)])
 def test_a_bias_with_one_row_where_every_rank_has_one(how: tuple[str, int]) -> None:
     assert not cp_cases.run(kit.draw(613), 613, "cpu", how)
 
