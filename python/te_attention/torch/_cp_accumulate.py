@@ -13,7 +13,7 @@ from te_attention.torch._cp_parts import (
     merge_rows,
     run_backward,
     run_forward,
-    shares_elements,
+    type_of_bias,
 )
 from te_attention.torch._types import statistic_dtype
 
@@ -208,7 +208,8 @@ class Gradients:
         self.dtype = wide(operands.dtype)
         self.dq = torch.empty(q.shape, dtype=self.dtype, device=q.device)
         self.written: set[int] = set()
-        self.dbias = None if operands.bias is None else _sums_of_bias(p, operands.bias)
+        bias = operands.bias
+        self.dbias = None if bias is None else _sums_of_bias(p, bias, q.element_size())
         self.dsink = None if operands.sink is None else torch.zeros_like(operands.sink)
         self.rows: dict[tuple, tuple] = {}  # of dQ and what arrives, by their pieces
 
@@ -288,9 +289,9 @@ def _clear(side: Side, shard: Shard, pieces: Iterable[int], tensors: list[Tensor
             region_of(side, shard, (i,)).of(tensor).zero_()
 
 
-def _sums_of_bias(p: Problem, bias: Tensor) -> Tensor:
+def _sums_of_bias(p: Problem, bias: Tensor, size: int) -> Tensor:
     """Wide where several parts add to an element."""
-    dtype = wide(bias.dtype) if shares_elements(p, bias) else bias.dtype
+    dtype = type_of_bias(p, bias, size)
     return torch.zeros_like(bias, dtype=dtype, memory_format=torch.contiguous_format)
 
 

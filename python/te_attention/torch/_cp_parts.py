@@ -257,9 +257,14 @@ def _origin(p: Problem, row: Number, col: Number, head: int, like: Tensor) -> Te
     return _constant_origin(numbers, batch, like.device)
 
 
-def shares_elements(p: Problem, bias: Tensor) -> bool:
-    """Whether several parts have the same element of the bias."""
-    return bool(p.bias_row) or bias.shape[3] == 1
+def type_of_bias(p: Problem, bias: Tensor, size: int) -> torch.dtype:
+    """That of its gradient before the last rounding; `size`: of an element of q.
+
+    Wider where several parts have the same element, whose shares may cancel.
+    """
+    if not (p.bias_row or bias.shape[3] == 1):
+        return bias.dtype
+    return torch.promote_types(bias.dtype, torch.float64 if size == 8 else torch.float32)
 
 
 def bias_of(
@@ -272,8 +277,8 @@ def bias_of(
         bias = bias.narrow(2, q[0].local, sum(x.end - x.begin for x in q))
     if bias.shape[3] > 1:
         bias = bias.narrow(3, kv[0].begin, sum(x.end - x.begin for x in kv))
-    if p.training and shares_elements(p, bias) and bias.element_size() == 2:
-        bias = bias.float()  # so are the parts of its gradient, which are rounded after their sum
+    if p.training:
+        bias = bias.to(type_of_bias(p, bias, size))  # and so are the parts of its gradient
     # A slice may start at any element, and engines need the alignment of an element of q.
     return bias if bias.element_size() >= size else bias.to(torch.float64)
 

@@ -328,7 +328,7 @@ def context_parallel_attention(
     groups, chosen_strategy, inner = _groups(group, strategy)
     transport = transport_of(groups, stream)
     try:
-        problem, x, signature = _prepare(
+        problem, x, a, name = _prepare(
             q, k, v, transport, chosen_strategy, inner, sharding, seqlens, topology, options,
             (return_lse, return_max_logit),
         )  # fmt: skip
@@ -340,11 +340,7 @@ def context_parallel_attention(
         always = check == "always" or (
             check is None and (transport.backend == "gloo" or setting("TE_ATTENTION_CHECK") == "1")
         )
-        for one in groups:
-            signature = agree(one, signature, always)
-        row = signature["one row of bias"] == "True"
-        if problem.bias_row is not row:
-            problem = replace(problem, bias_row=row)
+        problem = _agreed(problem, a, name, groups, always, (return_lse, return_max_logit))
     if problem.training:
         output = _ContextParallel.apply(x.q, x.k, x.v, x.bias, x.sink, problem, x, transport)
     else:
@@ -359,8 +355,8 @@ def context_parallel_attention(
 
 def _prepare(
     q, k, v, transport, strategy, inner, sharding, seqlens, topology, options, wanted
-) -> tuple[Problem, Inputs, dict]:
-    """The problem of this rank, its tensors, and what all ranks must agree on."""
+) -> tuple[Problem, Inputs, Arguments, str]:
+    """The problem of this rank, its tensors, the arguments and the name of the strategy."""
     fp8 = _take_fp8(q, options)
     a = describe(q, k, v, return_max_logit=wanted[1], **options)
     zigzag, world, rank = sharding == "zigzag", transport.world, transport.rank
@@ -370,7 +366,26 @@ def _prepare(
         strategy = choose(p, x, topology or _DEFAULT)
         p, x = problem_of(a, world, rank, strategy, inner, zigzag, seqlens, fp8)
     check_strategy(p)
-    return p, x, _signature(a, p, strategy if inner == 1 else f"a2a of {inner} + ring", *wanted)
+    return p, x, a, strategy if inner == 1 else f"a2a of {inner} + ring"
+
+
+def _agreed(
+    p: Problem,
+    a: Arguments,
+    strategy: str,
+    groups: tuple[dist.ProcessGroup, ...],
+    always: bool,
+    wanted: tuple[bool, bool],
+) -> Problem:
+    """The problem, after all ranks have said that they have it too. What they said is kept."""
+    key = ("agreed", *(g.group_name for g in groups), wanted)
+    row = None if always else p.memo.get(key)
+    if row is None:
+        signature = _signature(a, p, strategy, *wanted)
+        for one in groups:
+            signature = agree(one, signature, always)
+        row = p.memo[key] = signature["one row of bias"] == "True"
+    return p if p.bias_row is row else replace(p, bias_row=row)
 
 
 # ------------------------------------------------------------------------- cutting and joining
