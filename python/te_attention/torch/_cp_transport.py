@@ -11,9 +11,6 @@ from torch import Tensor
 
 from te_attention.torch._cp_exchange import Exchange, Program
 
-LARGE = 8 << 20  # bytes of a transfer that takes much longer than the detours
-DETOURS = 2
-
 
 def drive(program: Program, transport: "GroupTransport") -> object:
     """Runs a program to its end; returns its result."""
@@ -53,9 +50,7 @@ class GroupTransport:
     """torch.distributed: a group of all ranks, or the pair of an inner and an outer group.
 
     NCCL sends and receives on a stream of its own, which the current one waits for only where the
-    program reads what came; `stream`: the one that orders NCCL's after what is sent. Kernels that
-    come after a large transfer start after NCCL's: one that keeps every SM until it ends would hold
-    the transfer back that it is to hide. gloo moves
+    program reads what came; `stream`: the one that orders NCCL's after what is sent. gloo moves
     host memory: tensors of a GPU are staged through pinned memory, which waits for the GPU.
     """
 
@@ -67,7 +62,6 @@ class GroupTransport:
         self.sizes = [dist.get_world_size(g) for g in self.groups]
         self.backend = dist.get_backend(self.groups[0])
         self.tags: dict[tuple[int, int], int] = defaultdict(int)
-        self.detour: torch.cuda.Stream | None = None
 
     @property
     def world(self) -> int:
@@ -120,22 +114,7 @@ class GroupTransport:
                 )
         with context:
             works = [w for ops in by_group.values() for w in dist.batch_isend_irecv(ops)]
-        messages = [t for _, t in (*exchange.sends, *exchange.receives)]
-        if sum(t.nbytes for t in messages) >= LARGE:
-            self._let_nccl_start(current)
-        return _Works(works, kept=messages)
-
-    def _let_nccl_start(self, current: "torch.cuda.Stream") -> None:
-        """Delays the current stream by a few microseconds.
-
-        NCCL's kernel and the next one of this stream are ready at the same time. The first is one
-        event away; this makes the second several, there and back, further away.
-        """
-        if self.detour is None:
-            self.detour = torch.cuda.Stream(current.device)
-        for _ in range(DETOURS):
-            self.detour.wait_stream(current)
-            current.wait_stream(self.detour)
+        return _Works(works, kept=[t for _, t in (*exchange.sends, *exchange.receives)])
 
     def _tag(self, sender: int, receiver: int) -> int:
         """The number of a message between two ranks, the same on both."""
