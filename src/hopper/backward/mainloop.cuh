@@ -100,11 +100,13 @@ struct Mainloop {
       visible[r] = key < w.keys ? column_mask<kBlockM>(first - w.hi, first - w.lo + 1) : 0;
     }
   }
-  // Whether every row of a block attends to all of this consumer's keys. Rows past the end need no
-  // mask: their operands are zero, and so is their P.
-  TEA_DEVICE bool is_unmasked(const WorkTile& w, int block) {
-    const int key = w.first_key + 64 * consumer, row = block * kBlockM;
-    return key + 63 - row <= w.hi && key - (row + kBlockM - 1) >= w.lo && key + 64 <= w.keys;
+  // The row blocks that need no adjust(): every row attends to all of this consumer's keys. Rows
+  // past the end need no mask: their operands are zero, and so is their P. Found once for a tile,
+  // because a step would wait for its loads from the descriptor.
+  TEA_DEVICE Range unadjusted_blocks(const WorkTile& w) {
+    const int key = w.first_key + 64 * consumer;
+    if (key + 64 > w.keys || p.args.scale == 0) return {0, 0};
+    return {(max(key + 63 - w.hi, 0) + kBlockM - 1) / kBlockM, max(key + 1 - w.lo, 0) / kBlockM};
   }
 
   // The values of `statistics` for the two rows of an accumulator's columns 8c.
@@ -148,17 +150,6 @@ struct Mainloop {
 #pragma unroll
     for (int c = 0; c < kBlockM / 16; ++c) accumulator_as_operand<C.type>(a[c], x, c);
   }
-  // Keeps the wait that follows behind the computation of all probabilities: ptxas would move it
-  // between them. No probability is negative, so that nothing is ever stored.
-  TEA_DEVICE void wait_after_p(const Scores& probability) {
-    uint32_t any = 0;
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) any |= __float_as_uint(probability[i]);
-    asm volatile(
-        "{\n .reg .pred p;\n setp.lt.s32 p, %0, 0;\n @p st.shared.u32 [%1], 0;\n}\n" ::"r"(any),
-        "r"(shared_address(&s.never_written))
-        : "memory");
-  }
   // Writes dS, transposed: its rows are query rows, its columns this consumer's keys.
   TEA_DEVICE void write_ds(const Operand& a) {
     const uint32_t to = shared_address(s.ds[step_state.stage]) + consumer * kDsSlabBytes;
@@ -170,12 +161,12 @@ struct Mainloop {
     fence_proxy_async();  // by each writing thread, before the barrier that lets wgmma read
   }
 
-  // One step. `last`: of the tile.
-  TEA_DEVICE void step(Gradient& dk, Gradient& dv, const WorkTile& w, int block, bool last) {
+  // One step. `adjusts`: whether it calls adjust(); `last`: of the tile.
+  TEA_DEVICE void step(Gradient& dk, Gradient& dv, const WorkTile& w, int block, bool adjusts,
+                       bool last) {
     Scores x, dp;
     Operand pa, dsa;
     const int stage = step_state.stage;
-    const bool adjusts = !is_unmasked(w, block) || p.args.scale == 0;
     s.pipeline_q.consumer_wait(step_state);
     gemm_scores(x, s.k, s.q[stage]);
     s.pipeline_dout.consumer_wait(step_state);
@@ -183,7 +174,6 @@ struct Mainloop {
     wgmma_wait<1>();  // S
     wgmma_fence_operand(x);
     compute_p(x, s.statistics[stage][0]);
-    wait_after_p(x);
     wgmma_wait<0>();
     wgmma_fence_operand(dp);
     if (last) release(s.pipeline_v.empty[0]);
@@ -222,10 +212,12 @@ struct Mainloop {
     wait(s.pipeline_v.full[0], tile_parity);
     const int heads = w.last_head - w.first_head;
     const int steps = heads * (w.row_blocks.end - w.row_blocks.begin);
+    const Range unadjusted = unadjusted_blocks(w);
     int block = w.row_blocks.end - 1, heads_left = heads;
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
-      step(dk, dv, w, block, i + 1 == steps);
+      const bool adjusts = block < unadjusted.begin || block >= unadjusted.end;
+      step(dk, dv, w, block, adjusts, i + 1 == steps);
       if (--heads_left == 0) --block, heads_left = heads;
     }
     epilogue.store_gradient(dv, w, p.args.dv, p.args.dim_v, 1.0f);

@@ -55,8 +55,7 @@ struct Traits {
     Barrier all_loads_issued;  // of a tile: its last step is about to begin
     WorkQueue<WorkTile> work;
     CompletedUnit completed_units[kStoreWarps][2];
-    int window[32];          // the scheduler warp's: keys of the sequences that it searches
-    uint32_t never_written;  // see Mainloop::wait_after_p()
+    int window[32];  // the scheduler warp's: keys of the sequences that it searches
   };
   static_assert(sizeof(SharedStorage) <= 227 * 1024, "the shared memory of a CTA on sm_90");
 
