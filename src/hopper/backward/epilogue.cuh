@@ -95,7 +95,7 @@ struct Epilogue {
       }
       transpose_quad(a);
       if (key < w.keys && 32 * c + column < dim)
-        *reinterpret_cast<uint4*>(row + 32 * c) = {a[0], a[1], a[2], a[3]};
+        __stcs(reinterpret_cast<uint4*>(row + 32 * c), uint4{a[0], a[1], a[2], a[3]});
     }
   }
   // The same in fp32: a quad has eight columns, which are a sector.
@@ -123,7 +123,6 @@ struct StoreWarp {
   const int number;
   bool mine = number == 0;  // whether the next pair is this warp's
   PipelineState<2> work_state{};
-  PipelineState<1> completed_state{};
   PipelineState<T::kStagingStages> state[2] = {{0, 0}, {1, 0}};  // of the next pair
 
   // Returns whether the next pair is this warp's; otherwise skips it.
@@ -151,7 +150,7 @@ struct StoreWarp {
       }
   }
   // Adds a pair of units, adjacent in memory from `sums` on, as contribution `rank` of `count`.
-  // completed(i) describes the conversion of unit i.
+  // completed() describes their conversion.
   template <class Completed>
   TEA_DEVICE void add_pair(float* sums, uint32_t* order, int rank, int count,
                            Completed&& completed) {
@@ -177,12 +176,10 @@ struct StoreWarp {
   }
   template <class Completed>
   TEA_DEVICE void complete(Completed&& completed) {
-    Pipeline<1>& pipeline = s.pipeline_completed[number];
-    pipeline.producer_acquire(completed_state);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) s.completed_units[number][i] = completed(i);
-    arrive(pipeline.full[0]);
-    completed_state.advance();
+    const CompletedQueue& queue = p.work.completed;
+    const uint32_t pair = fetch_add(*queue.tail, 1);
+    queue.pairs[pair] = completed();
+    add_release(queue.published[pair], 1);
   }
 
   static TEA_DEVICE void* element(const StridedTensor& x, int64_t at) {
@@ -196,13 +193,16 @@ struct StoreWarp {
     const int64_t pair = head * p.work.row_blocks.per_head + w.row_block + block;
     float* const sums = p.work.dq + pair * (2 * kUnitFloats);
     add_pair(sums, p.work.dq_order + pair, w.key_block_index - keys.begin, keys.end - keys.begin,
-             [&](int i) {
-               const int row_offset = kBlockM == 128 ? 64 * i : 0;
-               const int column = kBlockM == 128 ? 0 : 64 * i;
+             [&] {
                const int64_t at = T::batch_of(a.queries, w) * a.dq.batch + head * a.dq.head +
-                                  int64_t{w.start_q + row + row_offset} * a.dq.seq + column;
-               return CompletedUnit{sums + i * kUnitFloats,    element(a.dq, at), a.dq.seq,
-                                    w.rows - row - row_offset, a.dim_qk - column, a.scale};
+                                  int64_t{w.start_q + row} * a.dq.seq;
+               return CompletedPair{.from = sums,
+                                    .to = element(a.dq, at),
+                                    .row_stride = a.dq.seq,
+                                    .rows = w.rows - row,
+                                    .columns = a.dim_qk,
+                                    .factor = a.scale,
+                                    .by_rows = kBlockM == 128};
              });
   }
   // Adds 64 columns of dV or dK: slab `slab` of both, dV's first.
@@ -212,12 +212,16 @@ struct StoreWarp {
     const int64_t block = w.head_kv * p.work.key_blocks.per_head + w.key_block + w.key_block_index;
     const int64_t pair = block * (2 * T::kSlabs) + slab;
     float* const sums = p.work.dkv + pair * (2 * kUnitFloats);
-    add_pair(sums, p.work.dkv_order + pair, w.part, p.parts, [&](int i) {
-      const int key = w.first_key + 64 * i;
+    add_pair(sums, p.work.dkv_order + pair, w.part, p.parts, [&] {
       const int64_t at = T::batch_of(p.args.keys, w) * x.batch + w.head_kv * x.head +
-                         int64_t{w.start_kv + key} * x.seq + column;
-      return CompletedUnit{sums + i * kUnitFloats, element(x, at), x.seq,
-                           w.keys - key,           dim - column,   factor};
+                         int64_t{w.start_kv + w.first_key} * x.seq + column;
+      return CompletedPair{.from = sums,
+                           .to = element(x, at),
+                           .row_stride = x.seq,
+                           .rows = w.keys - w.first_key,
+                           .columns = dim - column,
+                           .factor = factor,
+                           .by_rows = true};
     });
   }
   TEA_DEVICE void add_gradients(const WorkTile& w) {
@@ -237,11 +241,11 @@ struct StoreWarp {
       for (int block = w.row_blocks.end - 1; block >= w.row_blocks.begin; --block)
         for (int head = w.first_head; head < w.last_head; ++head) add_dq(w, head, block);
       add_gradients(w);
+      add_release(*p.work.completed.finished, 1);
       s.work.pipeline.consumer_release(work_state);
       work_state.advance();
     }
-    bulk_wait<0>();
-    complete([](int) { return CompletedUnit{}; });  // tells the postprocessing to stop
+    bulk_wait<0>();  // nothing is pending, but without this code here ptxas spills registers
   }
 };
 

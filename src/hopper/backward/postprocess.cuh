@@ -1,7 +1,7 @@
 // The postprocess warps: convert units that have received their last contribution to the type of
-// the gradients and store them. Each store warp has two postprocess warps, which take half of the
-// rows of a unit each.
+// the gradients and store them. All warps of all CTAs take units from one queue (workspace.h).
 #pragma once
+#include "gpu/async_copy.cuh"
 #include "hopper/backward/epilogue.cuh"
 
 namespace tea::hopper::backward {
@@ -10,42 +10,39 @@ namespace tea::hopper::backward {
 template <KernelConfig C>
 struct PostprocessWarp {
   using T = Traits<C>;
-  // A piece is 16 rows by 32 columns of a unit.
-  static constexpr int kPieces = 8, kPieceFloats = 16 * 32;  // of a pair of units, for one warp
+  static constexpr int kPieces = 8;  // of a unit: 16 rows by 32 columns each
 
   const KernelParams& p;
   typename T::SharedStorage& s;
   const int warp;  // among the postprocess warps
-  Pipeline<1>& completed = s.pipeline_completed[warp / 2];
-  PipelineState<1> completed_state{};
-  PipelineState<2> piece_state{};
 
-  TEA_DEVICE const CompletedUnit& unit_of(int piece) const {
-    return s.completed_units[warp / 2][piece / 4];
-  }
-  TEA_DEVICE int strip_of(int piece) const { return warp % 2 * 2 + piece % 2; }
-  static TEA_DEVICE int half_of(int piece) { return piece / 2 % 2; }
+  static TEA_DEVICE int strip_of(int piece) { return piece / 2; }
+  static TEA_DEVICE int half_of(int piece) { return piece % 2; }
 
   // Whether a piece has any element to store.
   TEA_DEVICE bool is_stored(int piece) const {
-    const CompletedUnit& u = unit_of(piece);
+    const CompletedPair& u = s.units[warp];
     return 16 * strip_of(piece) < u.rows && 32 * half_of(piece) < u.columns;
   }
-  // Starts to load a piece, by one lane.
+  // Starts to load a piece. Not by TMA, whose unit takes requests in turn: the small loads would
+  // wait for the reductions of dQ and for the load warp's boxes.
   TEA_DEVICE void load(int piece, int stage) {
-    Barrier& loaded = s.piece_loaded[warp][stage];
-    const float* const from =
-        unit_of(piece).from + half_of(piece) * (kUnitFloats / 2) + strip_of(piece) * 128;
-    arrive_and_expect_tx(loaded, kPieceFloats * 4);
+    const int at = half_of(piece) * (kUnitFloats / 2) + strip_of(piece) * 128 + 4 * lane();
+    const float* const from = s.units[warp].from + at;
+    const uint32_t to = shared_address(s.pieces[warp][stage] + 4 * lane());
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      bulk_load(s.pieces[warp][stage] + 128 * j, from + 512 * j, 512, loaded);
+    for (int j = 0; j < 4; ++j) cp_async_16(to + 512 * j, from + 512 * j, true);
   }
   // Stores eight rows of a piece, eight further on for r = 1: eight columns by each lane.
   TEA_DEVICE void convert(int piece, int r) {
-    const CompletedUnit& u = unit_of(piece);
+    const CompletedPair& u = s.units[warp];
+    const int row = 16 * strip_of(piece) + lane() / 4 + 8 * r;
+    const int column = 32 * half_of(piece) + lane() % 4 * 8;
+    const bool stored = row < u.rows && column < u.columns;
+    uint16_t* to = static_cast<uint16_t*>(u.to) + row * u.row_stride + column;
+    asm volatile("" : "+l"(to)::"memory");  // the address first: its factors would need registers
     const float2* const from =
-        reinterpret_cast<const float2*>(s.pieces[warp][piece_state.stage]) + 2 * lane() + r;
+        reinterpret_cast<const float2*>(s.pieces[warp][piece % 2]) + 2 * lane() + r;
     uint32_t x[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -53,17 +50,13 @@ struct PostprocessWarp {
       x[j] = pack<C.type>(pair.x * u.factor, pair.y * u.factor);
     }
     transpose_quad(x);
-    const int row = 16 * strip_of(piece) + lane() / 4 + 8 * r;
-    const int column = 32 * half_of(piece) + lane() % 4 * 8;
-    if (row < u.rows && column < u.columns)
-      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(u.to) + row * u.row_stride + column) = {
-          x[0], x[1], x[2], x[3]};
+    if (stored) *reinterpret_cast<uint4*>(to) = {x[0], x[1], x[2], x[3]};
   }
   // The same in fp32: two columns of each eight by each lane.
   TEA_DEVICE void scale(int piece, int r) {
-    const CompletedUnit& u = unit_of(piece);
+    const CompletedPair& u = s.units[warp];
     const float2* const from =
-        reinterpret_cast<const float2*>(s.pieces[warp][piece_state.stage]) + 2 * lane() + r;
+        reinterpret_cast<const float2*>(s.pieces[warp][piece % 2]) + 2 * lane() + r;
     const int row = 16 * strip_of(piece) + lane() / 4 + 8 * r;
     if (row >= u.rows) return;
     float* const to = static_cast<float*>(u.to) + row * u.row_stride + 32 * half_of(piece);
@@ -75,15 +68,16 @@ struct PostprocessWarp {
                                                                    pair.y * u.factor};
       }
   }
-  TEA_DEVICE void convert_pair() {
-    if (lane() == 0) {
-      fence_proxy_async_global();
-      load(0, piece_state.stage);
-    }
+  TEA_DEVICE void convert_unit() {
+    fence_proxy_async_global();  // the sums were added by the async proxy
+    load(0, 0);
+    cp_async_commit();
 #pragma unroll 1
     for (int piece = 0; piece < kPieces; ++piece) {
-      if (lane() == 0 && piece + 1 < kPieces) load(piece + 1, piece_state.stage ^ 1);
-      wait(s.piece_loaded[warp][piece_state.stage], piece_state.parity);
+      if (piece + 1 < kPieces) load(piece + 1, (piece + 1) % 2);
+      cp_async_commit();
+      cp_async_wait<1>();
+      __syncwarp();
       if (is_stored(piece)) {
         if (p.args.dq.dtype == TEA_FP32) {
 #pragma unroll 1  // registers
@@ -93,19 +87,52 @@ struct PostprocessWarp {
           convert(piece, 1);
         }
       }
-      piece_state.advance();
-      fence_proxy_async();  // the next load overwrites what ordinary loads have read
-      __syncwarp();
+      __syncwarp();  // the next load overwrites what other lanes have read
     }
+    // L2 need not write back sums that are never read again.
+    const float* const lines = s.units[warp].from + 32 * lane();
+#pragma unroll
+    for (int i = 0; i < kUnitFloats / 1024; ++i) discard_line(lines + 1024 * i);
+    __syncwarp();
+  }
+  // Waits until a unit is completed and returns true; false if there will be no such unit: no tile
+  // is left that this CTA could take, and all tiles that were taken are finished. A CTA that waits
+  // here keeps no tile from being computed.
+  TEA_DEVICE bool wait_for_unit(uint32_t number) {
+    const CompletedQueue& queue = p.work.completed;
+    const uint32_t pair = number / 2;
+    if (pair >= queue.capacity) return false;
+    while (!load_acquire(queue.published[pair])) {
+      if (*const_cast<volatile uint32_t*>(&s.no_more_tiles)) {
+        const uint32_t finished = load_acquire(*queue.finished);
+        const uint32_t taken = load_acquire(*p.work.next_tile);
+        if (finished == T::kStoreWarps * taken && pair >= load_acquire(*queue.tail)) return false;
+      }
+      __nanosleep(500);
+    }
+    return true;
+  }
+  // The description of a unit: that of its pair, or of what follows the first unit of the pair.
+  TEA_DEVICE void describe(uint32_t number) {
+    CompletedPair& u = s.units[warp];
+    u = p.work.completed.pairs[number / 2];
+    if (number % 2 == 0) return;
+    u.from += kUnitFloats;
+    (u.by_rows ? u.rows : u.columns) -= 64;
+    const int element_bytes = p.args.dq.dtype == TEA_FP32 ? 4 : 2;
+    u.to = static_cast<char*>(u.to) + (u.by_rows ? u.row_stride : 1) * (64 * element_bytes);
+  }
+  TEA_DEVICE bool take_unit() {
+    bool found = false;
+    if (lane() == 0) {
+      const uint32_t number = fetch_add(*p.work.completed.next_unit, 1);
+      found = wait_for_unit(number);
+      if (found) describe(number);
+    }
+    return __shfl_sync(0xffffffff, found, 0);  // also orders the description for other lanes
   }
   TEA_DEVICE void run() {
-    for (;;) {
-      completed.consumer_wait(completed_state);
-      if (!s.completed_units[warp / 2][0].from) return;
-      convert_pair();
-      completed.consumer_release(completed_state);
-      completed_state.advance();
-    }
+    while (take_unit()) convert_unit();
   }
 };
 

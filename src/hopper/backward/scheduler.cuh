@@ -9,6 +9,7 @@
 #pragma once
 #include "gpu/dependent_launch.cuh"
 #include "hopper/backward/shared_memory.cuh"
+#include "hopper/device/ordered_sum.cuh"
 
 namespace tea::hopper::backward {
 
@@ -62,8 +63,12 @@ struct SchedulerWarp {
   // The next number that no CTA has taken.
   TEA_DEVICE int fetch() {
     int number = 0;
-    if (lane() == 0) number = atomicAdd(p.work.next_tile, 1);
+    if (lane() == 0) number = static_cast<int>(fetch_add(*p.work.next_tile, 1));
     return __shfl_sync(0xffffffff, number, 0);
+  }
+  // In place of the store warps, for a number without a tile.
+  TEA_DEVICE void finish_without_tile() {
+    if (lane() == 0) add_release(*p.work.completed.finished, T::kStoreWarps);
   }
   TEA_DEVICE void run() {
     int number = fetch();
@@ -75,9 +80,13 @@ struct SchedulerWarp {
       if (publish(t)) {
         wait(s.all_loads_issued, parity);
         parity ^= 1;
+      } else {
+        finish_without_tile();
       }
       number = fetch();
     }
+    finish_without_tile();
+    if (lane() == 0) *const_cast<volatile uint32_t*>(&s.no_more_tiles) = 1;
     launch_dependent_grids();
     s.work.pipeline.producer_acquire(work_state);
     if (lane() == 0) s.work.slot[work_state.stage].head_kv = -1;  // tells all roles to stop

@@ -11,16 +11,6 @@
 
 namespace tea::hopper::backward {
 
-// A unit of 64 x 64 sums that has received its last contribution, to be converted. Rows and columns
-// beyond `rows` and `columns` are not stored.
-struct CompletedUnit {
-  const float* from;
-  void* to;
-  int64_t row_stride;
-  int rows, columns;
-  float factor;
-};
-
 template <KernelConfig C>
 struct Traits {
   static constexpr int kDim = C.tile.dim, kBlockM = C.tile.block_m;
@@ -43,19 +33,18 @@ struct Traits {
     alignas(1024) uint8_t ds[2][kBlockM * kBlockN * 2];
     // From the consumers to the store warps: units of dQ, and of dV and dK if groups have parts.
     alignas(1024) uint8_t staging[kStagingStages][kUnitBytes];
-    // Two pieces of a completed unit for each postprocess warp.
+    // Of each postprocess warp: two pieces of a unit, and the description of the unit.
     alignas(16) float pieces[kPostprocessWarps][2][16 * 32];
+    CompletedPair units[kPostprocessWarps];
     alignas(16) float statistics[kQStages][2][kBlockM];
     Pipeline<1> pipeline_k, pipeline_v;
     Pipeline<kQStages> pipeline_q;
     Pipeline<kDoutStages> pipeline_dout;
     Pipeline<kStagingStages> pipeline_staging;
-    Pipeline<1> pipeline_completed[kStoreWarps];
-    Barrier piece_loaded[kPostprocessWarps][2];
     Barrier all_loads_issued;  // of a tile: its last step is about to begin
     WorkQueue<WorkTile> work;
-    CompletedUnit completed_units[kStoreWarps][2];
-    int window[32];  // the scheduler warp's: keys of the sequences that it searches
+    uint32_t no_more_tiles;  // the scheduler warp has found none
+    int window[32];          // the scheduler warp's: keys of the sequences that it searches
   };
   static_assert(sizeof(SharedStorage) <= 227 * 1024, "the shared memory of a CTA on sm_90");
 
@@ -70,18 +59,15 @@ struct Traits {
   // Called by one thread. One thread fills stages of Q, K, V and dO, one thread of each consumer
   // warp releases them; one thread of each warp of a consumer fills a staging buffer, a store
   // warp's one thread releases it; consumers, the load warp's and the store warps' one thread
-  // release a work descriptor; all threads of two postprocess warps, which all read what the units
-  // are, release a pair of completed units.
+  // release a work descriptor.
   static TEA_DEVICE void init_pipelines(SharedStorage& s) {
     s.pipeline_k.init(1, 4 * kConsumers);
     s.pipeline_v.init(1, 4 * kConsumers);
     s.pipeline_q.init(1, 4 * kConsumers);
     s.pipeline_dout.init(1, 4 * kConsumers);
     s.pipeline_staging.init(4, 1);
-    for (auto& pipeline : s.pipeline_completed) pipeline.init(1, 64);
-    for (auto& stages : s.piece_loaded)
-      for (auto& loaded : stages) init(loaded, 1);
     init(s.all_loads_issued, 1);
+    s.no_more_tiles = 0;
     s.work.pipeline.init(1, 128 * kConsumers + 1 + kStoreWarps);
     fence_barrier_init();
   }

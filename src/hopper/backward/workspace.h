@@ -31,15 +31,37 @@ inline Blocks make_blocks(const SequenceLayout& layout, int block, int64_t batch
           static_cast<int32_t>(dense)};
 }
 
+// A pair of units that has received its last contribution, to be converted. The second unit has the
+// next 64 rows or the next 64 columns. Rows and columns beyond `rows` and `columns` are not stored.
+struct CompletedPair {
+  const float* from;
+  void* to;
+  int64_t row_stride;
+  int rows, columns;
+  float factor;
+  bool by_rows;
+};
+
+// The queue of completed pairs. It is shared by all CTAs, because the tiles of a head's last key
+// block complete all of its rows, and their own CTAs could not convert these as fast.
+struct CompletedQueue {
+  CompletedPair* pairs;
+  uint32_t* published;  // of each pair: 1 when it can be read
+  uint32_t *tail, *next_unit;
+  uint32_t* finished;  // store warps that have finished a tile, over all tiles
+  int64_t capacity;    // pairs
+};
+
 struct Workspace {
   float* statistics;  // [heads_q][row block][2][block_m]: LSE * log2(e), then delta
   float* dq;          // [heads_q][row block][2] units
   float* dkv;         // [heads_kv][key block][2 * dim / 64][2] units, used if groups have parts
   // How many contributions a pair of units has received: of dq, then of dkv.
   uint32_t *dq_order, *dkv_order;
-  int32_t* next_tile;
+  CompletedQueue completed;
+  uint32_t* next_tile;
   Blocks row_blocks, key_blocks;
-  int64_t counters;  // elements of dq_order, dkv_order and next_tile, which are adjacent
+  int64_t counters;  // all uint32_t of the workspace, from dq_order on, which start at zero
   uint64_t bytes;
 };
 
@@ -68,13 +90,20 @@ inline Workspace make_workspace(const AttentionArguments& a, int tile, void* mem
     w.bytes += (static_cast<uint64_t>(bytes) + 255) / 256 * 256;
     return static_cast<void*>(memory ? taken : nullptr);
   };
-  w.counters = row_blocks + dkv_pairs + 1;
+  const int64_t pairs = row_blocks + dkv_pairs;
+  w.counters = 2 * pairs + 4;
   w.dq = static_cast<float*>(take(row_blocks * 2 * kUnitBytes));
   w.dkv = static_cast<float*>(take(dkv_pairs * 2 * kUnitBytes));
   w.statistics = static_cast<float*>(take(row_blocks * 2 * block_m * 4));
+  w.completed.pairs = static_cast<CompletedPair*>(take(pairs * sizeof(CompletedPair)));
+  w.completed.capacity = pairs;
   w.dq_order = static_cast<uint32_t*>(take(w.counters * 4));
-  w.dkv_order = w.dq_order + (memory ? row_blocks : 0);
-  w.next_tile = reinterpret_cast<int32_t*>(w.dkv_order + (memory ? dkv_pairs : 0));
+  if (!memory) return w;
+  w.dkv_order = w.dq_order + row_blocks;
+  w.completed.published = w.dkv_order + dkv_pairs;
+  uint32_t* const scalars = w.completed.published + pairs;
+  w.completed.tail = scalars, w.completed.next_unit = scalars + 1;
+  w.completed.finished = scalars + 2, w.next_tile = scalars + 3;
   return w;
 }
 

@@ -16,6 +16,20 @@ TEA_DEVICE void add_release(uint32_t& to, uint32_t x) {
   perturb();
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;\n" ::"l"(&to), "r"(x) : "memory");
 }
+// Adds, and returns the value before. For one thread of a warp: atomicAdd() would be compiled to
+// code for a whole warp, after which ptxas uses no uniform registers.
+TEA_DEVICE uint32_t fetch_add(uint32_t& to, uint32_t x) {
+  uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;\n"
+               : "=r"(before)
+               : "l"(&to), "r"(x)
+               : "memory");
+  return before;
+}
+// Makes a line of 128 bytes undefined, so that L2 need not write it to memory.
+TEA_DEVICE void discard_line(const void* line) {
+  asm volatile("discard.global.L2 [%0], 128;\n" ::"l"(line) : "memory");
+}
 // Orders accesses of global memory by the async proxy and by ordinary instructions.
 TEA_DEVICE void fence_proxy_async_global() {
   asm volatile("fence.proxy.async.global;\n" ::: "memory");
