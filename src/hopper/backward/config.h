@@ -43,9 +43,11 @@ inline int find_tile(int dim, int dim_v) {
 }
 
 // The heads of a group of query heads may be divided among several tiles, whose dK and dV are then
-// accumulated in memory: where whole groups would make too few tiles for the SMs to finish
-// together. The limit, about two tiles for each of 132 SMs, is a constant, so that the bits of a
-// result do not depend on the device.
+// accumulated in memory: where a tile would have more than two heads, since more were slower at
+// every length, or where whole groups would make too few tiles for the SMs to finish together. The
+// latter limit, about two tiles for each of 132 SMs, is a constant, so that the bits of a result do
+// not depend on the device.
+inline constexpr int kMostHeadsPerTile = 2;
 inline constexpr int64_t kEnoughTiles = 256;
 inline int group_parts(const AttentionArguments& a) {
   const int64_t blocks = a.keys.form == TEA_RAGGED
@@ -54,7 +56,9 @@ inline int group_parts(const AttentionArguments& a) {
   const int64_t tiles = std::max<int64_t>(blocks, 1) * a.heads_kv;
   const int group = a.heads_q / a.heads_kv;
   int parts = 1;
-  while (group % (2 * parts) == 0 && tiles * parts < kEnoughTiles) parts *= 2;
+  while (group % (2 * parts) == 0 &&
+         (group / parts > kMostHeadsPerTile || tiles * parts < kEnoughTiles))
+    parts *= 2;
   return parts;
 }
 

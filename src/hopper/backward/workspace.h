@@ -70,7 +70,9 @@ struct Workspace {
 // decreases with the lengths, although parts do, so that memory for the longest run serves every
 // shorter one.
 inline int64_t accumulated_key_blocks(const AttentionArguments& a, const Blocks& key_blocks) {
-  if (a.heads_q / a.heads_kv % 2) return 0;
+  const int group = a.heads_q / a.heads_kv;
+  if (group % 2) return 0;
+  if (group > kMostHeadsPerTile) return key_blocks.per_head * a.heads_kv;
   const int64_t most = kEnoughTiles + (std::max<int64_t>(a.batch, 1) + 1) * a.heads_kv;
   return std::min(key_blocks.per_head * a.heads_kv, most);
 }
