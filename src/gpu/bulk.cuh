@@ -51,6 +51,17 @@ TEA_DEVICE bool try_wait(Barrier& b, uint32_t parity) {
       : "memory");
   return done != 0;
 }
+// As try_wait(), which may suspend the thread for a while, but returns at once.
+TEA_DEVICE bool test_wait(Barrier& b, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      " selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(done)
+      : "r"(shared_address(&b)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 TEA_DEVICE void wait(Barrier& b, uint32_t parity) {
   perturb();
   while (!try_wait(b, parity)) {

@@ -103,7 +103,7 @@ struct PostprocessWarp {
     const uint32_t pair = number / 2;
     if (pair >= queue.capacity) return false;
     while (!load_acquire(queue.published[pair])) {
-      if (*const_cast<volatile uint32_t*>(&s.no_more_tiles)) {
+      if (test_wait(s.no_more_tiles, 0)) {
         const uint32_t finished = load_acquire(*queue.finished);
         const uint32_t taken = load_acquire(*p.work.next_tile);
         if (finished == T::kStoreWarps * taken && pair >= load_acquire(*queue.tail)) return false;

@@ -86,7 +86,7 @@ struct SchedulerWarp {
       number = fetch();
     }
     finish_without_tile();
-    if (lane() == 0) *const_cast<volatile uint32_t*>(&s.no_more_tiles) = 1;
+    if (lane() == 0) arrive(s.no_more_tiles);
     launch_dependent_grids();
     s.work.pipeline.producer_acquire(work_state);
     if (lane() == 0) s.work.slot[work_state.stage].head_kv = -1;  // tells all roles to stop

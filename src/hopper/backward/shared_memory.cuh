@@ -42,9 +42,9 @@ struct Traits {
     Pipeline<kDoutStages> pipeline_dout;
     Pipeline<kStagingStages> pipeline_staging;
     Barrier all_loads_issued;  // of a tile: its last step is about to begin
+    Barrier no_more_tiles;     // the scheduler warp has found none
     WorkQueue<WorkTile> work;
-    uint32_t no_more_tiles;  // the scheduler warp has found none
-    int window[32];          // the scheduler warp's: keys of the sequences that it searches
+    int window[32];  // the scheduler warp's: keys of the sequences that it searches
   };
   static_assert(sizeof(SharedStorage) <= 227 * 1024, "the shared memory of a CTA on sm_90");
 
@@ -67,7 +67,7 @@ struct Traits {
     s.pipeline_dout.init(1, 4 * kConsumers);
     s.pipeline_staging.init(4, 1);
     init(s.all_loads_issued, 1);
-    s.no_more_tiles = 0;
+    init(s.no_more_tiles, 1);
     s.work.pipeline.init(1, 128 * kConsumers + 1 + kStoreWarps);
     fence_barrier_init();
   }
