@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from te_attention.jax import _cp_parts
 from te_attention.jax._arguments import refuse
 from te_attention.jax._call import Options
-from te_attention.jax._cp_parts import LAYOUTS, Part, Shape
+from te_attention.jax._cp_parts import LAYOUTS, Part, Shape, add_rows
 
 
 def reorder(x: Any, size: int, layout: str, axis: int = 1, *, inverse: bool = False) -> jax.Array:
@@ -90,8 +90,7 @@ class Ring:
 
     def add(self, part: Part, dk: jax.Array, dv: jax.Array) -> None:
         """Adds the gradients of the keys of a part."""
-        rows = slice(part.kv[0], part.kv[0] + part.kv[1])
-        self.sums = self.sums.at[:, rows].add(_pack(wide(dk), wide(dv)))
+        self.sums = add_rows(self.sums, part.kv[0], _pack(dk, dv))
 
     def finish(self) -> tuple[jax.Array, jax.Array]:
         """The sums of the own keys."""

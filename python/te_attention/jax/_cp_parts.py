@@ -204,15 +204,31 @@ def bias_of(shape: Shape, bias: jax.Array, part: Part) -> jax.Array:
     return bias
 
 
+def add_rows(sums: jax.Array, first: int, more: jax.Array, axis: int = 1) -> jax.Array:
+    """Sums with those of some rows, in their own precision.
+
+    Without a scatter, in whose compilation jaxlib 0.11.2 crashes here.
+    """
+    after = sums.shape[axis] - first - more.shape[axis]
+    padding = [(0, 0)] * sums.ndim
+    padding[axis] = (first, after)
+    return sums + jnp.pad(more.astype(sums.dtype), padding)
+
+
 def add_dbias(shape: Shape, total: jax.Array, part: Part, dbias: jax.Array) -> jax.Array:
     """The gradient of the bias with that of a part."""
-    rows = slice(part.q[0], part.q[0] + part.q[1]) if total.shape[2] > 1 else slice(None)
-    dbias = dbias.astype(total.dtype)
+    first = part.q[0] if total.shape[2] > 1 else 0
     if total.shape[3] == 1 or part.source is None:
-        return total.at[:, :, rows].add(dbias)
-    some = jnp.zeros((*dbias.shape[:3], total.shape[3]), total.dtype)
-    some = some.at[..., _columns(shape, part)].set(dbias)
-    return total.at[:, :, rows].add(some)
+        return add_rows(total, first, dbias, axis=2)
+    whole = jnp.zeros((*dbias.shape[:3], total.shape[3]), dbias.dtype)
+    put = jax.lax.dynamic_update_slice_in_dim
+    if shape.layout == "striped":
+        grid = whole.reshape(*dbias.shape, shape.size)
+        some = put(grid, dbias[..., None], part.source, axis=4).reshape(whole.shape)
+    else:
+        piece = part.kv[0] // max(part.kv[1], 1)
+        some = put(whole, dbias, shape.start(part.source, piece, shape.rows_kv), axis=3)
+    return add_rows(total, first, some, axis=2)
 
 
 def arrays_of(shape: Shape, arrays: dict, part: Part, keys: tuple, me: jax.Array) -> dict:

@@ -169,9 +169,10 @@ class _Shard:
             of = self.whole[name[1:]] if name[1:] in self.whole else None
             wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
             if name in ("dk", "dv") and self.keys is not None:
-                full = (*x.shape[:-2], self.whole["k"].shape[-2], x.shape[-1])
-                sums = jnp.zeros(full, wide.dtype).at[..., self.keys, :].add(wide)
-                x = jax.lax.psum(sums, plan.heads).astype(x.dtype)
+                heads = jnp.arange(self.whole["k"].shape[-2])[:, None]
+                own = [jnp.where(heads == self.keys[i], wide[..., i : i + 1, :], 0)
+                       for i in range(x.shape[-2])]  # fmt: skip
+                x = jax.lax.psum(sum(own), plan.heads).astype(x.dtype)
             elif name in ("dbias", "dsink") and of is not None:
                 letters = _dimensions(plan.ragged, self.whole, name)
                 lacking = plan.batch * ("b" not in letters) + plan.heads * ("h" not in letters)

@@ -13,7 +13,7 @@ from te_attention.jax._arguments import refuse
 from te_attention.jax._autodiff import SMALL, Wanted, zero_of
 from te_attention.jax._batching import batched
 from te_attention.jax._cp_keys import KEYS, wide
-from te_attention.jax._cp_parts import LAYOUTS, STRATEGIES, Shape
+from te_attention.jax._cp_parts import LAYOUTS, STRATEGIES, Shape, add_rows
 from te_attention.jax._sharding import vary_alike
 from te_attention.jax.functional import CHECKPOINT_NAME, Prepared, prepare
 from te_attention.jax.report import DEFAULTS
@@ -156,7 +156,7 @@ def _attention_backward(config: Config, kept: tuple, cotangents: tuple) -> tuple
                 operands["dlse"] = dlse[:, :, rows]
             verb = functools.partial(_call.backward, part.options, ("q", "k", "v", *of_parts))
             out = _run(verb, config, operands, of_parts)
-            gradients["q"] = gradients["q"].at[:, rows].add(wide(out["dq"]))
+            gradients["q"] = add_rows(gradients["q"], part.q[0], out["dq"])
             keys.add(part, out["dk"], out["dv"])
             if "bias" in of_parts:
                 gradients["bias"] = _cp_parts.add_dbias(
