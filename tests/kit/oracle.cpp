@@ -21,8 +21,7 @@ double cast(double x, Type fp8, double scale) {
 }
 
 void scores(const Case& c, Row& r) {
-  const int64_t group = c.kv_head(r.h);
-  const int64_t delta = c.diagonal(r.b);
+  const int64_t group = c.kv_head(r.h), delta = c.diagonal(r.b);
   const double p = c.dropout, cap = c.softcap;
   for (int64_t j = 0; j < c.length_kv[r.b]; ++j) {
     if (!visible(c, r.b, r.i, j)) continue;
@@ -115,9 +114,7 @@ Values attention(const Case& c, const EachRow& each) {
     for (int64_t h = 0; h < c.heads_q; ++h)
       for (int64_t i = 0; i < c.length_q[b]; ++i) {
         Row row{b, h, i, (b * c.heads_q + h) * c.max_q + i};
-        scores(c, row);
-        softmax(c, row, out);
-        output(c, row, out);
+        scores(c, row), softmax(c, row, out), output(c, row, out);
         if (!c.dout.empty()) gradients(c, row, out);
         out.lse[row.at] = row.lse, out.max[row.at] = row.max;
         if (each) each(row, out);

@@ -37,14 +37,13 @@ struct Case {
   std::vector<double> bias;    // [batch][heads_q][max_q][max_kv]
   std::vector<double> slopes;  // ALiBi, [batch][heads_q]; empty: none
   std::vector<double> sink;    // [heads_q]; zeros: off-by-one; empty: none
-  // With keys and values alone in FP8: what a kv head's are multiplied by, [heads_kv]. Empty: 1.
-  std::vector<double> k_factors, v_factors;
+  std::vector<double> k_factors,
+      v_factors;  // of keys and values alone in FP8, [heads_kv]; empty: 1
   double k_factor(int64_t kv_head) const { return k_factors.empty() ? 1 : k_factors[kv_head]; }
   double v_factor(int64_t kv_head) const { return v_factors.empty() ? 1 : v_factors[kv_head]; }
   int64_t kv_head(int64_t h) const { return h / (heads_q / heads_kv); }
-  double softcap = 0;  // 0: none
-  double scale = 1;
-  double dropout = 0;  // rounded to float, as the interface has it; 0: none
+  double scale = 1, softcap = 0;  // softcap 0: none
+  double dropout = 0;             // rounded to float, as the interface has it; 0: none
   uint64_t seed = 0, offset = 0;
   std::vector<char> kept;  // [batch][heads_q][max_q][max_kv], of another rule; empty: ours
   // Batch, head, row, column, and what is added to the diagonal; of sequence b plus b times a step.
@@ -72,8 +71,7 @@ struct Pair {
 struct Row {
   int64_t b, h, i, at;  // at: the flat index of the row
   std::vector<Pair> pairs = {};
-  double lse = 0, max = 0, sink = 0;
-  double shift = 0;  // dlse - sum of dO * O
+  double lse = 0, max = 0, sink = 0, shift = 0;  // shift: dlse - sum of dO * O
 };
 
 // Shapes as the inputs'; lse, max and sum_exp as dlse. Outputs are what they are before the scale
