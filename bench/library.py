@@ -14,7 +14,7 @@ NAMES = {
     torch.float8_e4m3fn: "e4m3",
     torch.float8_e5m2: "e5m2",
 }
-PROBLEM_BYTES = 472  # of a tea_problem, as tea_problem_parse fills it where its struct_size is 0
+PROBLEM_BYTES = 4096  # room for a tea_problem of any version
 
 
 def tensor_indices() -> dict[str, int]:
@@ -100,6 +100,7 @@ class Attention:
             if name in tensors:
                 text += f" {name.lower()}={strides(tensors[name])}"
         problem = ctypes.create_string_buffer(PROBLEM_BYTES)
+        ctypes.c_uint32.from_buffer(problem).value = PROBLEM_BYTES  # struct_size
         library.require("tea_problem_parse", text.encode(), problem)
         self._plan = ctypes.c_void_p()
         device = q.get_device()  # -1: the CPU, for both

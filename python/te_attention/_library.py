@@ -7,6 +7,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "lib"
 HOST = -1
+_LARGEST_STRUCT = 4096  # bytes that the library accepts for any of its structs
 
 
 class Error(RuntimeError):
@@ -46,14 +47,22 @@ def _text(write: Callable[[object, int, object], int]) -> str:
     return buffer.value.decode()
 
 
+def _problem_buffer() -> ctypes.Array:
+    """Room for a tea_problem of any version, which says so in struct_size, its first field."""
+    buffer = ctypes.create_string_buffer(_LARGEST_STRUCT)
+    ctypes.c_uint32.from_buffer(buffer).value = _LARGEST_STRUCT
+    return buffer
+
+
 def fields() -> list[str]:
     """The fields of a problem, each with the values that it takes, if they have names."""
-    size, every = 4096, 1  # no struct is larger; every byte 1, so that every field is set
-    problem = ctypes.create_string_buffer(bytes([every]) * size, size)
-    parsed = ctypes.create_string_buffer(size)
-    require(library().tea_problem_parse(b"", parsed))
-    used = ctypes.c_uint32.from_buffer(parsed).value  # struct_size comes first
-    ctypes.c_uint32.from_buffer(problem).value = used
+    # Every byte 1, so that every field is set; the library's own size is that of its refusal.
+    problem = ctypes.create_string_buffer(bytes([1]) * _LARGEST_STRUCT, _LARGEST_STRUCT)
+    struct_size = ctypes.c_uint32.from_buffer(problem)
+    struct_size.value = _LARGEST_STRUCT
+    library().tea_problem_print(problem, None, ctypes.c_size_t(), ctypes.byref(ctypes.c_size_t()))
+    struct_size.value = int(library().tea_error().decode().rpartition("at most ")[2].split(",")[0])
+    parsed = _problem_buffer()
     text = _text(
         lambda to, room, needed: library().tea_problem_print(
             problem, to, ctypes.c_size_t(room), needed
@@ -73,7 +82,7 @@ def explain(problem: str, device: int = HOST) -> str:
 
     `device` is the index of a GPU, or -1 for the CPU. Raises Error if the line is wrong.
     """
-    parsed = ctypes.create_string_buffer(1024)  # more than sizeof(tea_problem)
+    parsed = _problem_buffer()
     require(library().tea_problem_parse(problem.encode(), parsed))
     return _text(
         lambda to, size, needed: library().tea_explain(

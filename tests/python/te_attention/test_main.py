@@ -46,6 +46,15 @@ def test_explain_takes_fields_unquoted_and_lists_them() -> None:
         assert line in text.splitlines()
 
 
+def test_explain_knows_the_fields_that_the_problem_struct_got_later() -> None:
+    text = run("explain", "--help").stdout
+    for field in ("kv_dtype", "kv_scale", "batch_invariant"):
+        assert f"\n  {field}: " in text
+    fields = ["dtype=bf16", "batch=1", "heads_q=1", "heads_kv=1", "dim_qk=8", "seqlen_q=1"]
+    done = run("explain", *fields, "seqlen_kv=1", "kv_dtype=e4m3", "batch_invariant=1")
+    assert "cpu: accepts" in done.stdout, done.stderr
+
+
 def test_a_wrong_problem_is_told_and_fails() -> None:
     done = run("explain", "dtype=fp64 heads_q=3 heads_kv=2 dim_qk=8")
     assert done.returncode == 1
