@@ -89,30 +89,50 @@ TEA_HOST_DEVICE int tile_blocks(int64_t rows, int64_t keys) {
   return keys == 0 ? 1 : static_cast<int>((keys + kBlockN - 1) / kBlockN);
 }
 
-// The key blocks of all tiles, one tile after the other, in shares of equal size: CTA i computes
-// the blocks from begin(i) to begin(i + 1).
+// Key blocks, one tile after the other, in `count` shares of equal size: share i has the blocks
+// from begin(i) to begin(i + 1).
 struct Shares {
   int64_t blocks;
-  int ctas;
+  int count;
 
   Shares() = default;
-  TEA_HOST_DEVICE Shares(int64_t blocks_of_all_tiles, int max_ctas) : blocks(blocks_of_all_tiles) {
+  TEA_HOST_DEVICE Shares(int64_t all_blocks, int max_count) : blocks(all_blocks) {
     const int64_t most = (blocks + kMinShare - 1) / kMinShare;
-    ctas = static_cast<int>(most < max_ctas ? most : max_ctas);
+    count = static_cast<int>(most < max_count ? most : max_count);
   }
-  TEA_HOST_DEVICE int64_t begin(int cta) const { return quotient(blocks * cta, ctas); }
-  // The CTA whose share contains a block.
+  TEA_HOST_DEVICE int64_t begin(int share) const { return quotient(blocks * share, count); }
+  // The share that contains a block.
   TEA_HOST_DEVICE int owner(int64_t block) const {
-    return static_cast<int>(quotient((block + 1) * ctas - 1, blocks));
+    return static_cast<int>(quotient((block + 1) * count - 1, blocks));
   }
 };
 
-// The most key blocks that the sequences can have: the bound from which the number of CTAs is
-// planned.
+// Adjacent heads of K and V whose tiles have a CTA each for the same share, so that the CTAs read
+// the rows of a key, which are adjacent in most caches, at about the same time. It divides
+// heads_kv, and leaves few of at most `ctas` CTAs without work.
+inline int heads_at_once(int heads_kv, int ctas) {
+  int heads = std::min(heads_kv, ctas);
+  while (heads > 1 && (heads_kv % heads || ctas % heads > ctas / 16)) --heads;
+  return heads;
+}
+
+// The most key blocks that the sequences can have, of one head: the bound from which the number of
+// CTAs is planned.
 inline int64_t max_blocks(const AttentionArguments& a) {
-  int64_t blocks = a.batch * std::max<int64_t>(1, (a.keys.max_seqlen + kBlockN - 1) / kBlockN);
-  if (a.keys.form == TEA_RAGGED) blocks = std::min(blocks, a.keys.tokens / kBlockN + 2 * a.batch);
-  return blocks * a.heads_kv;
+  const int64_t blocks =
+      a.batch * std::max<int64_t>(1, (a.keys.max_seqlen + kBlockN - 1) / kBlockN);
+  if (a.keys.form != TEA_RAGGED) return blocks;
+  return std::min(blocks, a.keys.tokens / kBlockN + 2 * a.batch);
+}
+// The CTAs of a launch, for all heads.
+inline int num_ctas(const AttentionArguments& a, int heads_at_once, int max_ctas) {
+  const int64_t blocks = max_blocks(a) * (a.heads_kv / heads_at_once);
+  return Shares(blocks, max_ctas / heads_at_once).count * heads_at_once;
+}
+// At least num_ctas(), whatever the number of heads at once is.
+inline int most_ctas(const AttentionArguments& a) {
+  const int64_t of_head = (max_blocks(a) + kMinShare - 1) / kMinShare;
+  return static_cast<int>(std::min<int64_t>(of_head * a.heads_kv, kMaxCtas));
 }
 
 // -------------------------------------------------------------------------------------- workspace

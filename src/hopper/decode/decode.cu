@@ -24,7 +24,7 @@ uint64_t workspace_bytes(const AttentionArguments& a) {
   const bool fewer = a.queries.form == TEA_RAGGED && group <= most;
   const int tile = find_tile(fewer ? std::min(rows, most) : rows, a.dim_qk, a.dim_v);
   if (tile < 0 || rows == 0) return 0;
-  return workspace_bytes(kTiles[tile], Shares(max_blocks(a), kMaxCtas).ctas);
+  return workspace_bytes(kTiles[tile], most_ctas(a));
 }
 
 Outcome run(const AttentionArguments& a, void* stream) {

@@ -11,14 +11,14 @@
 
 namespace tea::hopper::decode {
 
-template <KernelConfig C>
+template <KernelConfig C, bool kIsLast>  // whether the item is the CTA's last one
 struct Epilogue {
   using T = Traits<C>;
   using RowState = typename T::RowState;
   static constexpr int kHalf = T::kPassColumns / 2, kGroups = kHalf / 4;
-  // Parts that are read at once, because their latency adds up otherwise. Where there are several
-  // passes, O still occupies registers.
-  static constexpr int kBatch = C.tile.passes == 1 ? 6 : 2;
+  // Parts that are read at once, because their latency adds up otherwise, as far as there are
+  // registers: where there are several passes, O occupies some.
+  static constexpr int kBatch = C.tile.passes > 1 ? 2 : kIsLast ? 12 : 4;
 
   // Unnormalised results of a row over some of its keys: four columns of each half of a pass.
   struct Part {

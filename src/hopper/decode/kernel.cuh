@@ -48,18 +48,18 @@ struct DecodeKernel {
       start_item(p, s);
       mainloop.start_item();
       mainloop.run(loader);
-      const bool is_last = s.work.remaining == 0;
-      if (is_last) launch_dependent_grids();
-      Epilogue<C>{p, s, s.work.item, find_other_parts(s.work)}.run(mainloop);
-      if (is_last) break;
+      if (s.work.remaining == 0) break;
+      Epilogue<C, false>{p, s, s.work.item, find_other_parts(p, s.work)}.run(mainloop);
       __syncthreads();  // all threads have read the item
       if (threadIdx.x == 0) s.work.next(p);
       __syncthreads();
     }
+    Epilogue<C, true>{p, s, s.work.item, find_other_parts(p, s.work)}.run(mainloop);
   }
 
   // The part that does not depend on the predecessor.
   static TEA_DEVICE void prepare(const LaunchParams& p, SharedStorage& s) {
+    launch_dependent_grids();  // on SMs that have room for them, since all CTAs of this one run
     if (threadIdx.x == 0) {
       if (p.uses_tma) prefetch_tensor_map(p.k), prefetch_tensor_map(p.v);
       for (int i = 0; i < T::kTeams * T::kStages; ++i)

@@ -41,8 +41,10 @@ Outcome launch(const KernelParams& params, cudaStream_t stream) {
     return ready;
   LaunchParams p = {params, false, {}, {}};
   if (const Outcome made = encode_maps<kKernelConfig<kTile, kType>>(p); made.code) return made;
+  const int max_ctas = std::min(sms, kMaxCtas), heads = heads_at_once(p.args.heads_kv, max_ctas);
+  p.heads_at_once = FastDivisor(heads);
   cudaLaunchConfig_t config = {};
-  config.gridDim = std::max(1, Shares(max_blocks(p.args), std::min(sms, kMaxCtas)).ctas);
+  config.gridDim = std::max(1, num_ctas(p.args, heads, max_ctas));
   config.blockDim = kTiles[kTile].threads();
   config.dynamicSmemBytes = kSharedBytes, config.stream = stream;
   void* arguments[] = {&p};

@@ -42,6 +42,20 @@ struct Loader {
     const PageTable& table = is_v ? a.page_table_v : a.page_table_k;
     page = table.entries[cursor.item.batch * table.stride + key() / p.page_size];
   }
+  // Page table entries of the first blocks. Copies that start one after the other would each wait
+  // for their own, so all are read into L1 at once.
+  TEA_DEVICE void prefetch_pages() const {
+    const AttentionArguments& a = p.args;
+    if (a.keys.form != TEA_PAGED || !has_block) return;
+    const PageTable& table = is_v ? a.page_table_v : a.page_table_k;
+    const SequenceBounds& b = cursor.item.bounds;
+#pragma unroll
+    for (int i = 1; i < T::kStages; ++i) {
+      const int row = min((block + i * T::kTeams) * kBlockN + lane() % 16, b.seqlen_kv - 1);
+      prefetch_l1(table.entries + cursor.item.batch * table.stride +
+                  (row + b.start_kv) / p.page_size);
+    }
+  }
   // The address of the lane's row.
   TEA_DEVICE int64_t row_address() const {
     const AttentionArguments& a = p.args;
@@ -71,6 +85,7 @@ struct Loader {
     has_block = true;
     block = cursor.item.first + team;
     settle();
+    prefetch_pages();
   }
 
   // The rows of the block that are keys.

@@ -8,11 +8,12 @@ namespace tea::hopper::decode {
 
 struct KernelParams {
   AttentionArguments args;
-  FastDivisor group;      // query heads of a head of K and V
-  FastDivisor page_size;  // 1 unless paged
-  SequenceBounds bounds;  // of every sequence, if args.is_uniform
-  ScoreUnit unit;         // of scores after all modifications
-  float scale_log2;       // unit.factor * log2(e)
+  FastDivisor heads_at_once;  // see heads_at_once()
+  FastDivisor group;          // query heads of a head of K and V
+  FastDivisor page_size;      // 1 unless paged
+  SequenceBounds bounds;      // of every sequence, if args.is_uniform
+  ScoreUnit unit;             // of scores after all modifications
+  float scale_log2;           // unit.factor * log2(e)
   bool modifies_scores;
   uint64_t launch_number;  // what a CTA writes to its flag when its result is in its slot
   uint64_t* flags;

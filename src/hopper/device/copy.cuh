@@ -13,6 +13,11 @@ TEA_DEVICE void cp_async_16(uint32_t to, const void* from, bool valid, CachePoli
                : "memory");
 }
 
+// Reads the line of a word, so that it is in L1 later.
+TEA_DEVICE void prefetch_l1(const int32_t* from) {
+  asm volatile("prefetch.global.L1 [%0];\n" ::"l"(from));
+}
+
 // Arrives at the barrier when the copies that the thread has started so far are complete.
 TEA_DEVICE void cp_async_arrive(Barrier& b) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(shared_address(&b))

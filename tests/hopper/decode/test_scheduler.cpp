@@ -16,6 +16,7 @@ KernelParams params(int batch, int heads, int keys) {
   p.args.heads_q = p.args.heads_kv = heads, p.args.keys.max_seqlen = keys;
   p.bounds.seqlen_q = 1, p.bounds.seqlen_kv = keys;
   p.group = FastDivisor(1), p.page_size = FastDivisor(1);
+  p.heads_at_once = FastDivisor(1);
   return p;
 }
 
@@ -33,7 +34,7 @@ std::vector<Done> run_all(const KernelParams& p, int ctas) {
     WorkCursor work;
     work.start_uniform(p);
     if (!work.has_work()) continue;
-    do done.push_back({cta, work.item, find_other_parts(work)});
+    do done.push_back({cta, work.item, find_other_parts(p, work)});
     while (work.next(p));
   }
   return done;
@@ -53,7 +54,10 @@ void for_each_launch(Check&& check) {
     for (const int ctas : kCtas) {
       SCOPED_TRACE(testing::Message() << x.batch << " sequences of " << x.keys << " keys, "
                                       << x.heads << " heads, " << ctas << " CTAs");
-      check(x, run_all(params(x.batch, x.heads, x.keys), ctas));
+      KernelParams p = params(x.batch, x.heads, x.keys);
+      check(x, run_all(p, ctas));
+      p.heads_at_once = FastDivisor(heads_at_once(x.heads, ctas));
+      check(x, run_all(p, ctas / p.heads_at_once * p.heads_at_once));
     }
 }
 
@@ -103,16 +107,36 @@ TEST(DecodeScheduler, GivesEveryCtaAboutTheSame) {
     for (const Done& d : done) share[d.cta] += d.item.end - d.item.first;
     const int all = x.batch * x.heads * tile_blocks(1, x.keys);
     const int count = static_cast<int>(share.size());
+    EXPECT_LE(count, (tile_blocks(1, x.keys) * x.batch + kMinShare - 1) / kMinShare * x.heads);
     for (const auto& [cta, blocks] : share) {
       EXPECT_GE(blocks, all / count);
       EXPECT_LE(blocks, all / count + 1);
     }
-    EXPECT_LE(count, (all + kMinShare - 1) / kMinShare);
   });
 }
 
 TEST(DecodeScheduler, AddsManyPartsInTwoLevels) {
   for (const Done& d : run_all(params(1, 1, 262144), 132)) EXPECT_LE(d.others.count, kGroupParts);
+}
+
+TEST(DecodeScheduler, TakesHeadsAtOnceThatOccupyMostCtas) {
+  EXPECT_EQ(heads_at_once(8, 132), 8);
+  EXPECT_EQ(heads_at_once(1, 132), 1);
+  EXPECT_EQ(heads_at_once(40, 132), 10);  // 20 and 40 occupy 120
+  EXPECT_EQ(heads_at_once(131, 132), 131);
+  EXPECT_EQ(heads_at_once(262, 132), 131);
+  EXPECT_EQ(heads_at_once(48, 132), 16);
+  EXPECT_EQ(heads_at_once(7, 3), 1);
+}
+
+// The workspace has a slot for each CTA of a launch, whatever the number of SMs is.
+TEST(DecodeScheduler, PlansASlotForEveryCta) {
+  AttentionArguments a{};
+  for (const Launch& x : kLaunches) {
+    a.batch = x.batch, a.heads_kv = x.heads, a.keys.max_seqlen = x.keys;
+    for (int sms = 1; sms <= kMaxCtas; ++sms)
+      EXPECT_LE(num_ctas(a, heads_at_once(x.heads, sms), sms), most_ctas(a));
+  }
 }
 
 }  // namespace
