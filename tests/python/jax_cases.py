@@ -31,7 +31,7 @@ def unsayable(line: str) -> str:
     words = dict(word.split("=", 1) for word in problem.split())
     settings = dict(word.split("=", 1) for word in settings.split())
     forms = [words.get(f"{side}_form", "dense") for side in ("q", "kv")]
-    if words["dtype"].startswith("e"):
+    if words["dtype"].startswith("e") or words.get("kv_dtype", "default") != "default":
         return "fp8"
     if "paged" in forms:
         return "pages"
