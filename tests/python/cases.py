@@ -49,6 +49,10 @@ def options_of(case: Case, device: str) -> dict:
         None if t is None else t.reshape(case.batch, t.numel() // max(case.batch, 1))
         for t in tables
     ]
+    width = max((t.shape[1] for t in tables if t is not None), default=0)  # the front end has one
+    tables = [
+        None if t is None else torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in tables
+    ]
     sink = tensor("SINK")
     if softmax == "off_by_one":  # a logit of zero; as a tensor where its gradient is wanted
         heads = int(case.field("heads_q"))
