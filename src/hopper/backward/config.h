@@ -43,10 +43,10 @@ inline int find_tile(int dim, int dim_v) {
 }
 
 // The heads of a group of query heads may be divided among several tiles, whose dK and dV are then
-// accumulated in memory: where a tile would have more than two heads, since more were slower at
-// every length, or where whole groups would make too few tiles for the SMs to finish together. The
-// latter limit, about two tiles for each of 132 SMs, is a constant, so that the bits of a result do
-// not depend on the device.
+// accumulated in memory: where a tile would have more than two heads, since four and eight were
+// slower from 2048 rows on, or where whole groups would make too few tiles for the SMs to finish
+// together. The latter limit, about two tiles for each of 132 SMs, is a constant, so that the bits
+// of a result do not depend on the device.
 inline constexpr int kMostHeadsPerTile = 2;
 inline constexpr int64_t kEnoughTiles = 256;
 inline int group_parts(const AttentionArguments& a) {
