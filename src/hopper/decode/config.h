@@ -75,8 +75,7 @@ inline int select_tile(const AttentionArguments& a) {
   return find_tile(packed_rows(a), a.dim_qk, a.dim_v);
 }
 
-// ---------------------------------------------------------------------- division of keys among
-// CTAs
+// --------------------------------------------------------------------- division of keys among CTAs
 
 // The most CTAs of a launch, one for each SM of the largest GPU.
 inline constexpr int kMaxCtas = 144;

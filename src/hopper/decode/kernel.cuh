@@ -59,7 +59,9 @@ struct DecodeKernel {
 
   // The part that does not depend on the predecessor.
   static TEA_DEVICE void prepare(const LaunchParams& p, SharedStorage& s) {
-    launch_dependent_grids();  // on SMs that have room for them, since all CTAs of this one run
+    // The dependent grid starts when every CTA has called this. All CTAs of this grid then run, so
+    // that none of those that another one waits for is still without an SM.
+    launch_dependent_grids();
     if (threadIdx.x == 0) {
       if (p.uses_tma) prefetch_tensor_map(p.k), prefetch_tensor_map(p.v);
       for (int i = 0; i < T::kTeams * T::kStages; ++i)

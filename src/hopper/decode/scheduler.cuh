@@ -145,8 +145,8 @@ struct WorkCursor {
 
 // -------------------------------------------------------------------------- tiles of several CTAs
 
-// The slots of CTAs of lower numbers that a CTA adds, one of each share: `count` slots `step`
-// apart, the last of which may be nearer.
+// The slots of CTAs of lower numbers that a CTA adds: `count` slots, each `step` after the one
+// before it, but none after `last`, which is the slot of the preceding share.
 struct OtherParts {
   int first, step, count, last;
 
