@@ -26,7 +26,7 @@ struct TileConfig {
 // In the order in which select_kernel() looks for a configuration that serves the head dimensions.
 // Measured (docs/kernels/portable.md), within 99 KiB of shared memory, which every GPU from sm_80
 // on has: more rows per warp until O and the scores fill 255 registers, since each fragment of K
-// and V serves all of them; then more keys until registers spill. Head dimensions above 512, which
+// and V serves all of them; then more keys until spills cost time. Head dimensions above 512, which
 // only inference has, do not leave room for whole rows of K and V: these pass through shared memory
 // in pieces of 256 columns. There are only general kernels of them.
 // clang-format off

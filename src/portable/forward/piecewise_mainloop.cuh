@@ -89,7 +89,8 @@ struct PiecewiseMainloop {
       loader.load_piece(buffer(now), true, blocks.end - 1, 0);
       for (int block = blocks.end - 1; block >= blocks.begin; --block) {
         Scores s = {};
-        // One loop over the pieces of K and then of V: copies of the loads would spill registers.
+        // One loop over the pieces of K and then of V: copies of the loads' code would spill more
+        // registers.
 #pragma unroll 1
         for (int i = 0; i < pieces; ++i, now ^= 1) {
           cp_async_wait<0>();
