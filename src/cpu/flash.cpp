@@ -576,11 +576,12 @@ Attempt plan_with(const InstructionSet& set, const Problem& problem, const Devic
   TEA_REFUSE_IF(!device.is_host(), "device is a GPU; it runs on the host");
   TEA_REFUSE_IF(!set.available(), "this processor lacks the instructions");
   const InstructionSet *tiles = &set, *few = &set;
-  // Sets that multiply pairs of 16-bit numbers expect K, V and dO in the type of Q, and their loops
-  // over packed keys move the bases of the exponentials of all rows of a block at once.
-  const bool vectors = problem.kv_dtype || problem.batch_invariant ||
-                       (problem.training && problem.dout_type() != problem.dtype);
-  while (tiles->others && (vectors || !tiles->multiplies(problem.dtype))) tiles = tiles->others;
+  // Sets that multiply pairs of 16-bit numbers expect K, V and dO in the type of Q. They also
+  // rescale all rows of a block at once, so that the bits of a row depend on the other rows.
+  const bool excludes_pairs = problem.kv_dtype || problem.batch_invariant ||
+                              (problem.training && problem.dout_type() != problem.dtype);
+  while (tiles->others && (excludes_pairs || !tiles->multiplies(problem.dtype)))
+    tiles = tiles->others;
   if (problem.dtype == TEA_FP64)
     return std::make_unique<Flash<double>>(problem, *tiles->twice, *tiles->twice);
   while (!few->single->few_scores) few = few->others;

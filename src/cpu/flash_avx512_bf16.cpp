@@ -46,7 +46,7 @@ int64_t scratch_pairs(const Problem& p) {
   return std::max(Walk<1>::scratch(p), p.training ? WalkBack<1>::scratch(p) : 0);
 }
 
-// Q, K and V are read alike.
+// The kernels convert Q, K and V by the rule of one type.
 bool reads_pairs(const Problem& p) { return !p.kv_dtype && (p.dtype == TEA_BF16 || p.is_fp8()); }
 
 template <class Body>
