@@ -221,7 +221,8 @@ INSTANTIATE_TEST_SUITE_P(
         Row{kDense, "alibi=standard slopes_stride=4", "slopes_stride is 4", "alibi = slopes"},
         Row{kDense, "table_k_stride=4", "table_k_stride is 4", "kv_form = paged"},
         Row{kRagged, "table_v_stride=4", "table_v_stride is 4", "kv_form = paged"},
-        Row{kInference, "kv_scale=head", "kv_scale is head", "a kv_dtype that is not dtype"}));
+        Row{kInference, "kv_scale=head", "kv_scale is head", "a kv_dtype that is not dtype"},
+        Row{kInference, "reserved=1", "reserved is 1", "0"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Strides, Refusal,

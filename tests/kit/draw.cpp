@@ -187,14 +187,15 @@ void fit_values(Case& c) {
     c.values = Values::kOutliers;
 }
 
-// A layout that packs needs both sides alike.
+// A layout that packs Q with K and V needs the same type, form and lengths of both sides.
 void fit_layout(Case& c) {
   const Problem& p = c.problem;
   const bool three = c.layout == Layout::kPacked3 || c.layout == Layout::kInterleaved3;
   if (!three) return;
-  const bool alike = !p.kv_dtype && p.q_form == p.kv_form && p.seqlen_q == p.seqlen_kv &&
-                     c.lens_q == c.lens_kv && c.max_q == c.max_kv;
-  if (!alike) c.layout = c.layout == Layout::kPacked3 ? Layout::kPacked2 : Layout::kInterleaved2;
+  const bool is_packable = !p.kv_dtype && p.q_form == p.kv_form && p.seqlen_q == p.seqlen_kv &&
+                           c.lens_q == c.lens_kv && c.max_q == c.max_kv;
+  if (!is_packable)
+    c.layout = c.layout == Layout::kPacked3 ? Layout::kPacked2 : Layout::kInterleaved2;
   if (c.layout == Layout::kInterleaved3 && p.heads_q != p.heads_kv) c.layout = Layout::kPacked3;
 }
 

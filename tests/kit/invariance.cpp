@@ -1,10 +1,10 @@
 #include "kit/invariance.h"
 
+#include <bit>
 #include <map>
-#include <memory>
-#include <optional>
 #include <tuple>
 
+#include "core/error.h"
 #include "core/plan.h"
 #include "kit/check.h"
 #include "kit/mirror.h"
@@ -48,6 +48,8 @@ void run_forward(Inputs& inputs, std::string_view engine, int device) {
 using Place4 = std::tuple<int64_t, int64_t, int64_t, int64_t>;  // sequence, head, row, column
 constexpr int64_t kLseColumn = -1;
 
+uint64_t bits(double x) { return std::bit_cast<uint64_t>(x); }
+
 }  // namespace
 
 std::vector<std::string> invariance_violations(const std::string& problem, std::string_view engine,
@@ -67,12 +69,12 @@ std::vector<std::string> invariance_violations(const std::string& problem, std::
       const int64_t row = chunk.first + at[2];
       const double before =
           known.try_emplace({chunk.number, at[1], row, column}, value).first->second;
-      if (before == value || is_reported[b]) return;
+      if (bits(before) == bits(value) || is_reported[b]) return;
       is_reported[b] = true;
       out.push_back(c.text() + ": sequence " + std::to_string(chunk.number) + ", head " +
                     std::to_string(at[1]) + ", row " + std::to_string(row) +
                     (column == kLseColumn ? ", LSE" : ", column " + std::to_string(column)) +
-                    ": got " + std::to_string(value) + ", before " + std::to_string(before));
+                    ": got " + shown(value) + ", before " + shown(before));
     };
     for (const tea_tensor t : {TEA_O, TEA_LSE})
       each_valid(inputs.place(t), inputs.problem(), inputs.extents(),

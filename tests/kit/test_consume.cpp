@@ -49,6 +49,15 @@ constexpr const char* kPadded =
 constexpr const char* kPaged =
     "dtype=bf16 kv_form=paged page_size=4 heads_q=4 heads_kv=2 dim_qk=16 seqlen_q=6 | seed=5 "
     "lens_kv=5,9";
+constexpr const char* kGaps =
+    "dtype=bf16 training=1 q_form=ragged kv_form=ragged gaps=1 heads_q=4 heads_kv=2 dim_qk=16 | "
+    "seed=5 lens_q=3,6 lens_kv=5,9";
+constexpr const char* kDropout =
+    "dtype=bf16 training=1 dropout=0.5 heads_q=1 heads_kv=1 dim_qk=16 batch=2 seqlen_q=6 "
+    "seqlen_kv=9 | seed=5";
+constexpr const char* kCache =
+    "dtype=bf16 kv_dtype=e4m3 heads_q=4 heads_kv=2 dim_qk=16 batch=2 seqlen_q=6 seqlen_kv=9 | "
+    "seed=5 scales=own";
 
 constexpr auto kResult = Effect::kResult, kOutputs = Effect::kOutputs, kMemory = Effect::kMemory,
                kSameBits = Effect::kSameBits, kRefused = Effect::kRefused;
@@ -102,49 +111,28 @@ constexpr Row kRows[] = {
     {"table_v_stride", kMemory, kPaged, "table_v_stride=7"},
     {"alignment", kMemory, kBase, "alignment=2"},
     {"kv_dtype", kMemory, kPaged, "kv_dtype=e4m3"},
-    {"kv_scale", kResult,
-     "dtype=bf16 kv_dtype=e4m3 heads_q=4 heads_kv=2 dim_qk=16 batch=2 seqlen_q=6 seqlen_kv=9 | "
-     "seed=5 scales=own",
-     "kv_scale=head"},
+    {"kv_scale", kResult, kCache, "kv_scale=head"},
     {"batch_invariant", kSameBits, kBase, "batch_invariant=1"},
     {"reserved", kRefused, kBase, ""},
 };
 
 // And what only a run says.
 constexpr Row kRunRows[] = {
-    {"seed and offset", kResult,
-     "dtype=bf16 training=1 dropout=0.5 heads_q=1 heads_kv=1 dim_qk=16 batch=2 seqlen_q=6 "
-     "seqlen_kv=9 | seed=5",
-     "| seed=6"},
-    {"origin.batch", kResult,
-     "dtype=bf16 training=1 dropout=0.5 heads_q=1 heads_kv=1 dim_qk=16 batch=2 seqlen_q=6 "
-     "seqlen_kv=9 | seed=5",
-     "| origin=1,0,0,0"},
-    {"origin.head", kResult,
-     "dtype=bf16 training=1 dropout=0.5 heads_q=1 heads_kv=1 dim_qk=16 batch=2 seqlen_q=6 "
-     "seqlen_kv=9 | seed=5",
-     "| origin=0,1,0,0"},
+    {"seed and offset", kResult, kDropout, "| seed=6"},
+    {"origin.batch", kResult, kDropout, "| origin=1,0,0,0"},
+    {"origin.head", kResult, kDropout, "| origin=0,1,0,0"},
     {"origin.row", kResult, kCausal, "| origin=0,0,1,0"},
     {"origin.column", kResult, kCausal, "| origin=0,0,0,1"},
     {"origin_device", kResult, kCausal, "| origin=0,0,1,0 origin_in_memory=1"},
     {"shift", kResult, kCausal, "| shift=1"},
-    {"origin_stride: batch", kResult,
-     "dtype=bf16 training=1 dropout=0.5 heads_q=1 heads_kv=1 dim_qk=16 batch=2 seqlen_q=6 "
-     "seqlen_kv=9 | seed=5",
-     "| origin_step=1,0,0,0,0"},
-    {"origin_stride: head", kResult,
-     "dtype=bf16 training=1 dropout=0.5 heads_q=1 heads_kv=1 dim_qk=16 batch=2 seqlen_q=6 "
-     "seqlen_kv=9 | seed=5",
-     "| origin_step=0,1,0,0,0"},
+    {"origin_stride: batch", kResult, kDropout, "| origin_step=1,0,0,0,0"},
+    {"origin_stride: head", kResult, kDropout, "| origin_step=0,1,0,0,0"},
     {"origin_stride: row", kResult, kCausal, "| origin_step=0,0,1,0,0"},
     {"origin_stride: column", kResult, kCausal, "| origin_step=0,0,0,1,0"},
     {"origin_stride: shift", kResult, kCausal, "| origin_step=0,0,0,0,1"},
     {"cu_seqlens_q", kOutputs, kPadded, "| lens_q=2,6"},
     {"cu_seqlens_kv", kResult, kPadded, "| lens_kv=4,9"},
-    {"offsets", kMemory,
-     "dtype=bf16 training=1 q_form=ragged kv_form=ragged gaps=1 heads_q=4 heads_kv=2 dim_qk=16 | "
-     "seed=5 lens_q=3,6 lens_kv=5,9",
-     "| gap=2"},
+    {"offsets", kMemory, kGaps, "| gap=2"},
     {"table_v", kMemory, kPaged, "| one_table=1"},
 };
 

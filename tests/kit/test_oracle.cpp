@@ -190,7 +190,7 @@ TEST(Oracle, FactorsOfACacheMultiplyItsKeysAndValues) {
   for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(codes.lse.value[i], want.lse.value[i], 1e-14);
 }
 
-// Three keys alike.
+// Three equal keys.
 TEST(Oracle, RecordsFp8sProbabilitiesBeforeOrAfterTheDivision) {
   Case c = plain(1, 3);
   c.q.assign(8, 0.0), c.fp8.s = Type::kE4m3, c.fp8.dp = Type::kE5m2;

@@ -55,14 +55,15 @@ void for_each_launch(Check&& check) {
       SCOPED_TRACE(testing::Message() << x.batch << " sequences of " << x.keys << " keys, "
                                       << x.heads << " heads, " << ctas << " CTAs");
       KernelParams p = params(x.batch, x.heads, x.keys);
-      check(x, run_all(p, ctas));
-      p.heads_at_once = FastDivisor(heads_at_once(x.heads, ctas));
-      check(x, run_all(p, ctas / p.heads_at_once * p.heads_at_once));
+      check(x, 1, run_all(p, ctas));
+      const int heads = heads_at_once(x.heads, ctas);
+      p.heads_at_once = FastDivisor(heads);
+      check(x, heads, run_all(p, ctas / heads * heads));
     }
 }
 
 TEST(DecodeScheduler, CoversEveryKeyBlockOnce) {
-  for_each_launch([](const Launch& x, const std::vector<Done>& done) {
+  for_each_launch([](const Launch& x, int, const std::vector<Done>& done) {
     const int blocks = tile_blocks(1, x.keys);
     std::map<std::pair<int, int>, std::vector<int>> seen;
     for (const Done& d : done) {
@@ -80,7 +81,7 @@ TEST(DecodeScheduler, CoversEveryKeyBlockOnce) {
 
 // A CTA has one slot, and waits for CTAs of lower numbers only, so that it cannot wait for ever.
 TEST(DecodeScheduler, AddsEveryPartOfATileOnce) {
-  for_each_launch([](const Launch&, const std::vector<Done>& done) {
+  for_each_launch([](const Launch&, int, const std::vector<Done>& done) {
     std::map<int, std::pair<int, int>> written;  // the tile in a CTA's slot
     for (const Done& d : done)
       if (!d.item.ends_tile()) {
@@ -102,12 +103,13 @@ TEST(DecodeScheduler, AddsEveryPartOfATileOnce) {
 }
 
 TEST(DecodeScheduler, GivesEveryCtaAboutTheSame) {
-  for_each_launch([](const Launch& x, const std::vector<Done>& done) {
+  for_each_launch([](const Launch& x, int at_once, const std::vector<Done>& done) {
     std::map<int, int> share;
     for (const Done& d : done) share[d.cta] += d.item.end - d.item.first;
     const int all = x.batch * x.heads * tile_blocks(1, x.keys);
     const int count = static_cast<int>(share.size());
-    EXPECT_LE(count, (tile_blocks(1, x.keys) * x.batch + kMinShare - 1) / kMinShare * x.heads);
+    const int of_group = all / at_once;  // blocks of the heads that have CTAs of their own
+    EXPECT_LE(count, (of_group + kMinShare - 1) / kMinShare * at_once);
     for (const auto& [cta, blocks] : share) {
       EXPECT_GE(blocks, all / count);
       EXPECT_LE(blocks, all / count + 1);
