@@ -18,6 +18,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from te_attention._alibi import published_slopes
 from te_attention.jax._arguments import RANK
 from te_attention.jax._call import Options, statistics_dtype
 
@@ -108,14 +109,6 @@ def _plan(ragged: bool, sizes: dict[str, int], shapes: dict, spec: P) -> Plan:
     return Plan(ragged, batch, heads, shapes["k"].shape[-2] % parts(heads) == 0)
 
 
-def _published_slopes(heads: int, dtype: jnp.dtype) -> jax.Array:
-    """ALiBi's slopes of all heads."""
-    whole = 1 << (heads.bit_length() - 1)
-    first = [2.0 ** (-8.0 * (i + 1) / whole) for i in range(whole)]
-    more = [2.0 ** (-4.0 * (2 * i + 1) / whole) for i in range(heads - whole)]
-    return jnp.array(first + more, dtype)
-
-
 def moved(origin: jax.Array | None, *more: object) -> jax.Array:
     """An origin, int64 in pairs of words, moved by batch, head, row and column to a shard."""
     origin = jnp.zeros(8, jnp.uint32) if origin is None else origin
@@ -148,7 +141,7 @@ class _Shard:
                     arrays[name] = some - some[0]
         if plan.heads and self.options.alibi:
             dtype = statistics_dtype(arrays["q"].dtype)
-            slopes = _published_slopes(self.whole["q"].shape[-2], dtype)
+            slopes = jnp.array(published_slopes(self.whole["q"].shape[-2]), dtype)
             arrays["slopes"] = jax.lax.dynamic_slice_in_dim(slopes, self.head, heads)
             self.options = self.options._replace(alibi=False)
         if self.options.dropout:

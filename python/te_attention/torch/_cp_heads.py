@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from te_attention._alibi import published_slopes
 from te_attention.torch._cp_accumulate import Gradients, empty_o, statistic_like, wide
 from te_attention.torch._cp_exchange import exchange_all
 from te_attention.torch._cp_layout import Side
@@ -15,14 +16,6 @@ from te_attention.torch._cp_parts import Operands, Problem, flat, unflat
 from te_attention.torch._types import statistic_dtype
 
 Program = Generator[object, object, object]
-
-
-def published_slopes(heads: int, like: Tensor) -> Tensor:
-    """Those of ALiBi for so many heads, as src/math/bias.h has them."""
-    n = 1 << (heads.bit_length() - 1)
-    powers = [-8 * (i + 1) / n for i in range(n)]
-    powers += [-4 * (2 * i + 1) / n for i in range(heads - n)]
-    return torch.tensor([2.0**x for x in powers], dtype=statistic_dtype(like), device=like.device)
 
 
 class Heads:
@@ -123,7 +116,8 @@ class Heads:
         a, b = self.q[self.me]
         slopes = operands.slopes
         if slopes is None and self.p.alibi:
-            slopes = published_slopes(self.p.heads_q, q)
+            known = published_slopes(self.p.heads_q)
+            slopes = torch.tensor(known, dtype=statistic_dtype(q), device=q.device)
         if slopes is not None:
             slopes = slopes[..., a:b].contiguous()
         sink = None if operands.sink is None else operands.sink[a:b].contiguous()

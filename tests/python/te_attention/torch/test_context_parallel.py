@@ -7,12 +7,12 @@ import torch
 
 import cp_cases
 import kit
+from te_attention._alibi import published_slopes
 from te_attention._cp_schedule import schedule
 from te_attention.torch import attention
 from te_attention.torch import context_parallel as cp
 from te_attention.torch._cp_exchange import Exchange
 from te_attention.torch._cp_halo import halo_plan
-from te_attention.torch._cp_heads import published_slopes
 from te_attention.torch._cp_layout import Side, chunk_rows
 from te_attention.torch._cp_problem import make_problem, problem_of
 from te_attention.torch._cp_run import backward, forward
@@ -264,7 +264,7 @@ def test_the_chunks_of_python_are_those_of_the_schedule() -> None:
 def test_published_slopes_are_those_of_the_engines(heads: int) -> None:
     q = torch.randn(1, 5, heads, 8)
     options = {"format": "bshd", "mask": "causal"}
-    given = attention(q, q, q, alibi=published_slopes(heads, q), **options)
+    given = attention(q, q, q, alibi=torch.tensor(published_slopes(heads)), **options)
     torch.testing.assert_close(given, attention(q, q, q, alibi=True, **options))
 
 
