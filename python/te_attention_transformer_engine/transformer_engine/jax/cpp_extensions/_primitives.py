@@ -155,11 +155,11 @@ def _of_ranks(name: str, base: type[BasePrimitive]) -> type[BasePrimitive]:
 
     def refuse(*_: Any, **__: Any) -> None:
         raise NotImplementedError(
-            f"{name} needs more than one device; context parallelism over several devices is "
-            "computed in PyTorch only"
+            f"{name} needs more than one device; te_attention.jax.context_parallel computes "
+            "attention over several devices"
         )
 
-    text = f"TransformerEngine's {name}, which TE Attention does not have yet: uses raise."
+    text = f"TransformerEngine's {name}, which TE Attention does not implement: every use raises."
     members = {"impl": staticmethod(refuse), "outer_abstract": staticmethod(refuse)}
     cls = type(name, (base,), members | {"outer_primitive": None, "__doc__": text})
     cls.__module__ = __name__
