@@ -10,7 +10,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from te_attention.jax import _call
 from te_attention.jax._batching import batched
-from te_attention.jax._sharding import check_partitioner, sharded, vary_alike
+from te_attention.jax._sharding import check_partitioner, sharded, cast_to_varying
 
 SMALL = ("bias", "sink")  # gradients that are computed only where they are wanted
 
@@ -37,7 +37,8 @@ def _forward(config: Config, outputs: tuple[str, ...], training: bool, arrays: d
         return _call.forward(options, outputs, training, arrays)
 
     run = sharded(call, options, outputs)
-    return vary_alike(batched(run, options.format == "thd", options.dropout > 0)(arrays), arrays)
+    out = batched(run, options.format == "thd", options.dropout > 0)(arrays)
+    return cast_to_varying(out, arrays)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -80,7 +81,7 @@ def _attention_backward(config: Config, kept: tuple, cotangents: tuple) -> tuple
 
     run = sharded(call, options, tuple(f"d{name}" for name in names))
     out = batched(run, options.format == "thd", options.dropout > 0, wanted)(operands)
-    out = vary_alike(out, arrays)
+    out = cast_to_varying(out, arrays)
     return ({name: out.get(f"d{name}", zero_of(x)) for name, x in arrays.items()},)
 
 
@@ -93,4 +94,4 @@ _compiled = jax.jit(_attention, static_argnums=0, inline=True)
 def run(config: Config, arrays: dict) -> tuple[jax.Array, ...]:
     """The outputs of a call, in the order of `config.outputs`."""
     check_partitioner()
-    return _compiled(config, vary_alike(arrays, arrays))
+    return _compiled(config, cast_to_varying(arrays, arrays))

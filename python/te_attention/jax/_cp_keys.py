@@ -1,4 +1,4 @@
-"""The keys of a call whose rows several devices share: how they travel, and gradients back."""
+"""Keys of a call whose rows several devices share: K and V are sent, dK and dV come back."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -55,7 +55,7 @@ def _unpack(x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _shifted(shape: Shape, x: jax.Array, by: int) -> jax.Array:
-    """The array of the device that is so many before this one."""
+    """The array of the device that is `by` places before this one."""
     pairs = [(i, (i + by) % shape.size) for i in range(shape.size)]
     return jax.lax.ppermute(x, shape.axis, pairs)
 
@@ -66,7 +66,7 @@ def _reordered(shape: Shape, x: jax.Array, *, inverse: bool) -> jax.Array:
 
 
 class Ring:
-    """The keys of one device after the other; sums of dK and dV travel with them."""
+    """The keys of one device at each step; sums of dK and dV are sent along with them."""
 
     def __init__(self, shape: Shape, options: Options, arrays: dict, sums: bool) -> None:
         self.shape, self.options = shape, options
@@ -139,4 +139,4 @@ class Gathered:
         return _unpack(own, self.dim)
 
 
-KEYS = {"ring": Ring, "all_gather": Gathered}
+STRATEGIES = {"all_gather": Gathered, "ring": Ring}

@@ -1,4 +1,4 @@
-"""The parts of attention whose rows several devices share: which there are, and the call of one.
+"""The parts of attention whose rows several devices share, and the operands of each part.
 
 All devices trace one program: the positions of a part are data (`origin`), computed from the index
 of the device. A part that no device needs, by the schedule that all front ends share, does not
@@ -17,8 +17,8 @@ from te_attention.jax._call import Options
 from te_attention.jax._sharding import moved
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
-STRATEGIES = ("all_gather", "ring")
-RING, ZIGZAG, CONTIGUOUS = 0, 0, 1  # of te_attention_cp.h
+RING, ZIGZAG, CONTIGUOUS = 0, 0, 1  # strategy and shardings of te_attention_cp.h
+# A part has its own diagonal: the offset of the whole problem's is in its origin.
 TOP_LEFT = {"bottom_right": "none", "causal_bottom_right": "causal"}
 
 
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
         return self.strategy == "all_gather" and self.layout != "striped"
 
     def start(self, member: jax.Array, piece: int, rows: int) -> jax.Array:
-        """Position of the first row of a piece; of a striped shard: its offset in each stripe."""
+        """Position of the first row of a piece; those of striped rows are `size` apart."""
         if self.layout == "striped":
             return member
         if self.layout == "contiguous":
@@ -53,9 +53,9 @@ class Shape(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Rows of the queries of this device against rows of the keys that it holds.
+    """Rows of the queries of this device, with rows of the keys that it holds at one step.
 
-    Numbers that depend on the device are arrays.
+    A number that depends on the device is an array.
     """
 
     piece: int  # of query
@@ -63,8 +63,13 @@ class Part(NamedTuple):
     kv: tuple[int, int]
     row: jax.Array  # position of the first row
     column: jax.Array
-    source: jax.Array | None  # whose keys; None: those of all devices, in order
+    source: jax.Array | None  # the device that owns the keys; None: keys of all devices, in order
     options: Options
+
+    @property
+    def kv_piece(self) -> int:
+        """The piece of key, of those that one device owns."""
+        return self.kv[0] // max(self.kv[1], 1)
 
 
 def steps_of(shape: Shape, options: Options) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -110,7 +115,7 @@ def _stripe_window(options: Options, step: int, size: int) -> tuple[int | None, 
 
 
 def _of_stripes(options: Options, step: int, size: int) -> tuple[Options, int]:
-    """The options of a striped step, and how far its rows are moved so that bounds are from 0."""
+    """The options of a striped step, and the shift of its rows for which no bound is negative."""
     left, right = _stripe_window(options, step, size)
     more = max(0, -left) if left is not None else 0
     if left is not None:
@@ -128,7 +133,7 @@ def _of_stripes(options: Options, step: int, size: int) -> tuple[Options, int]:
 def parts_of_step(
     shape: Shape, options: Options, pairs: Iterable[tuple[int, int]], step: int, me: jax.Array
 ) -> list[Part]:
-    """Those with the keys of one device."""
+    """The parts with the keys of one device."""
     source = (me - step) % shape.size
     rows_q, rows_kv = shape.rows_q // shape.pieces, shape.rows_kv // shape.pieces
     shift = _shift(shape, options)
@@ -148,7 +153,7 @@ def parts_of_step(
 
 
 def parts_of_all(shape: Shape, options: Options, me: jax.Array) -> list[Part]:
-    """Those with the keys of all devices in order."""
+    """The parts with the keys of all devices in order."""
     rows, shift = shape.rows_q // shape.pieces, _shift(shape, options)
     local = options._replace(mask=TOP_LEFT.get(options.mask, options.mask))
     kv, column = (0, shape.rows_kv * shape.size), max(-shift, 0)
@@ -180,7 +185,7 @@ def _some_lengths(shape: Shape, cu: jax.Array, start: jax.Array, rows: int) -> j
 
 
 def positions(shape: Shape, me: jax.Array) -> jax.Array:
-    """Of the rows of this device, in the sequence."""
+    """The position in the sequence of each row of this device."""
     rows = shape.rows_q // shape.pieces
     step = shape.size if shape.layout == "striped" else 1
     starts = [shape.start(me, i, shape.rows_q) for i in range(shape.pieces)]
@@ -189,8 +194,7 @@ def positions(shape: Shape, me: jax.Array) -> jax.Array:
 
 def _columns(shape: Shape, part: Part) -> jax.Array:
     """The columns of a part in the whole sequence, traced."""
-    piece = part.kv[0] // max(part.kv[1], 1)
-    first = shape.start(part.source, piece, shape.rows_kv)
+    first = shape.start(part.source, part.kv_piece, shape.rows_kv)
     step = shape.size if shape.layout == "striped" else 1
     return first + step * jnp.arange(part.kv[1])
 
@@ -205,7 +209,7 @@ def bias_of(shape: Shape, bias: jax.Array, part: Part) -> jax.Array:
 
 
 def add_rows(sums: jax.Array, first: int, more: jax.Array, axis: int = 1) -> jax.Array:
-    """Sums with those of some rows, in their own precision.
+    """Adds gradients of some rows to `sums`, in the precision of `sums`.
 
     Without a scatter, in whose compilation jaxlib 0.11.2 crashes here.
     """
@@ -226,8 +230,7 @@ def add_dbias(shape: Shape, total: jax.Array, part: Part, dbias: jax.Array) -> j
         grid = whole.reshape(*dbias.shape, shape.size)
         some = put(grid, dbias[..., None], part.source, axis=4).reshape(whole.shape)
     else:
-        piece = part.kv[0] // max(part.kv[1], 1)
-        some = put(whole, dbias, shape.start(part.source, piece, shape.rows_kv), axis=3)
+        some = put(whole, dbias, shape.start(part.source, part.kv_piece, shape.rows_kv), axis=3)
     return add_rows(total, first, some, axis=2)
 
 
@@ -245,7 +248,7 @@ def arrays_of(shape: Shape, arrays: dict, part: Part, keys: tuple, me: jax.Array
         start = shape.start(me, part.piece, shape.rows_q)
         out["cu_seqlens_q"] = _some_lengths(shape, arrays["cu_seqlens_q"], start, q[1])
     if "cu_seqlens_kv" in arrays and part.source is not None:
-        start = shape.start(part.source, kv[0] // max(kv[1], 1), shape.rows_kv)
+        start = shape.start(part.source, part.kv_piece, shape.rows_kv)
         out["cu_seqlens_kv"] = _some_lengths(shape, arrays["cu_seqlens_kv"], start, kv[1])
     o = part.options
     masked = o.mask != "none" or o.window_left >= 0 or o.window_right >= 0

@@ -76,7 +76,7 @@ def _axes(entry: object) -> tuple[str, ...]:
 
 
 class Plan(NamedTuple):
-    """Which axes of a mesh split what."""
+    """The axes of a mesh that split the batch, and those that split the heads."""
 
     ragged: bool
     batch: tuple[str, ...]
@@ -84,18 +84,18 @@ class Plan(NamedTuple):
     splits_keys: bool  # heads of key are split as those of query; else they are whole
 
     def spec(self, letters: str) -> P:
-        """That of a tensor with these dimensions."""
+        """The PartitionSpec of a tensor with these dimensions."""
         keys = self.heads if self.splits_keys else ()
         at = {"b": self.batch, "h": self.heads, "g": keys}
         return P(*(at.get(letter) or None for letter in letters))
 
     def specs(self, arrays: dict, names: tuple[str, ...]) -> tuple[P, ...]:
-        """Those of tensors by name."""
+        """The PartitionSpecs of tensors by name."""
         return tuple(self.spec(_dimensions(self.ragged, arrays, name)) for name in names)
 
 
 def _plan(ragged: bool, sizes: dict[str, int], shapes: dict, spec: P) -> Plan:
-    """From the sharding of query. What the devices cannot share evenly is whole."""
+    """The plan that keeps the sharding of query; a dimension that does not divide stays whole."""
     spec = (*spec, *(None,) * (len(shapes["q"].shape) - len(spec)))
     batch, heads = () if ragged else _axes(spec[0]), _axes(spec[-2])
 
@@ -120,7 +120,7 @@ def moved(origin: jax.Array | None, *more: object) -> jax.Array:
 
 
 class _Shard:
-    """The call of one device: its operands from those that the plan gives it, and its results."""
+    """The call of one device: the operands it runs with, and the results that it returns."""
 
     def __init__(self, plan: Plan, options: Options, whole: dict, arrays: dict) -> None:
         self.plan, self.options, self.whole, self.arrays = plan, options, whole, dict(arrays)
@@ -129,7 +129,7 @@ class _Shard:
         index = jax.lax.axis_index
         self.first = index(plan.batch) * q.shape[0] if plan.batch else zero
         self.head = index(plan.heads) * q.shape[-2] if plan.heads else zero
-        self.keys = None  # which heads of key this device reads, if not those it has
+        self.keys = None  # heads of key that this device reads, where each device holds all
 
     def prepare(self) -> dict:
         plan, arrays = self.plan, self.arrays
@@ -244,10 +244,10 @@ def _varying(x: object) -> frozenset:
     return kind.vma  # jax before 0.10
 
 
-def vary_alike(arrays: dict, like: dict) -> dict:
-    """Values that differ over every manual axis over which one of `like` does.
+def cast_to_varying(arrays: dict, like: dict) -> dict:
+    """The arrays, cast to vary over every manual axis over which some array of `like` varies.
 
-    The gradient of a value that was the same on all devices is then their sum.
+    The cast makes JAX add up, over those axes, the gradient of an array that all devices share.
     """
     every = frozenset().union(*(_varying(x) for x in like.values()))
     out = dict(arrays)

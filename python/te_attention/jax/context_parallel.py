@@ -9,14 +9,13 @@ from jax.ad_checkpoint import checkpoint_name as named
 from jax.custom_derivatives import SymbolicZero
 
 from te_attention.jax import _call, _cp_parts
-from te_attention.jax._arguments import refuse
+from te_attention.jax._arguments import flag, refuse
 from te_attention.jax._autodiff import SMALL, Wanted, zero_of
 from te_attention.jax._batching import batched
-from te_attention.jax._cp_keys import KEYS, wide
-from te_attention.jax._cp_parts import LAYOUTS, STRATEGIES, Shape, add_rows
-from te_attention.jax._sharding import vary_alike
-from te_attention.jax.functional import CHECKPOINT_NAME, Prepared, prepare
-from te_attention.jax.report import DEFAULTS
+from te_attention.jax._cp_keys import STRATEGIES, wide
+from te_attention.jax._cp_parts import LAYOUTS, Shape, add_rows
+from te_attention.jax._sharding import cast_to_varying
+from te_attention.jax.functional import CHECKPOINT_NAME, DEFAULTS, Prepared, prepare
 
 
 class Config(NamedTuple):
@@ -88,7 +87,7 @@ def _without_sink(config: Config, arrays: dict) -> tuple[_call.Options, dict]:
 def _run(verb: Any, config: Config, arrays: dict, wanted: tuple[str, ...] = ()) -> dict:
     """A part, mappable."""
     drops = config.options.dropout > 0
-    return vary_alike(batched(verb, False, drops, wanted)(arrays), arrays)
+    return cast_to_varying(batched(verb, False, drops, wanted)(arrays), arrays)
 
 
 def _forward(config: Config, training: bool, given: dict) -> dict:
@@ -96,7 +95,7 @@ def _forward(config: Config, training: bool, given: dict) -> dict:
     shape, me = config.shape, jax.lax.axis_index(config.shape.axis)
     names = ("o", "lse", *("max",) * ("max" in config.outputs))
     found: list[dict | None] = [None] * shape.pieces
-    for keys, parts in KEYS[shape.strategy](shape, options, arrays, sums=False).visits(me):
+    for keys, parts in STRATEGIES[shape.strategy](shape, options, arrays, sums=False).visits(me):
         for part in parts:
             verb = functools.partial(_call.forward, part.options, names, training)
             operands = _cp_parts.arrays_of(shape, arrays, part, keys, me)
@@ -112,7 +111,7 @@ def _forward(config: Config, training: bool, given: dict) -> dict:
         total = _log_sum(out["lse"], sink)
         out["o"] *= _weight(_ratio(out["lse"], total))
         out["lse"] = total
-    return vary_alike(out | {"o": out["o"].astype(arrays["q"].dtype)}, given)
+    return cast_to_varying(out | {"o": out["o"].astype(arrays["q"].dtype)}, given)
 
 
 def _nothing(config: Config, arrays: dict, rows: int) -> dict:
@@ -146,7 +145,7 @@ def _attention_backward(config: Config, kept: tuple, cotangents: tuple) -> tuple
     shape, me = config.shape, jax.lax.axis_index(config.shape.axis)
     gradients = {n: jnp.zeros_like(wide(arrays[n])) for n in ("q", *wanted) if n in arrays}
     of_parts = tuple(n for n in wanted if n in arrays)
-    keys = KEYS[shape.strategy](shape, options, arrays, sums=True)
+    keys = STRATEGIES[shape.strategy](shape, options, arrays, sums=True)
     for held, parts in keys.visits(me):
         for part in parts:
             rows = slice(part.q[0], part.q[0] + part.q[1])
@@ -171,11 +170,13 @@ def _attention_backward(config: Config, kept: tuple, cotangents: tuple) -> tuple
         change = -change if dlse is None else dlse - change
         gradients["sink"] = jnp.sum(_ratio(sink, lse) * change, (0, 2))
     own = {name: x.astype(given[name].dtype) for name, x in gradients.items()}
-    own = vary_alike(own, given)
+    own = cast_to_varying(own, given)
     return ({name: own.get(name, zero_of(x)) for name, x in given.items()},)
 
 
 _attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)
+# An eager shard_map evaluates no custom_vjp with symbolic zeros, but compiles a jitted function.
+_compiled = jax.jit(_attention, static_argnums=0, inline=True)
 
 
 # ------------------------------------------------------------------------------------- the caller
@@ -199,6 +200,14 @@ def _check(shape: Shape, prepared: Prepared) -> None:
     if "bias" in arrays and arrays["bias"].shape[3] not in (1, columns):
         seen = f"of shape {list(arrays['bias'].shape)}"
         raise refuse("bias", seen, f"1 or all {columns} columns of the whole sequence")
+    # K and V become one message, which would hide that their shapes or dtypes differ: the library
+    # checks the rows of this device as a problem of their own.
+    of_device = dict(arrays)
+    if "bias" in arrays:
+        bias = arrays["bias"]
+        own = (*bias.shape[:3], min(bias.shape[3], shape.rows_kv))
+        of_device["bias"] = jax.ShapeDtypeStruct(own, bias.dtype)
+    _call.describe(_call.request(options, of_device, training=options.dropout > 0, lse=True))
 
 
 def context_parallel(
@@ -227,8 +236,10 @@ def context_parallel(
         layout: which rows a device has: "contiguous": one run of them; "zigzag": chunks r and
             2 n - 1 - r of 2 n, so that a causal mask costs all of n devices the same; "striped":
             every n-th. :func:`reorder` brings an array into that order.
-        return_residual, checkpoint_name, options: as in :func:`attention`. Lengths are those of the
-            whole sequences.
+        return_residual, checkpoint_name, options: as in :func:`attention`, which has
+            `implementation` in addition. Lengths are those of the whole sequences.
+            `batch_invariant` holds for what one call computes: where partial results are merged (a
+            ring, and "striped"), the bits depend on the number of devices.
 
     Returns:
         As :func:`attention`, the rows of this device.
@@ -241,17 +252,23 @@ def context_parallel(
     for name, value_, known in (("strategy", strategy, STRATEGIES), ("layout", layout, LAYOUTS)):
         if value_ not in known:
             raise refuse(name, repr(value_), f"one of {', '.join(known)}")
+    unknown = options.keys() - DEFAULTS.keys()
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise TypeError(f"{names} is no option of context_parallel(); needs one of attention()'s")
+    return_lse = flag("return_residual", return_residual)
     prepared = prepare(query, key, value, bias, mask, **(DEFAULTS | options))
     if prepared.options.format == "thd":
-        raise refuse("q_segment_ids", "given", "None: all sequences share devices alike")
+        needed = "None: devices share the rows of whole batch entries, not of segments"
+        raise refuse("q_segment_ids", "given", needed)
     size = jax.lax.psum(1, axis_name)
     rows = [prepared.arrays[name].shape[1] for name in "qk"]
     shape = Shape(axis_name, size, strategy, layout, *rows)
     _check(shape, prepared)
     if size == 1:  # every order is that of the sequence
         shape = shape._replace(layout="contiguous")
-    outputs = ("o", *("lse",) * return_residual, *("max",) * prepared.options.max_logit)
+    outputs = ("o", *("lse",) * return_lse, *("max",) * prepared.options.max_logit)
     config = Config(shape, prepared.options, outputs, checkpoint_name)
-    out = _attention(config, vary_alike(prepared.arrays, prepared.arrays))
+    out = _compiled(config, cast_to_varying(prepared.arrays, prepared.arrays))
     out = [prepared.restore(name, x) for name, x in zip(outputs, out, strict=True)]
     return out[0] if len(out) == 1 else tuple(out)

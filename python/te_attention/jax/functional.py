@@ -161,6 +161,9 @@ def attention(
 
 
 dot_product_attention = attention  # the name of jax.nn, so that one import changes
+# Arguments of attention() that prepare() does not take, and the defaults of those that it does.
+NOT_OF_PROBLEM = ("implementation", "return_residual", "checkpoint_name")
+DEFAULTS = {n: x for n, x in attention.__kwdefaults__.items() if n not in NOT_OF_PROBLEM}
 
 
 def run(prepared: Prepared, return_lse: bool, checkpoint_name: str = CHECKPOINT_NAME) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from te_attention import _library as core
 from te_attention.jax import _call, _library
 from te_attention.jax._arguments import refuse
-from te_attention.jax.functional import Prepared, prepare
+from te_attention.jax.functional import DEFAULTS, NOT_OF_PROBLEM, Prepared, prepare
 
 ERROR = 4096  # bytes of a text
 
@@ -32,16 +32,8 @@ class _Cost(ctypes.Structure):
     )
 
 
-DEFAULTS = {
-    **{"scale": None, "is_causal": False, "local_window_size": None, "bottom_right": False},
-    **{"alibi": None, "softcap": None, "sink": None, "dropout": 0.0, "dropout_key": None},
-    **{"origin": None, "bias_type": "post_scale", "return_max_logit": False},
-    **{"deterministic": False, "batch_invariant": False, "engine": ""},
-}
-
-
 def _prepare(query: Any, key: Any, value: Any, options: dict) -> Prepared:
-    for name in ("implementation", "return_residual", "checkpoint_name"):
+    for name in NOT_OF_PROBLEM:
         options.pop(name, None)
     options = DEFAULTS | options
     static = {name: x for name, x in options.items() if not hasattr(x, "shape")}

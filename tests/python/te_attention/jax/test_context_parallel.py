@@ -1,6 +1,7 @@
 """On one device: the order of rows, and refusals. More is in ../jax_devices."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType
@@ -29,21 +30,25 @@ def test_reorder_refuses_rows_that_do_not_divide() -> None:
         reorder(np.zeros((1, 12)), 4, "zigzag")
 
 
-def on_one_device(**options: object) -> tuple[jax.Array, jax.Array]:
-    q = np.random.default_rng(0).normal(size=(1, 8, 2, 8)).astype(np.float32)
+Q = np.random.default_rng(0).normal(size=(1, 8, 2, 8)).astype(np.float32)
+
+
+def on_one_device(
+    q: np.ndarray = Q, k: np.ndarray = Q, v: np.ndarray = Q, **options: object
+) -> jax.Array:
     mesh = jax.make_mesh((1,), ("cp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
     kinds = {"mesh": mesh, "in_specs": P(None, "cp"), "out_specs": P(None, "cp")}
     call = jax.shard_map(
-        lambda q: context_parallel(q, q, q, axis_name="cp", **options), **kinds, check_vma=False
+        lambda *x: context_parallel(*x, axis_name="cp", **options), **kinds, check_vma=False
     )
-    return jax.jit(call)(q), q
+    return jax.jit(call)(q, k, v)
 
 
 @pytest.mark.parametrize("strategy", ["all_gather", "ring"])
 @pytest.mark.parametrize("layout", ORDERS)
 def test_an_axis_of_one_device(strategy: str, layout: str) -> None:
-    o, q = on_one_device(is_causal=True, strategy=strategy, layout=layout)
-    np.testing.assert_allclose(o, attention(q, q, q, is_causal=True), atol=1e-6)
+    o = on_one_device(is_causal=True, strategy=strategy, layout=layout)
+    np.testing.assert_allclose(o, attention(Q, Q, Q, is_causal=True), atol=1e-6)
 
 
 REFUSED = {
@@ -55,6 +60,21 @@ REFUSED = {
         "max_segments": 1,
     },
     "bias is of shape .*; needs 1 or all 8 columns": {"bias": np.zeros((8, 4), np.float32)},
+    "bias is of shape .*; needs .1, 2, 8, 8.": {"bias": np.zeros((4, 8), np.float32)},
+    "bottom_right is True; needs False with query_seq_lengths": {
+        "bottom_right": True,
+        "query_seq_lengths": np.array([5]),
+    },
+    "bottom_right is True; needs False with dropout": {
+        **{"q": Q[:, :4], "bottom_right": True, "dropout": 0.5, "dropout_key": jax.random.key(0)},
+    },
+    "dropout is 0.5; needs 0 with layout striped": {
+        **{"layout": "striped", "dropout": 0.5, "dropout_key": jax.random.key(0)},
+    },
+    "rows of query on a device is 7; needs an even number": {"q": Q[:, :7], "layout": "zigzag"},
+    # K and V are sent as one array, in which a dtype or a shape of its own would be lost.
+    "key.dtype is bfloat16; needs float32 as q": {"k": jnp.asarray(Q, jnp.bfloat16)},
+    "value is of shape .1, 4, 2, 8.; needs the heads and rows of k": {"v": Q[:, :4]},
 }
 
 
@@ -62,3 +82,14 @@ REFUSED = {
 def test_refusals(text: str) -> None:
     with pytest.raises(ValueError, match=text):
         on_one_device(**REFUSED[text])
+
+
+@pytest.mark.parametrize("name", ["implementation", "sof_cap"])
+def test_options_that_do_not_exist(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"{name} is no option of context_parallel\(\)"):
+        on_one_device(**{name: None})
+
+
+def test_return_residual_is_a_flag() -> None:
+    with pytest.raises(TypeError, match="return_residual is 2; needs True or False"):
+        on_one_device(return_residual=2)
