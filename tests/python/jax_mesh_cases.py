@@ -28,7 +28,7 @@ def program(attend, static: dict):
 
         (o, lse, largest), pull = jax.vjp(forward, qkv, small)
         slope = jnp.cos(jnp.arange(o.size, dtype=o.dtype)).reshape(o.shape)
-        dlse = jnp.where(jnp.isfinite(lse), jnp.sin(slope[..., 0]), 0)
+        dlse = jnp.where(jnp.isfinite(lse), jnp.sin(slope[..., 0]), 0).astype(lse.dtype)
         dqkv, dsmall = pull((slope, dlse, jnp.zeros_like(largest)))
         return {"o": o, "lse": lse, "max": largest}, dict(zip("qkv", dqkv, strict=True)), dsmall
 

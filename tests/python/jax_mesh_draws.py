@@ -23,6 +23,8 @@ from jax.sharding import PartitionSpec as P
 import jax_mesh_cases as cases
 from te_attention.jax import attention
 
+# Arguments that context_parallel() refuses in some cases; every other ValueError is a failure.
+REFUSED = ("bottom_right is True; needs", "alibi is given; needs", "dropout is 0.3; needs")
 CLEAR = 50  # cases after which compiled programs are forgotten
 
 
@@ -100,9 +102,9 @@ def draw(seed: int) -> tuple[str, str]:
     over = automatic if rng.random() < 0.4 else shared
     try:
         return "accepted", f"{over(rng, static, small, qkv)}, {words}"
-    except ValueError as error:
-        return "refused", str(error).splitlines()[0]
-    except Exception as error:  # any other is a finding
+    except Exception as error:  # any that is no refusal is a failure
+        if isinstance(error, ValueError) and over is shared and str(error).startswith(REFUSED):
+            return "refused", str(error).splitlines()[0]
         return "failed", f"{over.__name__}: {words}\n{error}"
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import re
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jax_mesh_cases import EVERY, LAYOUTS, STRATEGIES, compare, mesh_of, shared
+from jax_mesh_cases import EVERY, LAYOUTS, STRATEGIES, compare, mesh_of, program, shared
 from te_attention.jax import attention, context_parallel, reorder
 
 BATCH, ROWS, HEADS, DIM = 2, 32, 4, 16
@@ -69,6 +70,13 @@ CASES = {
     "bias": ({"is_causal": True}, {"bias": normal(7, BATCH, HEADS, ROWS, ROWS)}, ROWS, ()),
     "bias of columns": ({}, {"bias": normal(7, 1, HEADS, 1, ROWS)}, ROWS, ()),
     "bias of rows": ({}, {"bias": normal(7, 1, 1, ROWS, 1)}, ROWS, ()),
+    "bias before the scale": (
+        {"bias_type": "pre_scale", "scale": 0.5},
+        {"bias": normal(7, 1, HEADS, ROWS, ROWS)},
+        ROWS,
+        (),
+    ),
+    "mask of columns": ({"mask": normal(8, BATCH, 1, 1, ROWS) > -1}, {}, ROWS, ()),
 }
 
 
@@ -102,16 +110,97 @@ def test_values_that_vary_are_checked(strategy: str, layout: str) -> None:
 
 @pytest.mark.parametrize(("strategy", "layout"), EVERY)
 def test_batch_and_heads_over_further_axes(strategy: str, layout: str) -> None:
+    o = over_three_axes(strategy, layout, lambda: {"is_causal": True})
+    expected = attention(*qkv_of(), is_causal=True)
+    np.testing.assert_allclose(o, expected, atol=3e-5)
+
+
+def over_three_axes(strategy: str, layout: str, options_of: Callable[[], dict]) -> jax.Array:
+    """O, with batch, rows and heads over two devices each; `options_of` runs on each device."""
     names, kinds = ("dp", "cp", "tp"), (AxisType.Auto,) * 3
     mesh = jax.make_mesh((2, 2, 2), names, axis_types=kinds)
     how = {"axis_name": "cp", "strategy": strategy, "layout": layout}
     split = jax.shard_map(
-        lambda *x: context_parallel(*x, is_causal=True, **how),
+        lambda *x: context_parallel(*x, **options_of(), **how),
         **{"mesh": mesh, "in_specs": P(*names), "out_specs": P(*names), "check_vma": False},
     )
     o = jax.jit(split)(*(reorder(x, 2, layout) for x in qkv_of()))
-    expected = attention(*qkv_of(), is_causal=True)
-    np.testing.assert_allclose(reorder(o, 2, layout, inverse=True), expected, atol=3e-5)
+    return reorder(o, 2, layout, inverse=True)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+def test_slopes_and_dropout_with_heads_over_a_further_axis(strategy: str, layout: str) -> None:
+    slopes = jnp.asarray(normal(6, HEADS) ** 2)
+    both = {"is_causal": True, "dropout": 0.3, "dropout_key": KEY}
+
+    def of_device() -> dict:
+        batch, head = jax.lax.axis_index("dp"), jax.lax.axis_index("tp") * (HEADS // 2)
+        origin = jnp.stack([batch, head, 0, 0])
+        own = jax.lax.dynamic_slice_in_dim(slopes, head, HEADS // 2)
+        return {"alibi": own, "origin": origin, **both}
+
+    expected = attention(*qkv_of(), alibi=slopes, **both)
+    np.testing.assert_allclose(over_three_axes(strategy, layout, of_device), expected, atol=3e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("strategy", "layout"), EVERY)
+def test_half_precision(strategy: str, layout: str, dtype: str) -> None:
+    qkv = [jnp.asarray(x, dtype) for x in qkv_of()]
+    out, expected = (
+        program(attend, {"is_causal": True})(qkv, {})
+        for attend in (shared(4, strategy, layout, {}), attention)
+    )
+    # Results, and those of the parts that they are sums of, are rounded to the dtype.
+    limit = 2 * float(jnp.finfo(dtype).eps)
+    for ours, theirs in zip(jax.tree.leaves(out), jax.tree.leaves(expected), strict=True):
+        assert ours.dtype == theirs.dtype
+        x, y = (np.asarray(a, np.float32) for a in (ours, theirs))
+        np.testing.assert_allclose(x, y, rtol=limit, atol=limit * np.abs(y).max())
+
+
+@pytest.mark.parametrize(("strategy", "layout"), EVERY)
+def test_vmap_and_checkpoint(strategy: str, layout: str) -> None:
+    qkv = [np.stack([x, x[::-1]]) for x in qkv_of()]
+    static = {"is_causal": True}
+
+    def gradients(attend: Callable) -> Callable:
+        def loss(*x: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.sin(attend(*x, **static, return_residual=True)[0]))
+
+        return jax.jit(jax.vmap(jax.grad(jax.checkpoint(loss), argnums=(0, 1, 2))))
+
+    def ours(*x: jax.Array, **options: object) -> tuple:
+        return shared(4, strategy, layout, {})(*x, **options)
+
+    for x, y in zip(gradients(ours)(*qkv), gradients(attention)(*qkv), strict=True):
+        np.testing.assert_allclose(x, y, atol=3e-5)
+
+
+def test_eager_shard_map() -> None:
+    """Without jit, where JAX evaluates no custom_vjp that has symbolic zeros."""
+
+    def results(attend: Callable) -> tuple:
+        def loss(*x: jax.Array) -> jax.Array:
+            o, *_ = attend(*x, is_causal=True, return_residual=True)
+            return jnp.sum(jnp.sin(o))
+
+        return jax.value_and_grad(loss, argnums=(0, 1, 2))(*qkv_of())
+
+    ours = results(shared(2, "all_gather", "contiguous", {}))
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(results(attention)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=3e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+def test_batch_invariant_bits_of_gathered_keys_are_those_of_one_device(layout: str) -> None:
+    static = {"is_causal": True, "batch_invariant": True}
+    wants = {"return_residual": True, "return_max_logit": True}
+    attend = shared(4, "all_gather", layout, {})
+    out = attend(*qkv_of(), **static, **wants)
+    for x, y in zip(out, attention(*qkv_of(), **static, **wants), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def dropped(attend) -> np.ndarray:
