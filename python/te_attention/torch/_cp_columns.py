@@ -5,7 +5,7 @@ from torch import Tensor
 
 from te_attention.torch._arguments import Arguments
 from te_attention.torch._cp_accumulate import Gradients, KeySums, Output
-from te_attention.torch._cp_exchange import Program, exchange_all
+from te_attention.torch._cp_exchange import Program, exchange_all, ordered_sum
 from te_attention.torch._cp_halo import HaloPlan
 from te_attention.torch._cp_layout import Shard
 from te_attention.torch._cp_parts import Operands, Part, Problem, flat, unflat
@@ -38,15 +38,8 @@ def scatter(p: Problem, keys: Keys, total: list[Tensor]) -> Program:
     dtype, rows = total[0].dtype, keys[0].shape[p.kv.axis]
     buffers = [_buffer(p, keys, rows, dtype) for _ in range(p.world)]
     yield from exchange_all([flat(s) for s in shares], [b[0] for b in buffers], p.rank)
-    sums = None
-    for r in range(p.world):
-        share = shares[r] if r == p.rank else unflat(*buffers[r])
-        if sums is None:
-            sums = [t.clone() for t in share]
-        else:
-            for a, b in zip(sums, share, strict=True):
-                a.add_(b)
-    return sums
+    parts = [shares[r] if r == p.rank else unflat(*buffers[r]) for r in range(p.world)]
+    return [ordered_sum(of_ranks) for of_ranks in zip(*parts, strict=True)]
 
 
 class Columns:

@@ -1,6 +1,6 @@
 """Transfers between ranks, as data that a rank's program yields."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -46,12 +46,22 @@ def shared_state(p: Problem, mine: Tensor | None, device: torch.device) -> Progr
     return state
 
 
-def sum_over_ranks(p: Problem, tensor: Tensor) -> Program:
-    """The sum in the order of ranks, the same bits everywhere."""
+def of_all_ranks(p: Problem, tensor: Tensor) -> Program:
+    """A tensor of this shape from each rank, in the order of ranks."""
     tensor = tensor.contiguous()
     buffers = [tensor if r == p.rank else torch.empty_like(tensor) for r in range(p.world)]
     yield from exchange_all([tensor] * p.world, buffers, p.rank)
-    total = buffers[0].clone()
-    for other in buffers[1:]:
+    return buffers
+
+
+def ordered_sum(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum in the order given, the same bits each time, in new memory."""
+    total = tensors[0].clone()
+    for other in tensors[1:]:
         total += other
     return total
+
+
+def sum_over_ranks(p: Problem, tensor: Tensor) -> Program:
+    """The sum in the order of ranks, the same bits everywhere."""
+    return ordered_sum((yield from of_all_ranks(p, tensor)))

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from te_attention.torch._cp_exchange import Program, exchange_all
+from te_attention.torch._cp_exchange import Program, of_all_ranks
 from te_attention.torch._cp_parts import Problem
-from te_attention.torch._fp8 import name_of, scales_of_s
+from te_attention.torch._fp8 import largest_norm, name_of, scales_of_dp, scales_of_s
 from te_attention.torch._library import OPS
 from te_attention.torch.fp8.cast import dense, largest_into
 from te_attention.torch.fp8.formats import E4M3, E5M2
@@ -41,9 +41,7 @@ class Scales(NamedTuple):
 
 def _largest_of_all(p: Problem, values: Tensor) -> Program:
     """The maxima over ranks."""
-    buffers = [values if r == p.rank else torch.empty_like(values) for r in range(p.world)]
-    yield from exchange_all([values] * p.world, buffers, p.rank)
-    return torch.stack(buffers).amax(0)
+    return torch.stack((yield from of_all_ranks(p, values))).amax(0)
 
 
 def _largest(tensors: list[Tensor], *more: Tensor) -> Tensor:
@@ -61,12 +59,6 @@ def _bytes(tensor: Tensor, largest: Tensor, dtype: str) -> tuple[Tensor, Tensor]
     return values.view(torch.uint8), scale_inv
 
 
-def _largest_norm(tensor: Tensor) -> Tensor:
-    """The largest norm of a row."""
-    norms = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float32)
-    return norms.amax() if norms.numel() else norms.new_zeros(())
-
-
 def cast_inputs(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> Program:
     """q, k and v in E4M3, and the scales of forward."""
     largest = yield from _largest_of_all(p, _largest([q, k, v]))
@@ -80,16 +72,16 @@ def cast_gradient(
 ) -> Program:
     """dO in E5M2, and the scales of backward. v: as the caller gave it.
 
-    The bound of dP is that of one device (_fp8.py), which has room for the rounding of dO and V.
+    The bound of dP has room for the rounding of dO and V.
     """
     of_lse = dout.new_zeros(()) if dlse is None or not dlse.numel() else dlse.abs().amax()
-    mine = _largest([dout], _largest_norm(dout), _largest_norm(v), of_lse)
+    mine = _largest([dout], largest_norm(dout), largest_norm(v), of_lse)
     largest = yield from _largest_of_all(p, mine)
-    given = p.options["scale"]
-    factor = q.shape[-1] ** -0.5 if given is None else abs(given)
-    bound = (largest[1:2] * largest[2:3] * (1 / (1 - p.dropout)) + largest[3:4]) * factor
-    cast, scale_inv = _bytes(dout, largest[:1], E5M2.name)
-    return cast, scales._replace(dout=scale_inv, dp=tuple(_scale(bound, E5M2.name)))
+    of_dout, norm_dout, norm_v, of_lse = largest.split(1)
+    scale = q.shape[-1] ** -0.5 if p.options["scale"] is None else p.options["scale"]
+    dp = scales_of_dp(norm_v, norm_dout, of_lse, p.dropout, scale, E5M2.name)
+    cast, scale_inv = _bytes(dout, of_dout, E5M2.name)
+    return cast, scales._replace(dout=scale_inv, dp=tuple(dp))
 
 
 def gradient_in_fp32(dout: Tensor, scales: Scales) -> Tensor:

@@ -142,7 +142,7 @@ def ring_parts(p: Problem, positions: bool) -> tuple[list[Part], set[int], set[i
         }
     else:
         ordered = p.masks and p.window == (UNBOUNDED, UNBOUNDED) and not p.bottom_right
-        ordered = ordered and _alike(p.q, p.kv)
+        ordered = ordered and _have_same_chunks(p.q, p.kv)
         if p.masks and not ordered:
             return _all_pairs(p)
         fields |= {"causal": int(p.causal), "seqlen_q": UNIT * chunks, "seqlen_kv": UNIT * chunks}
@@ -166,7 +166,7 @@ def _sizes(p: Problem, side: Side, member: int, known: bool) -> list[int]:
     return [piece.end - piece.begin for piece in side.shard(member, p.group).pieces]
 
 
-def _alike(q: Side, kv: Side) -> bool:
+def _have_same_chunks(q: Side, kv: Side) -> bool:
     """Whether both sides have the same chunks, as far as the host can tell."""
     if q.ragged or kv.ragged:
         return q.starts is kv.starts

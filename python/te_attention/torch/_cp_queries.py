@@ -9,7 +9,7 @@ from torch import Tensor
 
 from te_attention.torch._arguments import Arguments
 from te_attention.torch._cp_accumulate import Gradients, Output
-from te_attention.torch._cp_exchange import Program, exchange_all
+from te_attention.torch._cp_exchange import Program, exchange_all, ordered_sum
 from te_attention.torch._cp_parts import Operands, Part, Problem
 from te_attention.torch._cp_ring import Keys, arguments_of_part
 
@@ -36,14 +36,6 @@ def _scatter(p: Problem, whole: Tensor, axis: int) -> Program:
     parts = [shares[r] if r == p.rank else _empty(p, whole, axis, p.rank) for r in range(p.world)]
     yield from exchange_all(shares, parts, p.rank)
     return parts
-
-
-def _sum(parts: list[Tensor]) -> Tensor:
-    """In the order of ranks, the same bits each time."""
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return total
 
 
 class Queries:
@@ -102,8 +94,8 @@ class Queries:
         for part in self.parts:
             partial.add((part.q, part.kv), sums, tuple(given), self._arguments(operands, part))
         grads = Gradients(p, self.operands, p.q.shard(p.rank))
-        grads.set(_sum((yield from _scatter(p, partial.sum(), axis))))
+        grads.set(ordered_sum((yield from _scatter(p, partial.sum(), axis))))
         grads.dbias = partial.dbias
         if partial.dbias is not None and not p.bias_row:
-            grads.dbias = _sum((yield from _scatter(p, partial.dbias, BIAS_ROWS)))
+            grads.dbias = ordered_sum((yield from _scatter(p, partial.dbias, BIAS_ROWS)))
         return grads, sums.finish()

@@ -110,19 +110,21 @@ def _quantized(arguments: tuple) -> tuple[tuple, Fp8]:
     return (*(cast[0] for cast in casts), *arguments[NUM_INPUTS:]), fp8
 
 
-def _largest_norm(tensor: Tensor, scale_inv: Tensor | None) -> Tensor:
-    """The largest norm of a row."""
+def largest_norm(tensor: Tensor, scale_inv: Tensor | None = None) -> Tensor:
+    """The largest norm of a row; `scale_inv`: of a tensor in FP8."""
     if tensor.dtype in FP8:
         tensor = _dequantize(dense(tensor), scale_inv, "bfloat16")
     norms = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float32)
     return norms.amax() if norms.numel() else norms.new_zeros(())
 
 
-def _scales_of_dp(
-    a: Arguments, v_scale_inv: Tensor | None, dout: Tensor, dout_scale_inv: Tensor | None,
-    dlse: Tensor | None,
+def scales_of_dp(
+    norm_v: Tensor, norm_dout: Tensor, largest_dlse: Tensor | None, dropout: float, scale: float,
+    dtype: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The scale of dP, and its inverse, from a bound of the largest |dP|.
+
+    `norm_v`, `norm_dout`: the largest norms of rows. `scale`: of the scores.
 
     dP[i][j] = scale * P[i][j] * (g[i][j] - sum over k of P[i][k] g[i][k]), with
     g[i][j] = dO[i] V[j] / (1 - dropout), of which M = max |dO[i]| max |V[j]| / (1 - dropout) is a
@@ -130,12 +132,10 @@ def _scales_of_dp(
     The bound is twice that, since the sum is computed from the rounded O, and dO and V are rounded,
     by up to 1/16 and 1/8. A gradient of LSE adds scale * P * |dLSE|.
     """
-    scale = a.q.size(-1) ** -0.5 if a.scale is None else abs(a.scale)
-    bound = _largest_norm(a.v, v_scale_inv) * _largest_norm(dout, dout_scale_inv)
-    bound = bound * (1 / (1 - a.dropout))
-    if dlse is not None and dlse.numel():
-        bound = bound + dlse.abs().amax()
-    return _scale((bound * scale).float().view(1), name_of(dout.dtype))
+    bound = norm_v * norm_dout * (1 / (1 - dropout))
+    if largest_dlse is not None:
+        bound = bound + largest_dlse
+    return _scale((bound * abs(scale)).float().view(1), dtype)
 
 
 class _Fp8Attention(torch.autograd.Function):
@@ -183,7 +183,14 @@ class _Fp8Attention(torch.autograd.Function):
         of_dp = fp8.dp_scale, fp8.dp_scale_inv
         if of_dp[0] is None:
             v_scale_inv = fp8.q_scale_inv if fp8.v_scale_inv is None else fp8.v_scale_inv
-            of_dp = _scales_of_dp(a, v_scale_inv, dout, dout_scale_inv, dlse)
+            of_dp = scales_of_dp(
+                largest_norm(a.v, v_scale_inv),
+                largest_norm(dout, dout_scale_inv),
+                None if dlse is None or not dlse.numel() else dlse.abs().amax(),
+                a.dropout,
+                a.q.size(-1) ** -0.5 if a.scale is None else a.scale,
+                name_of(dout.dtype),
+            )
         scales = (*fp8[:5], fp8.o_scale_inv, dout_scale_inv, *of_dp)
         scales += (fp8.dq_scale, fp8.dk_scale, fp8.dv_scale)
         incoming = (dout, dlse, o, lse, *wants)
