@@ -20,7 +20,8 @@ def halo_plan(p: Problem) -> "HaloPlan":
     """Which rows travel. That of a dense problem is made once."""
     if p.q.ragged or p.kv.ragged or isinstance(p.shift, Tensor):
         return HaloPlan(p)
-    key = (p.world, p.rank, p.q.zigzag, p.q.length, p.kv.length, p.causal, p.window, p.shift)
+    key = (p.format, p.world, p.rank, p.q.zigzag, p.q.length, p.kv.length, p.causal, p.window,
+           p.shift)  # fmt: skip
     if key not in _PLANS:
         if len(_PLANS) >= MOST:
             _PLANS.clear()

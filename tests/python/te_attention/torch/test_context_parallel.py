@@ -230,7 +230,23 @@ def test_a_causal_window_copies_only_the_rows_next_to_other_pieces() -> None:
         assert sum(halo_plan(p).sizes) <= 2 * 2 * window  # of two pieces; from this rank, too
 
 
-def test_a_problem_is_kept_for_calls_that_are_alike() -> None:
+def test_a_plan_of_rows_is_that_of_one_format() -> None:
+    rows, world = 64, 2
+    for form, axis in (("bhsd", 2), ("bshd", 1)):
+        q = torch.randn(2, *((4, rows) if axis == 2 else (rows, 4)), 8)
+        options = {"format": form, "mask": "causal", "window": (20, None)}
+        side, calls = Side(form, world, True, rows), []
+        for r in range(world):
+            mine = torch.cat([q.narrow(axis, x.begin, x.end - x.begin)
+                              for x in side.shard(r).pieces], axis)  # fmt: skip
+            a = describe(mine, mine, mine, **options)
+            calls.append(make_problem(a, world, r, "halo", 1, True, rows))
+        results = LockStep([forward(p, x) for p, x in calls]).run()
+        o = side.join([outputs[0] for outputs, _ in results], 0)
+        torch.testing.assert_close(o, attention(q, q, q, **options))
+
+
+def test_a_problem_is_kept_for_equal_calls() -> None:
     q = torch.zeros(1, 16, 2, 8)
     calls = [describe(q, q, q, format="bshd", mask=mask) for mask in ("causal", "causal", None)]
     found = [problem_of(a, 2, 1, "ring", 1, True, None)[0] for a in calls]
