@@ -102,7 +102,14 @@ class Heads:
             ]
             for j in range(self.n)
         ]
-        came = yield from self._exchange(there, back, operands.q)
+        # A message has one type, which keys and values of a cache do not share with queries.
+        is_cache = keys[0].dtype != operands.q.dtype
+        came: list[list[Tensor]] = [[] for _ in range(self.n)]
+        for some in (slice(1), slice(1, 3)) if is_cache else (slice(3),):
+            given, shapes = ([one[some] for one in x] for x in (there, back))
+            arrived = yield from self._exchange(given, shapes, tensors[some][0])
+            for one, more in zip(came, arrived, strict=True):
+                one += more
         q, k, v = (
             side.join([one[t] for one in came], self.p.member).contiguous()
             for t, (side, _) in enumerate(sides)
@@ -121,8 +128,21 @@ class Heads:
         if slopes is not None:
             slopes = slopes[..., a:b].contiguous()
         sink = None if operands.sink is None else operands.sink[a:b].contiguous()
-        moved = replace(operands, q=q, bias=bias, sink=sink, slopes=slopes, head=a)
+        descales = tuple(map(self._of_key_heads, operands.descales))
+        moved = replace(
+            operands, q=q, bias=bias, sink=sink, slopes=slopes, head=a, descales=descales
+        )
         return moved, (k, v)
+
+    def _of_key_heads(self, descale: Tensor | None) -> Tensor | None:
+        """The numbers of the key heads of this rank; one number is that of all heads."""
+        if descale is None or descale.numel() == 1:
+            return descale
+        first, last = self.kv[self.me]
+        mine = descale[first:last]
+        if self.map is not None:
+            mine = mine[torch.tensor(self.map, device=mine.device)]
+        return mine.contiguous()
 
     def _bias_heads(self, bias: Tensor, i: int) -> Tensor:
         a, b = self.q[i]

@@ -189,6 +189,9 @@ def _all_pairs(p: Problem) -> tuple[list[Part], set[int], set[int]]:
 # ------------------------------------------------------------------------------------ one part
 
 
+Descales = tuple[Tensor | None, Tensor | None]  # of keys and values in FP8 with 16-bit queries
+
+
 @dataclass(eq=False)
 class Operands:
     """Tensors that every part of a call reads, with the heads of this rank."""
@@ -200,6 +203,7 @@ class Operands:
     rng_state: Tensor | None = None
     head: int = 0  # the first one of q
     scales: "Scales | None" = None  # of FP8, whose tensors are bytes here
+    descales: Descales = (None, None)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -328,6 +332,8 @@ def arguments_of(
         alibi=p.alibi and operands.slopes is None,
         origin=origin,
         max_logit=p.max_logit,
+        k_descale=operands.descales[0],
+        v_descale=operands.descales[1],
         **p.options,
     )
 

@@ -12,6 +12,7 @@ from te_attention.torch._cp_run import Inputs
 
 STRATEGIES = ("ring", "all_gather", "a2a", "halo", "gather_q")
 SHARDINGS = ("zigzag", "contiguous")
+OPTIONS = ("scale", "softcap", "pre_scale_bias", "deterministic", "batch_invariant", "engine")
 Lengths = int | Sequence[int] | None
 
 
@@ -163,7 +164,7 @@ def problem_of(
 
 def inputs_of(a: Arguments) -> Inputs:
     """The tensors of a call."""
-    return Inputs(a.q, a.k, a.v, a.bias, a.sink, a.slopes, a.rng_state)
+    return Inputs(a.q, a.k, a.v, a.bias, a.sink, a.slopes, a.rng_state, (a.k_descale, a.v_descale))
 
 
 def make_problem(
@@ -185,9 +186,7 @@ def make_problem(
     window = (a.window_left, UNBOUNDED if causal else a.window_right)
     options = {
         name: getattr(a, name)
-        for name in (
-            *("scale", "softcap", "pre_scale_bias", "deterministic", "batch_invariant", "engine"),
-        )
+        for name in OPTIONS
     }
     problem = Problem(
         q,

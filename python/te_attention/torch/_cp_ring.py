@@ -130,7 +130,8 @@ class Ring:
             kept = arguments_of_part(p, operands, part, held, (shard_of(p), shard), self.direct)
             if not p.q.has_lengths and not p.kv.has_lengths and not operands.head:
                 p.memo[key] = kept._replace(q=None, k=None, v=None, sink=None, slopes=None,
-                                            rng_state=None)  # fmt: skip
+                                            rng_state=None, k_descale=None,
+                                            v_descale=None)  # fmt: skip
             return kept
         q, keys = region_of(p.q, shard_of(p), part.q), region_of(p.kv, shard, part.kv)
         return kept._replace(
@@ -140,6 +141,8 @@ class Ring:
             sink=operands.sink if self.direct else None,
             slopes=operands.slopes,
             rng_state=operands.rng_state,
+            k_descale=operands.descales[0],
+            v_descale=operands.descales[1],
         )
 
     def length(self) -> int:

@@ -10,7 +10,7 @@ from te_attention.torch._cp_exchange import Program, shared_state, sum_over_rank
 from te_attention.torch._cp_fp8 import cast_gradient, cast_inputs, gradient_in_fp32
 from te_attention.torch._cp_halo import halo_plan
 from te_attention.torch._cp_heads import Heads
-from te_attention.torch._cp_parts import Operands, Problem
+from te_attention.torch._cp_parts import Descales, Operands, Problem
 from te_attention.torch._cp_queries import Queries
 from te_attention.torch._cp_ring import Keys, Ring, backward_ring, forward_ring
 
@@ -28,6 +28,7 @@ class Inputs:
     sink: Tensor | None = None
     slopes: Tensor | None = None
     rng_state: Tensor | None = None
+    descales: Descales = (None, None)
 
 
 @dataclass(eq=False)
@@ -48,7 +49,7 @@ def forward(p: Problem, x: Inputs) -> Program:
     scales, (q, k, v) = None, (x.q, x.k, x.v)
     if p.fp8:
         (q, k, v), scales = yield from cast_inputs(p, q, k, v)
-    operands = Operands(q, x.bias, x.sink, x.slopes, rng, scales=scales)
+    operands = Operands(q, x.bias, x.sink, x.slopes, rng, scales=scales, descales=x.descales)
     keys: Keys = (k, v)
     heads = Heads(p) if p.group > 1 else None
     if heads is not None:

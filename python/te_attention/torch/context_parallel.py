@@ -19,7 +19,7 @@ from te_attention._cp_cost import Topology as _Topology
 from te_attention._library import setting
 from te_attention.torch._arguments import Arguments
 from te_attention.torch._cp_agree import DisagreementError, agree, report_error
-from te_attention.torch._cp_exchange import Exchange, exchange_all
+from te_attention.torch._cp_exchange import Exchange, exchange_all, ordered_sum
 from te_attention.torch._cp_layout import Side
 from te_attention.torch._cp_parts import UNBOUNDED, Operands, Problem, ring_parts
 from te_attention.torch._cp_problem import (
@@ -217,7 +217,7 @@ def _signature(a: Arguments, p: Problem, strategy: str, *wanted: object) -> dict
     """The values on which all ranks must agree, by name."""
     shapes = {}
     for name in ("bias", "sink", "slopes", "cu_seqlens_q", "cu_seqlens_kv", "offsets_q",
-                 "offsets_kv"):  # fmt: skip
+                 "offsets_kv", "k_descale", "v_descale"):  # fmt: skip
         tensor = getattr(a, name)
         if tensor is not None and name == "bias":
             shape = [n if n == 1 else "full" for n in tensor.shape]
@@ -231,6 +231,7 @@ def _signature(a: Arguments, p: Problem, strategy: str, *wanted: object) -> dict
         "world": p.world,
         "format": a.format,
         "dtype": a.q.dtype,
+        "dtype of k": a.k.dtype,
         "batch": None if p.q.ragged else cost_shape(p, Inputs(a.q, a.k, a.v)).batch,
         "seqlen_q": p.q.tokens if p.q.ragged else p.q.length,
         "seqlen_kv": p.kv.tokens if p.kv.ragged else p.kv.length,
@@ -315,10 +316,11 @@ def context_parallel_attention(
             TE_ATTENTION_CHECK=1 in the environment, else "new".
         return_lse, return_max_logit: as attention(), for the local rows.
         options: all other options of attention(), except origin and page tables. fp8 is "current",
-            with one scale for a tensor of all ranks. cu_seqlens, offsets and max_seqlen are global.
-            bias has the local rows and all columns ``[b, heads_q, local rows, s_kv]``. The
-            gradients of a sink, and of a bias with one row, are sums over all ranks. rng_state is
-            that of rank 0; dropout drops what one device would drop, for any number of ranks.
+            with one scale for a tensor of all ranks; k_descale and v_descale are equal on all
+            ranks. cu_seqlens, offsets and max_seqlen are global. bias has the local rows and all
+            columns ``[b, heads_q, local rows, s_kv]``. The gradients of a sink, and of a bias with
+            one row, are sums over all ranks. rng_state is that of rank 0; dropout drops what one
+            device would drop, for any number of ranks.
 
     Raises:
         ValueError, RuntimeError, TypeError: as attention().
@@ -457,10 +459,7 @@ class _Unshard(torch.autograd.Function):
         buffers = [parts[rank] if r == rank else torch.empty_like(parts[rank])
                    for r in range(world)]  # fmt: skip
         drive(exchange_all(parts, buffers, rank), transport)
-        total = buffers[0].clone()
-        for other in buffers[1:]:
-            total += other
-        return total, None, None, None
+        return ordered_sum(buffers), None, None, None
 
 
 def unshard(

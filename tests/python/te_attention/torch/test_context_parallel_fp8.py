@@ -6,7 +6,7 @@ import torch
 from te_attention.torch import attention
 from te_attention.torch import context_parallel as cp
 from te_attention.torch._cp_layout import Side
-from te_attention.torch._cp_problem import make_problem
+from te_attention.torch._cp_problem import make_problem, problem_of
 from te_attention.torch._cp_run import backward, forward
 from te_attention.torch._cp_transport import LockStep
 from te_attention.torch.fp8.formats import E4M3
@@ -121,6 +121,30 @@ def test_keys_travel_as_bytes() -> None:
     of_one = shared.whole[1].numel() // world * 2
     amaxes = 3 * 4
     assert steps.received == [(world - 1) * (of_one + amaxes)] * world
+
+
+@pytest.mark.parametrize("count", [None, 1, 2])
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_a_cache_in_fp8_is_that_of_one_device(how: tuple[str, int], count: int | None) -> None:
+    """Also where more ranks than key heads have copies of them."""
+    generator, world = torch.Generator().manual_seed(6), 4
+    q, k, v = (torch.randn(2, ROWS, h, DIM, generator=generator).bfloat16() for h in (6, 2, 2))
+    k, v = k.to(E4M3.torch), v.to(E4M3.torch)
+    descales = [None if count is None else torch.rand(count, generator=generator) + 0.5
+                for _ in range(2)]  # fmt: skip
+    options = WINDOW | {"format": "bshd", "k_descale": descales[0], "v_descale": descales[1]}
+    side, calls = Side("bshd", world, True, ROWS), []
+    for r in range(world):
+        rows = [i for piece in side.shard(r).pieces for i in range(piece.begin, piece.end)]
+        for _ in range(2):  # the second call has the kept problem
+            call = problem_of(
+                describe(*(t[:, rows] for t in (q, k, v)), **options), world, r, *how, True, ROWS
+            )
+        calls.append(call)
+    for _ in range(2):  # the second run has the kept arguments
+        results = LockStep([forward(p, x) for p, x in calls]).run()
+        found = side.join([outputs[0] for outputs, _ in results], 0)
+        torch.testing.assert_close(found, attention(q, k, v, **options), atol=0.01, rtol=0.01)
 
 
 def test_fp8_with_scales_of_the_caller_is_refused() -> None:

@@ -128,6 +128,21 @@ def fp8(group, **_) -> None:
             assert 1e-3 < error < 0.15, error
 
 
+def cache_in_fp8(group, **_) -> None:
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(2, 64, h, 16, generator=generator).bfloat16() for h in (4, 2, 2))
+    k, v = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
+    options = {"format": "bshd", "mask": "causal", "window": (20, None)}
+    options |= {"k_descale": torch.tensor([0.5, 2.0]), "v_descale": torch.tensor([3.0, 1.0])}
+    mine = [cp.shard(t.view(torch.uint8), group, 1).view(t.dtype) for t in (k, v)]
+    for strategy in ("ring", "all_gather", "a2a", "halo", "gather_q"):
+        got = cp.context_parallel_attention(
+            cp.shard(q, group, 1), *mine, group=group, strategy=strategy, **options
+        )
+        wanted = cp.shard(attention(q, k, v, **options), group, 1)
+        torch.testing.assert_close(got, wanted, atol=0.02, rtol=0.02)
+
+
 def more_ranks_than_heads(group, **_) -> None:
     Problem(64, heads=(3, 1)).check(group, "a2a", mask="causal")
 
@@ -192,7 +207,7 @@ def topology(group, **_) -> None:
 
 
 AGREEING = (every_strategy, uneven_lengths, cross_attention_at_the_bottom_right, bias_and_sink,
-            dropout_and_alibi, padding, fp8, more_ranks_than_heads, contiguous_shards,
+            dropout_and_alibi, padding, fp8, cache_in_fp8, more_ranks_than_heads, contiguous_shards,
             head_dims_that_are_padded, ragged,
             shard_and_unshard)  # fmt: skip
 
