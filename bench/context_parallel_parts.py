@@ -295,7 +295,7 @@ def window(here: Rank) -> None:
 
 
 def memory(here: Rank) -> None:
-    """Memory of a rank beyond its tensors and O, in shares of the bar."""
+    """Memory of a rank beyond its tensors and O; a ring has a bar."""
     if not here.on_gpu:
         here.figure("memory", "needs a GPU", "a GPU", ok=True)
         return
@@ -323,7 +323,8 @@ def memory(here: Rank) -> None:
         with torch.no_grad():
             extra = peak(call) - mine[3].nbytes  # O
         here.figure(f"{strategy}: MiB beyond the tensors, forward", extra >> 20,
-                    f"<= {bar >> 20}", strategy != "ring" or extra <= bar)  # fmt: skip
+                    f"<= {bar >> 20}" if strategy == "ring" else "none",
+                    strategy != "ring" or extra <= bar)  # fmt: skip
         extra = peak(lambda: both(call, leaves, mine[3])) - 4 * mine[3].nbytes  # gradients too
         here.figure(f"{strategy}: MiB beyond the tensors, both", extra >> 20, "none", ok=True)
 

@@ -227,9 +227,7 @@ def compare(p: Program, name: str, found: dict, wanted: dict) -> None:
     """The norms of the errors, with their bars."""
     for which, value in found.items():
         error = float((value.float() - wanted[which]).norm() / wanted[which].norm())
-        # With delayed scaling O and the gradients themselves are rounded to FP8, too.
-        most = NORMS[which]
-        p.figure(f"{name} {which}", round(error, 4), most=round(most, 4))
+        p.figure(f"{name} {which}", round(error, 4), most=NORMS[which])
 
 
 def steps(
