@@ -56,7 +56,8 @@ def _problem_buffer() -> ctypes.Array:
 
 def fields() -> list[str]:
     """The fields of a problem, each with the values that it takes, if they have names."""
-    # Every byte 1, so that every field is set; the library's own size is that of its refusal.
+    # Every byte 1, so that every field is set. A problem of a newer version is refused with the
+    # size that this library knows, which no function returns.
     problem = ctypes.create_string_buffer(bytes([1]) * _LARGEST_STRUCT, _LARGEST_STRUCT)
     struct_size = ctypes.c_uint32.from_buffer(problem)
     struct_size.value = _LARGEST_STRUCT

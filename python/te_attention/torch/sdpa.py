@@ -43,8 +43,8 @@ def scaled_dot_product_attention(
     A boolean mask becomes a bias of 0 and -inf, and has no gradient; the causal biases of
     torch.nn.attention.bias become names of masks. O has the order of dimensions of q, as in
     PyTorch. PyTorch's own function runs the calls that attention() does not take: nested tensors,
-    tensors without four dimensions, a head dim that is not a multiple of 8, a last stride other
-    than 1, and a dropout probability of 1.
+    tensors without four dimensions, a head dim that is not a multiple of 8 or above 1024 (with
+    gradients or dropout: 512), a last stride other than 1, and a dropout probability of 1.
     """
     mask, bias = "causal" if is_causal else None, attn_mask
     if isinstance(attn_mask, CausalBias):
@@ -94,13 +94,13 @@ def _with_strides_of(q: Tensor, o: Tensor) -> Tensor:
     return o.permute(*outer, 3).contiguous().permute(*back, 3)
 
 
-def _fits(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool, drops: bool
-) -> bool:
-    trains = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (q, k, v, mask)
-    )
-    most = 512 if trains or drops else 1024  # as attention() refuses larger head dims
+def _fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool, drops: bool) -> bool:
+    most = 1024  # attention() refuses larger head dims, with gradients or dropout from 513 on
+    if drops or torch.is_grad_enabled() and (
+        (q.requires_grad or k.requires_grad or v.requires_grad)
+        or (mask is not None and mask.requires_grad)
+    ):
+        most = 512
     return (
         not any(t.is_nested for t in (q, k, v))
         and q.dim() == k.dim() == v.dim() == 4
