@@ -95,12 +95,11 @@ def _with_strides_of(q: Tensor, o: Tensor) -> Tensor:
 
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gqa: bool, drops: bool) -> bool:
-    most = 1024  # attention() refuses larger head dims, with gradients or dropout from 513 on
-    if drops or torch.is_grad_enabled() and (
+    trains = torch.is_grad_enabled() and (
         (q.requires_grad or k.requires_grad or v.requires_grad)
         or (mask is not None and mask.requires_grad)
-    ):
-        most = 512
+    )
+    most = 512 if trains or drops else 1024  # as attention() refuses larger head dims
     return (
         not any(t.is_nested for t in (q, k, v))
         and q.dim() == k.dim() == v.dim() == 4
