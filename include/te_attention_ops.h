@@ -335,6 +335,30 @@ TEA_API tea_status tea_fp8_dequantize(const tea_fp8_cast* args, int device, void
 TEA_API tea_status tea_amax(const void* data, int32_t dtype, int64_t count, float* amax, int device,
                             void* stream);
 
+/* Tensors under one scale, cast by one kernel on a GPU, or by two with current scaling. */
+enum { TEA_FP8_TENSORS = 4, TEA_FP8_MAXIMA = 512 };
+typedef struct tea_fp8_joint_cast {
+  uint32_t struct_size;
+  int32_t input_dtype, output_dtype; /* of all tensors, as in tea_fp8_cast */
+  int32_t tensors;                   /* their number, 1 to TEA_FP8_TENSORS */
+  int32_t power_of_two;              /* as in tea_fp8_cast */
+  float amax_floor;                  /* as in tea_fp8_cast */
+  const void* input[TEA_FP8_TENSORS];
+  void* output[TEA_FP8_TENSORS];
+  int64_t count[TEA_FP8_TENSORS];
+  float *scale, *scale_inv, *amax; /* as in tea_fp8_cast, but amax may be NULL */
+  float* maxima; /* current scaling on a GPU: memory for TEA_FP8_MAXIMA elements */
+  /* Quantise: scales of other tensors, of which a copy and the inverse are written to copy[i][0]
+     and copy[i][1], so that a later change of the scale does not matter. NULL: none */
+  const float* copied[2];
+  float* copy[2];
+} tea_fp8_joint_cast;
+TEA_API tea_status tea_fp8_quantize_joint(const tea_fp8_joint_cast* args, int device, void* stream);
+TEA_API tea_status tea_fp8_quantize_joint_current(const tea_fp8_joint_cast* args, int device,
+                                                  void* stream);
+TEA_API tea_status tea_fp8_dequantize_joint(const tea_fp8_joint_cast* args, int device,
+                                            void* stream);
+
 /* The step of delayed scaling: scales for the next iteration from a history of amaxes. */
 enum { TEA_AMAX_MAX = 0, TEA_AMAX_MOST_RECENT = 1 };
 typedef struct tea_fp8_scales {

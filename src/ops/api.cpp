@@ -45,6 +45,9 @@ TEA_OPERATION(tea_scaled_softmax_backward, tea_scaled_softmax, scaled_softmax_ba
 TEA_OPERATION(tea_fp8_quantize, tea_fp8_cast, fp8_quantize)
 TEA_OPERATION(tea_fp8_quantize_current, tea_fp8_cast, fp8_quantize_current)
 TEA_OPERATION(tea_fp8_dequantize, tea_fp8_cast, fp8_dequantize)
+TEA_OPERATION(tea_fp8_quantize_joint, tea_fp8_joint_cast, fp8_quantize_joint)
+TEA_OPERATION(tea_fp8_quantize_joint_current, tea_fp8_joint_cast, fp8_quantize_joint_current)
+TEA_OPERATION(tea_fp8_dequantize_joint, tea_fp8_joint_cast, fp8_dequantize_joint)
 TEA_OPERATION(tea_fp8_update_scales, tea_fp8_scales, fp8_update_scales)
 
 tea_status tea_rng_fill(int64_t* rng_state, uint64_t seed, uint64_t offset, int device,

@@ -9,69 +9,107 @@ namespace {
 
 constexpr int kElements = 16;  // per thread and step: one 16-byte access of fp8
 
-__device__ void raise_by_block(float* amax, float value) {
+// The largest value of the block, in all of its threads.
+__device__ float largest_of_block(float value) {
   __shared__ float of_warp[kBlock / 32];
   for (int offset = 16; offset; offset /= 2)
     value = fmaxf(value, __shfl_xor_sync(~0u, value, offset));
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
   __syncthreads();
-  if (threadIdx.x) return;
   for (const float other : of_warp) value = fmaxf(value, other);
-  raise_amax(amax, value);
+  return value;
 }
 
+// Tensors, and the widths of their accesses. blockIdx.y is the index of a block's tensor.
+struct Casts {
+  tea_fp8_joint_cast a;
+  Maxima maxima;
+  int2 access[TEA_FP8_TENSORS];
+};
+
 template <int32_t from, int32_t to>
-__device__ float cast(const tea_fp8_cast& a, float factor, bool backwards, const int2& access) {
-  const auto* const in = static_cast<const typename Element<from>::Bits*>(a.input);
-  auto* const out = static_cast<typename Element<to>::Bits*>(a.output);
+__device__ float cast(const Casts& c, float factor, bool backwards) {
+  const int64_t count = c.a.count[blockIdx.y];
+  const int2 access = c.access[blockIdx.y];
+  const auto* const in = static_cast<const typename Element<from>::Bits*>(c.a.input[blockIdx.y]);
+  auto* const out = static_cast<typename Element<to>::Bits*>(c.a.output[blockIdx.y]);
   float amax = 0;
   const int64_t block = backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   const int64_t first = (block * blockDim.x + threadIdx.x) * kElements;
-  for (int64_t i = first; i < a.count; i += thread_count() * kElements) {
+  for (int64_t i = first; i < count; i += thread_count() * kElements) {
     VectorOf<from, kElements> x;
     VectorOf<to, kElements> y;
-    x.load(in + i, a.count - i, access.x);
+    x.load(in + i, count - i, access.x);
 #pragma unroll
     for (int k = 0; k < kElements; ++k) {
       const float value = static_cast<float>(x.x[k]);
       amax = fmaxf(amax, fabsf(value));
       y.x[k] = value * factor;
     }
-    y.store(out + i, a.count - i, access.y);
+    y.store(out + i, count - i, access.y);
   }
   return amax;
 }
 
-// `current`: *a.amax determines the scale; otherwise the scale is given, and amax is recorded.
+// Current scaling, if there are maxima: the largest one determines the scale. Otherwise the scale
+// is given, and amax is recorded.
 template <int32_t from, int32_t to>
-__global__ void __launch_bounds__(kBlock)
-    quantize(const tea_fp8_cast a, int32_t current, const int2 access) {
-  const float scale = current ? scale_for(*a.amax, a) : a.scale ? *a.scale : 1;
+__global__ void __launch_bounds__(kBlock) quantize(const Casts c) {
+  const tea_fp8_joint_cast& a = c.a;
+  const bool current = c.maxima.count > 0;
+  float amax = 0, scale = 1;
+  if (current) {
+    for (int i = threadIdx.x; i < c.maxima.count; i += kBlock) amax = fmaxf(amax, c.maxima.data[i]);
+    amax = largest_of_block(amax);
+    scale = scale_for(amax, a);
+  } else if (a.scale) {
+    scale = *a.scale;
+  }
   // In reverse order, because the end of the input is in the cache after the amax kernel.
-  const float amax = cast<from, to>(a, scale, current, access);
-  if (!current && a.amax && a.count) raise_by_block(a.amax, amax);
-  if (thread_index() != 0) return;
+  const float seen = cast<from, to>(c, scale, current);
+  if (!current && a.amax && a.count[blockIdx.y]) {
+    const float largest = largest_of_block(seen);
+    if (threadIdx.x == 0) raise_amax(a.amax, largest);
+  }
+  if (thread_index() != 0 || blockIdx.y != 0) return;
   if (a.scale_inv) *a.scale_inv = 1 / scale;
+  for (int i = 0; i < 2; ++i)
+    if (a.copied[i]) a.copy[i][0] = *a.copied[i], a.copy[i][1] = 1 / *a.copied[i];
   if (current && a.scale) *a.scale = scale;
+  if (current && a.amax && a.amax != c.maxima.data) *a.amax = amax;
 }
 
 template <int32_t from, int32_t to>
-__global__ void __launch_bounds__(kBlock) dequantize(const tea_fp8_cast a, const int2 access) {
-  cast<from, to>(a, a.scale_inv ? *a.scale_inv : 1, false, access);
+__global__ void __launch_bounds__(kBlock) dequantize(const Casts c) {
+  cast<from, to>(c, c.a.scale_inv ? *c.a.scale_inv : 1, false);
+}
+
+template <int32_t dtype>
+__device__ float largest_magnitude(const void* data, int64_t count, int access) {
+  const auto* const in = static_cast<const typename Element<dtype>::Bits*>(data);
+  float amax = 0;
+  for (int64_t i = thread_index() * kElements; i < count; i += thread_count() * kElements) {
+    VectorOf<dtype, kElements> x;
+    x.load(in + i, count - i, access);
+#pragma unroll
+    for (int k = 0; k < kElements; ++k) amax = fmaxf(amax, fabsf(static_cast<float>(x.x[k])));
+  }
+  return largest_of_block(amax);
 }
 
 template <int32_t dtype>
 __global__ void __launch_bounds__(kBlock)
-    largest_magnitude(const ConstElements of, float* result, int access) {
-  const auto* const in = static_cast<const typename Element<dtype>::Bits*>(of.data);
-  float amax = 0;
-  for (int64_t i = thread_index() * kElements; i < of.count; i += thread_count() * kElements) {
-    VectorOf<dtype, kElements> x;
-    x.load(in + i, of.count - i, access);
-#pragma unroll
-    for (int k = 0; k < kElements; ++k) amax = fmaxf(amax, fabsf(static_cast<float>(x.x[k])));
-  }
-  raise_by_block(result, amax);
+    raise_to_largest(const ConstElements of, float* result, int access) {
+  const float amax = largest_magnitude<dtype>(of.data, of.count, access);
+  if (threadIdx.x == 0) raise_amax(result, amax);
+}
+
+// One maximum for each block, which needs no memory that is 0 before.
+template <int32_t dtype>
+__global__ void __launch_bounds__(kBlock) find_maxima(const Casts c) {
+  const int of = blockIdx.y;
+  const float amax = largest_magnitude<dtype>(c.a.input[of], c.a.count[of], c.access[of].x);
+  if (threadIdx.x == 0) c.a.maxima[of * gridDim.x + blockIdx.x] = amax;
 }
 
 // A CTA for each scale. Rows are moved in chunks of one row a thread: a chunk reads the rows after
@@ -99,41 +137,60 @@ __global__ void __launch_bounds__(kBlock) update_scales(const tea_fp8_scales a) 
 }
 
 int access_of(const void* data) { return access_bytes(reinterpret_cast<uintptr_t>(data)); }
-int2 access_of(const tea_fp8_cast& a) { return {access_of(a.input), access_of(a.output)}; }
+
+Casts casts_of(const tea_fp8_joint_cast& a, const Maxima& maxima = {}) {
+  Casts out{a, maxima, {}};
+  for (int i = 0; i < a.tensors; ++i)
+    out.access[i] = {access_of(a.input[i]), access_of(a.output[i])};
+  return out;
+}
+
+unsigned blocks_of(int64_t count) { return blocks_for((count + kElements - 1) / kElements); }
 
 // Fewer CTAs if all of them update one word atomically.
-dim3 grid_for(int64_t count, bool raising) {
-  constexpr unsigned kRaising = 1 << 14;
-  const unsigned blocks = blocks_for((count + kElements - 1) / kElements);
-  return dim3(raising ? std::min(blocks, kRaising) : blocks);
+constexpr unsigned kRaising = 1 << 14;
+
+// A row of CTAs for each tensor, as many as the largest one needs, but at most `most` in all.
+dim3 grid_for(const tea_fp8_joint_cast& a, unsigned most) {
+  const auto tensors = static_cast<unsigned>(a.tensors);
+  const int64_t largest = *std::max_element(a.count, a.count + a.tensors);
+  return {std::min(blocks_of(largest), most / tensors), tensors, 1};
 }
 
 }  // namespace
 
-void quantize_on_gpu(const tea_fp8_cast& args, bool current, const Place& place) {
+void quantize_on_gpu(const tea_fp8_joint_cast& args, const Maxima& maxima, const Place& place) {
+  const unsigned most = !maxima.count && args.amax ? kRaising : ~0u;
   with_real(args.input_dtype, [&](auto from) {
     with_fp8(args.output_dtype, [&](auto to) {
-      launch({"quantize", grid_for(args.count, !current && args.amax)}, quantize<from(), to()>,
-             place, args, int32_t{current}, access_of(args));
+      launch({"quantize", grid_for(args, most)}, quantize<from(), to()>, place,
+             casts_of(args, maxima));
     });
   });
 }
 
-void dequantize_on_gpu(const tea_fp8_cast& args, const Place& place) {
-  if (!args.count) return;
+void dequantize_on_gpu(const tea_fp8_joint_cast& args, const Place& place) {
+  if (std::all_of(args.count, args.count + args.tensors, [](int64_t n) { return n == 0; })) return;
   with_fp8(args.input_dtype, [&](auto from) {
     with_real(args.output_dtype, [&](auto to) {
-      launch({"dequantize", grid_for(args.count, false)}, dequantize<from(), to()>, place, args,
-             access_of(args));
+      launch({"dequantize", grid_for(args, ~0u)}, dequantize<from(), to()>, place, casts_of(args));
     });
   });
+}
+
+Maxima find_maxima_on_gpu(const tea_fp8_joint_cast& args, const Place& place) {
+  const dim3 grid = grid_for(args, TEA_FP8_MAXIMA);
+  with_real(args.input_dtype, [&](auto from) {
+    launch({"find_maxima", grid}, find_maxima<from()>, place, casts_of(args));
+  });
+  return {args.maxima, static_cast<int32_t>(grid.x * grid.y)};
 }
 
 void update_amax_on_gpu(const ConstElements& of, float* amax, const Place& place) {
   if (!of.count) return;
   const auto run = [&](auto dtype) {
-    launch({"largest_magnitude", grid_for(of.count, true)}, largest_magnitude<dtype()>, place, of,
-           amax, access_of(of.data));
+    launch({"raise_to_largest", dim3(std::min(blocks_of(of.count), kRaising))},
+           raise_to_largest<dtype()>, place, of, amax, access_of(of.data));
   };
   if (of.dtype == TEA_E4M3 || of.dtype == TEA_E5M2)
     with_fp8(of.dtype, run);

@@ -471,6 +471,40 @@ void fp8_quantize(Side& s) {
   });
 }
 
+void fp8_joint(Side& s) {
+  auto a = sized<tea_fp8_joint_cast>();
+  const bool back = s.chance(30), current = !back && s.chance(50);
+  a.input_dtype = back ? s.one_of(kFp8) : s.one_of(kReals);
+  a.output_dtype = back ? s.one_of(kReals) : s.one_of(kFp8);
+  a.tensors = static_cast<int32_t>(s.pick(1, TEA_FP8_TENSORS));
+  for (int i = 0; i < a.tensors; ++i) {
+    a.count[i] = cast_count(s);
+    a.input[i] = s.normal(a.input_dtype, a.count[i], {}, s.chance(30));
+    a.output[i] = s.fresh(a.output_dtype, a.count[i]);
+  }
+  if (back) {
+    if (s.chance(70)) a.scale_inv = s.scalar(s.one_of({1.0f, 0.01f}));
+    s.run([&] { return tea_fp8_dequantize_joint(&a, s.device(), s.stream()); });
+    return;
+  }
+  if (s.chance(70)) a.scale = s.scalar(current ? -1.0f : s.one_of({1.0f, 100.0f, 0.3f}));
+  if (s.chance(70)) a.amax = s.scalar(s.one_of({0.0f, 2.5f, 1e20f, float(NAN)}));
+  if (s.chance(70)) a.scale_inv = s.scalar(-1);
+  if (current) {
+    a.power_of_two = s.chance(50), a.amax_floor = s.chance(30) ? 3.0f : 0;
+    a.maxima = s.numbers(std::vector<float>(TEA_FP8_MAXIMA, NAN));  // not compared
+  }
+  for (int i = 0; i < 2; ++i) {
+    if (s.chance(50)) continue;
+    a.copied[i] = s.scalar(s.one_of({1.0f, 448.0f}));
+    a.copy[i] = static_cast<float*>(s.fresh(TEA_FP32, 2));
+  }
+  s.run([&] {
+    return (current ? tea_fp8_quantize_joint_current : tea_fp8_quantize_joint)(&a, s.device(),
+                                                                               s.stream());
+  });
+}
+
 void fp8_update_scales(Side& s) {
   auto a = sized<tea_fp8_scales>();
   a.dtype = s.one_of(kFp8), a.margin = s.one_of({0.0f, 1.0f, -2.0f});
@@ -537,6 +571,7 @@ const std::vector<OpCase> kOpCases = {
     {"softmax_forward", softmax_forward},
     {"softmax_backward", softmax_backward},
     {"fp8_quantize", fp8_quantize},
+    {"fp8_joint", fp8_joint},
     {"fp8_update_scales", fp8_update_scales},
     {"fp8_of_every_number", fp8_of_every_number},
     {"amax", amax},

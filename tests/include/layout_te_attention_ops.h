@@ -33,6 +33,9 @@ EXPECT_OFFSET(tea_cp_valid, struct_size, 0);
 EXPECT_OFFSET(tea_flash_prepare, struct_size, 0);
 EXPECT_OFFSET(tea_scaled_softmax, struct_size, 0);
 EXPECT_OFFSET(tea_fp8_cast, struct_size, 0);
+EXPECT_OFFSET(tea_fp8_joint_cast, struct_size, 0);
+EXPECT_VALUE(TEA_FP8_TENSORS, 4);
+EXPECT_VALUE(TEA_FP8_MAXIMA, 512);
 
 #undef EXPECT_VALUE
 #undef EXPECT_OFFSET

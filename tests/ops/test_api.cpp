@@ -36,6 +36,9 @@ TEST(OpsApi, NoArguments) {
   EXPECT_NEEDS(tea_fp8_quantize, tea_fp8_cast);
   EXPECT_NEEDS(tea_fp8_quantize_current, tea_fp8_cast);
   EXPECT_NEEDS(tea_fp8_dequantize, tea_fp8_cast);
+  EXPECT_NEEDS(tea_fp8_quantize_joint, tea_fp8_joint_cast);
+  EXPECT_NEEDS(tea_fp8_quantize_joint_current, tea_fp8_joint_cast);
+  EXPECT_NEEDS(tea_fp8_dequantize_joint, tea_fp8_joint_cast);
   EXPECT_NEEDS(tea_fp8_update_scales, tea_fp8_scales);
 }
 

@@ -186,6 +186,99 @@ TEST(Fp8Cast, SeveralTensorsShareTheScaleOfOneAmax) {
             "amax is NULL; needs memory with amax_given");
 }
 
+// Tensors of 40, 0 and 9 elements.
+struct Joint {
+  std::vector<Buffer> inputs, outputs;
+  float scale = 3, scale_inv = -1, amax = 0, other = 8, copy[2] = {-1, -1};
+  tea_fp8_joint_cast args{};
+
+  Joint(int32_t from, int32_t to, std::mt19937_64& random) {
+    args.struct_size = sizeof args;
+    args.input_dtype = from, args.output_dtype = to, args.tensors = 3;
+    for (int64_t count : {40, 0, 9}) {
+      inputs.push_back(random_buffer(from, count, random));
+      outputs.emplace_back(to, count);
+    }
+    for (int i = 0; i < 3; ++i) {
+      args.input[i] = inputs[i].data(), args.output[i] = outputs[i].data();
+      args.count[i] = inputs[i].count();
+    }
+    args.scale = &scale, args.scale_inv = &scale_inv, args.amax = &amax;
+    args.copied[1] = &other, args.copy[1] = copy;
+  }
+  // The same elements as one tensor.
+  Buffer input() const {
+    std::vector<double> all = inputs[0].values(), last = inputs[2].values();
+    all.insert(all.end(), last.begin(), last.end());
+    return {inputs[0].dtype(), all};
+  }
+  void expect_codes(Buffer& whole) const {
+    for (int64_t i = 0; i < 40; ++i) EXPECT_EQ(outputs[0][i], whole[i]);
+    for (int64_t i = 0; i < 9; ++i) EXPECT_EQ(outputs[2][i], whole[40 + i]);
+  }
+};
+
+TEST(Fp8Cast, JointScalesAreThoseOfOneTensor) {
+  std::mt19937_64 random(5);
+  for (int32_t from : kEveryReal)
+    for (int32_t to : kFp8)
+      for (bool current : {false, true}) {
+        Joint joint(from, to, random);
+        Buffer input = joint.input(), output(to, 49);
+        float scale = 3, scale_inv = 0, amax = 0;
+        tea_fp8_cast a = arguments(input, output);
+        a.scale = &scale, a.scale_inv = &scale_inv, a.amax = &amax;
+        if (current) {
+          a.amax_floor = joint.args.amax_floor = 0.5f;
+          a.power_of_two = joint.args.power_of_two = 1;
+        }
+        (current ? fp8_quantize_current : fp8_quantize)(a, {});
+        (current ? fp8_quantize_joint_current : fp8_quantize_joint)(joint.args, {});
+        joint.expect_codes(output);
+        EXPECT_EQ(joint.scale, scale);
+        EXPECT_EQ(joint.scale_inv, scale_inv);
+        EXPECT_EQ(joint.amax, amax);
+        EXPECT_EQ(joint.copy[0], 8);
+        EXPECT_EQ(joint.copy[1], 0.125f);
+
+        tea_fp8_joint_cast back{};
+        back.struct_size = sizeof back;
+        back.input_dtype = to, back.output_dtype = from, back.tensors = 3;
+        back.scale_inv = &scale_inv;
+        std::copy_n(joint.args.output, 3, back.input);
+        std::copy_n(joint.args.count, 3, back.count);
+        for (int i = 0; i < 3; ++i) back.output[i] = joint.inputs[i].data();
+        fp8_dequantize_joint(back, {});
+        Buffer wanted(from, 49);
+        tea_fp8_cast alone = arguments(output, wanted);
+        alone.scale_inv = &scale_inv;
+        fp8_dequantize(alone, {});
+        for (int64_t i = 0; i < 40; ++i) EXPECT_EQ(joint.inputs[0][i], wanted[i]);
+        for (int64_t i = 0; i < 9; ++i) EXPECT_EQ(joint.inputs[2][i], wanted[40 + i]);
+      }
+}
+
+TEST(Fp8Cast, JointNamesWhatIsWrong) {
+  const auto error = [](auto change, auto verb) {
+    std::mt19937_64 random(6);
+    Joint joint(TEA_BF16, TEA_E4M3, random);
+    change(joint.args);
+    return error_of([&] { verb(joint.args, Place{}); });
+  };
+  EXPECT_EQ(error([](auto& a) { a.tensors = 5; }, fp8_quantize_joint),
+            "tensors is 5; needs 1 to 4");
+  EXPECT_EQ(error([](auto& a) { a.tensors = 0; }, fp8_quantize_joint_current),
+            "tensors is 0; needs 1 to 4");
+  EXPECT_EQ(error([](auto& a) { a.output[2] = nullptr; }, fp8_quantize_joint),
+            "output is NULL; needs memory");
+  EXPECT_EQ(error([](auto& a) { a.copy[1] = nullptr; }, fp8_quantize_joint),
+            "copy is NULL; needs memory");
+  EXPECT_EQ(error([](auto& a) { a.power_of_two = 1; }, fp8_quantize_joint),
+            "power_of_two is 1; needs 0 except for current scaling");
+  EXPECT_EQ(error([](auto& a) { a.amax_floor = -1; }, fp8_quantize_joint_current),
+            "amax_floor is -1; needs finite, 0 or more");
+}
+
 struct Scales {
   std::vector<float> history, scale;
   tea_fp8_scales args{};
