@@ -194,7 +194,7 @@ class Forward {
   }
 
   template <class T>
-  static int64_t size(const std::vector<T>& items) {
+  static int64_t size(const T& items) {
     return static_cast<int64_t>(items.size());
   }
   const Part& part(int64_t i) const { return work_.parts[static_cast<size_t>(i)]; }
@@ -251,20 +251,21 @@ class Forward {
   // Their heads, with memory for `logits` of each if that is not in memory of its slot.
   struct Few {
     Few(const Forward& all, Bundle parts)
-        : blocks(parts.size()), memory(static_cast<int64_t>(parts.size()) * all.few_reals(parts)) {
+        : blocks(size(parts)), memory(size(parts) * all.few_reals(parts)) {
       for (size_t h = 0; h < parts.size(); ++h) {
         const Part& item = parts[h];
-        blocks[h] = block_of(all.piece(item.piece));
-        columns = {std::max(item.columns.begin, blocks[h].all.begin),
-                   std::min(item.columns.end, blocks[h].all.end)};
+        // A block has two kilobytes: neither filled nor copied.
+        const RowBlock& block = *new (blocks.get() + h) RowBlock(block_of(all.piece(item.piece)));
+        columns = {std::max(item.columns.begin, block.all.begin),
+                   std::min(item.columns.end, block.all.end)};
         Real* const own = memory.get() + static_cast<int64_t>(h) * all.few_reals(parts);
         Real *const s = own + all.partial_reals(), *const rest = s + kFewRows * few_stride(columns);
         const bool kept = item.slot >= 0 && all.kept_;
-        heads.push_back({&blocks[h], kept ? all.kept(item.slot) : s,
+        heads.push_back({&block, kept ? all.kept(item.slot) : s,
                          item.slot < 0 ? all.partial(own) : all.shared(item.slot), rest, 0});
       }
     }
-    std::vector<RowBlock> blocks;
+    const Kept<RowBlock> blocks;
     const Kept<Real> memory;
     Columns columns{};
     std::vector<FewHead<Real>> heads;
@@ -308,7 +309,7 @@ class Forward {
       s_amax_[static_cast<size_t>(&parts[h] - work_.parts.data())] = few.heads[h].amax;
       if (parts[h].slot < 0)
         o_amax_[static_cast<size_t>(parts[h].piece)] =
-            few_.finish(view_, few.blocks[h], few.heads[h].out);
+            few_.finish(view_, *few.heads[h].block, few.heads[h].out);
     }
   }
 
