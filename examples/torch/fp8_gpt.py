@@ -28,8 +28,7 @@ RECIPES = {
     "current": Float8CurrentScaling(fp8_dpa=True),
 }
 PASSES = ("forward", "forward_minimal", "inference", "backward", "backward_minimal")
-FORWARD_IN_FP8 = ("fp8_forward_amax", "fp8_forward_amax_minimal")
-IN_FP8 = (*FORWARD_IN_FP8, "fp8_backward_out", "fp8_backward_out_minimal")
+IN_FP8 = ("fp8_attention_forward_minimal", "fp8_attention_backward_minimal")
 BAR = 0.01
 
 
@@ -48,10 +47,12 @@ class Watch(TorchDispatchMode):
         name = name.removesuffix("_out") if name not in IN_FP8 else name
         if space == "te_attention" and name in (*PASSES, *IN_FP8):
             self.passes[name] += 1
-        if space == "te_attention" and name in FORWARD_IN_FP8:
-            o_dtype, q, k, v, form, mask = args[8:14]
-            fp8 = Fp8(o_dtype=getattr(torch, o_dtype))
-            text = explain(q, k, v, format=form, mask=None if mask == "none" else mask, fp8=fp8)
+        if space == "te_attention" and name == IN_FP8[0]:
+            o_scale, o_amax, dtype, current, power_of_two, amax_floor, *qkv, form, mask = args[4:15]
+            dtype = getattr(torch, dtype)
+            fp8 = Fp8(o_dtype=qkv[0].dtype if o_scale is None else dtype)
+            codes = [torch.empty_like(t, dtype=dtype) for t in qkv]
+            text = explain(*codes, format=form, mask=None if mask == "none" else mask, fp8=fp8)
             problem, *engines = text.splitlines()
             engine = next(line for line in engines if line.endswith("accepts"))
             self.problems[f"{problem}\n  {engine}"] += 1

@@ -239,14 +239,29 @@ void forward_minimal(StableIValue* stack, uint64_t inputs, uint64_t) {
   give(stack, o, lse);
 }
 
-void inference(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Arguments arguments = read_arguments(in);
+namespace {
+
+Tensor infer(const Arguments& arguments) {
   Call call(arguments);
   call.problem().outputs = 0;
   const Tensor o = call.new_o();
   call.forward();
-  give(stack, o);
+  return o;
+}
+
+}  // namespace
+
+void inference(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  give(stack, infer(read_arguments(in)));
+}
+
+void inference_plain(StableIValue* stack, uint64_t inputs, uint64_t) {
+  Stack in(stack, inputs);
+  const Tensor q = in.tensor(), k = in.tensor(), v = in.tensor();
+  Arguments arguments = default_arguments(q, k, v);
+  arguments.format = "bhsd", arguments.mask = in.flag() ? "causal" : "none";
+  give(stack, infer(arguments));
 }
 
 void backward(StableIValue* stack, uint64_t inputs, uint64_t) {

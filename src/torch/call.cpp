@@ -53,6 +53,12 @@ struct Absent {
   static std::optional<double> OptionalNumber_() { return {}; }
 };
 
+frontend::Options with_inputs(frontend::Options options,
+                              const std::array<frontend::Tensor, 3>& qkv) {
+  options.q = qkv[0], options.k = qkv[1], options.v = qkv[2];
+  return options;
+}
+
 template <class Source>
 Arguments arguments_of(Source source) {
   return {
@@ -75,6 +81,12 @@ Arguments default_arguments(const Tensor& q, const Tensor& k, const Tensor& v) {
 Call::Call(const Arguments& arguments)
     : in_(arguments),
       options_(frontend::with_views(in_, view_of)),
+      where_(where_is("q", in_.q)),
+      description_(options_) {}
+
+Call::Call(const Arguments& arguments, const std::array<frontend::Tensor, 3>& qkv)
+    : in_(arguments),
+      options_(with_inputs(frontend::with_views(in_, view_of), qkv)),
       where_(where_is("q", in_.q)),
       description_(options_) {}
 

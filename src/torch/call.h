@@ -1,5 +1,6 @@
 // One call of an operator of attention: PyTorch's tensors, their description, memory and the run.
 #pragma once
+#include <array>
 #include <string>
 
 #include "frontend/describe.h"
@@ -17,6 +18,8 @@ class Call {
  public:
   // `arguments` must outlive the call.
   explicit Call(const Arguments& arguments);
+  // With other memory in place of q, k and v.
+  Call(const Arguments& arguments, const std::array<frontend::Tensor, 3>& qkv);
 
   tea_problem& problem() { return description_.problem; }
   void add(tea_tensor index, const char* name, const Tensor& tensor) {
@@ -24,6 +27,9 @@ class Call {
   }
   tea_strides add_rows(tea_tensor index, const char* name, const Tensor& tensor) {
     return description_.add_rows(index, name, view_of(name, tensor));
+  }
+  tea_strides add_rows(tea_tensor index, const char* name, const frontend::Tensor& view) {
+    return description_.add_rows(index, name, view);
   }
   void add_row_statistic(tea_tensor index, const char* name, const Tensor& tensor) {
     description_.add_row_statistic(index, name, view_of(name, tensor));
@@ -33,6 +39,7 @@ class Call {
   void add_scale(tea_tensor index, const char* name, const std::optional<Tensor>& tensor);
   void add_memory(tea_tensor index, void* memory) { description_.add_memory(index, memory); }
 
+  frontend::Layout o_layout() const { return description_.o_layout(); }
   Tensor new_o();  // allocates O and adds it
   Tensor new_row_statistic() const;
   // One direction, with workspace from PyTorch's allocator.

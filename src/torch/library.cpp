@@ -18,6 +18,7 @@ constexpr Row kOperators[] = {
     ROW(forward),
     ROW(forward_minimal),
     ROW(inference),
+    ROW(inference_plain),
     ROW(backward),
     ROW(backward_minimal),
     ROW(backward_out),
@@ -26,8 +27,10 @@ constexpr Row kOperators[] = {
     ROW(fp8_forward_amax),
     ROW(fp8_backward),
     ROW(fp8_backward_out),
-    {"fp8_forward_amax_minimal", fp8_forward_amax},  // the same with fewer arguments
-    {"fp8_backward_out_minimal", fp8_backward_out},
+    ROW(fp8_attention_forward),
+    ROW(fp8_attention_backward),
+    {"fp8_attention_forward_minimal", fp8_attention_forward},  // the same with fewer arguments
+    {"fp8_attention_backward_minimal", fp8_attention_backward},
     ROW(part_forward),
     ROW(part_backward),
     ROW(fp8_part_forward),

@@ -10,10 +10,12 @@ namespace tea::torch_ops {
 using Kernel = void(StableIValue* stack, uint64_t inputs, uint64_t outputs);
 
 // attention.cpp
-Kernel forward, forward_minimal, inference, backward, backward_minimal, backward_out,
-    backward_minimal_out, fp8_forward, fp8_forward_amax, fp8_backward, fp8_backward_out,
-    part_forward, part_backward, fp8_part_forward, fp8_part_backward, explain, fused_forward,
-    fused_backward;
+Kernel forward, forward_minimal, inference, inference_plain, backward, backward_minimal,
+    backward_out, backward_minimal_out, fp8_forward, fp8_forward_amax, fp8_backward,
+    fp8_backward_out, part_forward, part_backward, fp8_part_forward, fp8_part_backward, explain,
+    fused_forward, fused_backward;
+// fp8_attention.cpp
+Kernel fp8_attention_forward, fp8_attention_backward;
 // cache.cpp
 Kernel kv_cache_append, thd_to_bshd, bshd_to_thd, cu_seqlens_from_lengths, cu_seqlens_from_mask;
 // random.cpp

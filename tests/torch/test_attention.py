@@ -116,6 +116,14 @@ def test_backward_of_a_scalar_gradient_is_refused() -> None:
         OPS.backward(torch.tensor(1.0), None, o, lse, False, False, *arguments)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_inference_with_the_fewest_arguments(causal: bool) -> None:
+    q, k, v = (torch.randn(2, heads, 9, 16) for heads in (4, 2, 2))
+    wanted = OPS.inference(q, k, v, "bhsd", "causal" if causal else "none")
+    assert torch.equal(OPS.inference_plain(q, k, v, causal), wanted)
+    torch.library.opcheck(OPS.inference_plain.default, (q, k, v, causal), test_utils=CHECKS)
+
+
 @pytest.mark.parametrize("kind", [plain, permuted, sbhd])
 def test_the_operators_with_few_arguments(kind) -> None:
     few = [x.detach() if isinstance(x, torch.Tensor) else x for x in kind()[:MINIMAL]]

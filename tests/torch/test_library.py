@@ -82,10 +82,12 @@ def test_opcheck(name: str) -> None:
 
 
 def test_every_operator_is_checked() -> None:
-    attention = {"attention", "forward", "forward_minimal", "inference", "explain"}
+    attention = {"attention", "forward", "forward_minimal", "inference", "inference_plain"}
+    attention |= {"explain"}
     attention |= {"backward", "backward_minimal", "backward_out", "backward_minimal_out"}
     attention |= {"fp8_forward", "fp8_forward_amax", "fp8_backward", "fp8_backward_out"}
-    attention |= {"fp8_forward_amax_minimal", "fp8_backward_out_minimal"}
+    attention |= {"fp8_attention_forward", "fp8_attention_forward_minimal"}
+    attention |= {"fp8_attention_backward", "fp8_attention_backward_minimal"}
     attention |= {"part_forward", "part_backward", "fp8_part_forward", "fp8_part_backward"}
     assert set(OTHERS) | attention == set(SCHEMAS)
 
@@ -101,7 +103,10 @@ def test_the_minimal_signature_is_the_first_arguments() -> None:
     first = [(a.name, a.default_value) for a in OPS.forward.default._schema.arguments[:MINIMAL]]
     for few in (OPS.forward_minimal.default, OPS.inference.default):
         assert [(a.name, a.default_value) for a in few._schema.arguments] == first
-    last = OPS.fp8_forward_amax_minimal.default, OPS.fp8_backward_out_minimal.default
+    last = (
+        OPS.fp8_attention_forward_minimal.default,
+        OPS.fp8_attention_backward_minimal.default,
+    )
     for few in (OPS.backward_minimal.default, OPS.backward_minimal_out.default, *last):
         assert [(a.name, a.default_value) for a in few._schema.arguments[-MINIMAL:]] == first
 

@@ -35,7 +35,7 @@ _backward = _guarded(OPS.backward.default._op)
 _backward_minimal = _guarded(OPS.backward_minimal.default._op)
 _backward_out = _guarded(OPS.backward_out.default._op)
 _backward_minimal_out = _guarded(OPS.backward_minimal_out.default._op)
-_inference = OPS.inference.default._op
+_inference, _inference_plain = OPS.inference.default._op, OPS.inference_plain.default._op
 # PyTorch differentiates this one in C++: an autograd node in Python costs tens of microseconds.
 _fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default._op
 _active_modes = torch._C._len_torch_dispatch_stack
@@ -273,8 +273,11 @@ def run_minimal(
         return _MinimalAttention.apply(q, k, v, options)
     if scale is not None:
         return _inference(q, k, v, form, mask, False, scale)
-    if mask == "none" and form == "bhsd":  # each argument passed costs time
-        return _inference(q, k, v)
+    if form == "bhsd":  # each argument passed costs time
+        if mask == "none":
+            return _inference_plain(q, k, v)
+        if mask == "causal":
+            return _inference_plain(q, k, v, True)
     return _inference(q, k, v, form, mask)
 
 

@@ -119,6 +119,11 @@ def _inference(*arguments):
     return _forward(*arguments)[0]
 
 
+@_fake
+def _inference_plain(q, k, v, causal=False):  # noqa: ARG001
+    return _inference(q, k, v)
+
+
 def _small_gradients(wants_dbias: bool, wants_dsink: bool, a: Arguments) -> tuple[Tensor, Tensor]:
     bias, sink = a.bias if wants_dbias else None, a.sink if wants_dsink else None
     dbias = _empty(a.q) if bias is None else bias.new_empty(bias.shape)
@@ -171,11 +176,6 @@ def _fp8_forward_amax(s_amax, o_amax, *arguments):  # noqa: ARG001
     return _fp8_forward(*arguments)[:3]
 
 
-@_fake
-def _fp8_forward_amax_minimal(*arguments):
-    return _fp8_forward_amax(*arguments)
-
-
 # dq, dk, dv, dp_amax, dqkv_amax, dout, dlse, o, lse; then the two flags and the scales.
 _BEFORE_FLAGS = 9
 
@@ -186,9 +186,36 @@ def _fp8_backward_out(*arguments):
     return _small_gradients(*wants, Arguments(*arguments[first:]))
 
 
+# The arguments of the operators with casts before the common ones; the place of o_scale.
+FP8_ATTENTION_FORWARD, FP8_ATTENTION_BACKWARD, O_SCALE = 10, 14, 4
+_PLACE, _NUMBERS, _MAXIMA = 256, 20, 2048  # of memory for several arrays, in bytes
+
+
 @_fake
-def _fp8_backward_out_minimal(*arguments):
-    return _fp8_backward_out(*arguments)
+def _fp8_attention_forward(*arguments):
+    q, k, v = arguments[FP8_ATTENTION_FORWARD : FP8_ATTENTION_FORWARD + 3]
+    rows = q.numel() // q.shape[-1]
+    of_o = 0 if arguments[O_SCALE] is None else rows * v.shape[-1]
+    parts = (_NUMBERS, _MAXIMA, q.numel(), k.numel(), v.numel(), of_o, 4 * rows)
+    places = sum((n + _PLACE - 1) // _PLACE * _PLACE for n in parts)
+    o = q.new_empty((*q.shape[:-2], q.shape[-2] * v.shape[-1]))
+    return o, q.new_empty((places,), dtype=torch.uint8)
+
+
+@_fake
+def _fp8_attention_forward_minimal(*arguments):
+    return _fp8_attention_forward(*arguments)
+
+
+@_fake
+def _fp8_attention_backward(*arguments):
+    qkv = arguments[FP8_ATTENTION_BACKWARD : FP8_ATTENTION_BACKWARD + 3]
+    return tuple(t.new_empty(t.shape) for t in qkv)
+
+
+@_fake
+def _fp8_attention_backward_minimal(*arguments):
+    return _fp8_attention_backward(*arguments)
 
 
 @_fake

@@ -55,6 +55,12 @@ def forward_flops(*arguments, out_val=None, **_) -> int:  # noqa: ARG001
     return 2 * _pairs(a) * (a.q.shape[-1] + a.v.shape[-1])
 
 
+@register_flop_formula(OPS.inference_plain, get_raw=True)
+def inference_plain_flops(q, k, v, causal=False, out_val=None, **_) -> int:  # noqa: ARG001
+    """The same, of the operator with the fewest arguments."""
+    return forward_flops(q, k, v, "bhsd", "causal" if causal else "none")
+
+
 def _backward_flops(arguments: tuple) -> int:
     a = Arguments(*arguments)
     return 2 * _pairs(a) * (3 * a.q.shape[-1] + 2 * a.v.shape[-1])

@@ -25,11 +25,26 @@ FP8_BACKWARD_SCALES = (
 )
 FP8_BACKWARD = f"{FP8_BACKWARD_SCALES}, str dqkv_dtype"
 
+# Scales, each with its amax. Those of the inputs are read, or with `current` written; those of S
+# and dP are read, and with delayed scaling those of O and of the gradients, which have 16 bits
+# otherwise. An amax that is read is raised.
+FP8_ATTENTION_FORWARD = (
+    "Tensor(a!)? input_scale, Tensor(b!)? input_amax, Tensor? s_scale, Tensor(c!)? s_amax, "
+    "Tensor? o_scale, Tensor(d!)? o_amax, str dtype, bool current, bool power_of_two, "
+    "float amax_floor"
+)
+FP8_ATTENTION_BACKWARD = (
+    "Tensor dout, Tensor saved, Tensor? o, Tensor(a!)? input_scale, Tensor(b!)? input_amax, "
+    "Tensor? dp_scale, Tensor(c!)? dp_amax, Tensor? gradient_scale, Tensor(d!)? gradient_amax, "
+    "str forward_dtype, str dtype, bool current, bool power_of_two, float amax_floor"
+)
+
 SCHEMAS = {
     "attention": f"({ARGUMENTS}) -> (Tensor o, Tensor lse, Tensor max_logit)",  # differentiable
     "forward": f"({ARGUMENTS}) -> (Tensor o, Tensor lse, Tensor max_logit)",
     "forward_minimal": f"({MINIMAL}) -> (Tensor o, Tensor lse)",
     "inference": f"({MINIMAL}) -> Tensor",
+    "inference_plain": "(Tensor q, Tensor k, Tensor v, bool causal=False) -> Tensor",  # bhsd
     "backward": f"({INCOMING}, {ARGUMENTS}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
     "backward_minimal": f"(Tensor dout, Tensor o, Tensor lse, {MINIMAL}) -> "
@@ -46,10 +61,15 @@ SCHEMAS = {
     "(Tensor o, Tensor lse, Tensor max_logit)",
     "fp8_backward_out": f"({OUTGOING}, Tensor(d!)? dp_amax, Tensor(e!)? dqkv_amax, {INCOMING}, "
     f"{FP8_BACKWARD_SCALES}, {ARGUMENTS}) -> (Tensor dbias, Tensor dsink)",
-    "fp8_forward_amax_minimal": "(Tensor(a!)? s_amax, Tensor(b!)? o_amax, "
-    f"{FP8_FORWARD}, {MINIMAL}) -> (Tensor o, Tensor lse, Tensor max_logit)",
-    "fp8_backward_out_minimal": f"({OUTGOING}, Tensor(d!)? dp_amax, Tensor(e!)? dqkv_amax, "
-    f"{INCOMING}, {FP8_BACKWARD_SCALES}, {MINIMAL}) -> (Tensor dbias, Tensor dsink)",
+    # With the casts, of and to tensors of 16 bits. O has merged heads; `saved` is what backward
+    # needs, and it needs only the shapes and the type of q, k and v
+    "fp8_attention_forward": f"({FP8_ATTENTION_FORWARD}, {ARGUMENTS}) -> (Tensor o, Tensor saved)",
+    "fp8_attention_forward_minimal": f"({FP8_ATTENTION_FORWARD}, {MINIMAL}) -> "
+    "(Tensor o, Tensor saved)",
+    "fp8_attention_backward": f"({FP8_ATTENTION_BACKWARD}, {ARGUMENTS}) -> "
+    "(Tensor dq, Tensor dk, Tensor dv)",
+    "fp8_attention_backward_minimal": f"({FP8_ATTENTION_BACKWARD}, {MINIMAL}) -> "
+    "(Tensor dq, Tensor dk, Tensor dv)",
     # Parts of a problem: O and gradients may be float32 where q has 16 bits, and slices of larger
     # tensors. max_logit has the strides of lse, and is written where the option max_logit is given
     "part_forward": f"(Tensor(a!) o, Tensor(b!) lse, Tensor(c!)? max_logit, {ARGUMENTS}) -> ()",

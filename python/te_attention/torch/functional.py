@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, Never, TypeAlias
+from functools import wraps
+from typing import Any, Literal, Never, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ Mask: TypeAlias = Literal["causal", "causal_bottom_right", "bottom_right"]
 Window: TypeAlias = tuple[int | None, int | None]
 BiasType: TypeAlias = Literal["post_scale", "pre_scale"]
 Sink: TypeAlias = Tensor | Literal["off_by_one"]
+F = TypeVar("F", bound=Callable)
 MAX_WINDOW = 2**62  # larger than any sequence length
 NO_WINDOW = (-1, -1)
 BIAS_DIMENSIONS = 4
@@ -49,6 +51,39 @@ def _run(arguments: tuple, return_lse: bool, return_max_logit: bool) -> Tensor |
     return run(arguments, False)
 
 
+def _fast(function: F) -> F:
+    """attention() with a way past its options for calls that have none but these three."""
+
+    @wraps(function)
+    def attention(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Mask | None = None,
+        scale: float | None = None,
+        format: str = "bhsd",
+        **options: Any,
+    ) -> Any:
+        if not (
+            (options or is_traced() or _is_any_autocast_enabled() or _are_all_deterministic())
+            or not (scale is None or type(scale) is float)
+        ):
+            try:
+                return run_minimal(q, k, v, format, mask, scale)
+            except (AttributeError, RuntimeError, TypeError, ValueError):
+                pass  # the other way pads head dims, and says what is wrong
+        return function(q, k, v, mask=mask, scale=scale, format=format, **options)
+
+    # The signature for help() and inspect: the arguments that callers may pass.
+    signature = inspect.signature(function)
+    hidden = ("_finish", "unknown")
+    shown = [p for p in signature.parameters.values() if p.name not in hidden]
+    attention.__signature__ = signature.replace(parameters=shown)
+    return attention
+
+
+@_fast
 def attention(  # noqa: C901 (a call for each branch would cost every caller time)
     q: Tensor,
     k: Tensor,
@@ -256,13 +291,6 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
         if not torch.compiler.is_compiling():  # which does not support locals()
             raise_clearer(error, locals())
         raise
-
-
-# The signature for help() and inspect: the arguments that callers may pass.
-_signature = inspect.signature(attention)
-attention.__signature__ = _signature.replace(
-    parameters=[p for p in _signature.parameters.values() if p.name not in ("_finish", "unknown")]
-)
 
 
 def _has_odd_dims(q: Tensor, v: Tensor) -> bool:

@@ -5,19 +5,28 @@ passes, and whose caller keeps O and LSE in between, calls forward() and backwar
 torch.ops.te_attention, with every operator: importing this module registers them.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from te_attention.torch._arguments import Arguments, trimmed
 from te_attention.torch._library import OPS
 from te_attention.torch._options import MINIMAL
 
-__all__ = ["Arguments", "backward_out", "forward", "fp8_backward_out", "fp8_forward", "ops"]
+__all__ = [
+    "Arguments",
+    "backward_out",
+    "forward",
+    "fp8_attention_backward",
+    "fp8_attention_forward",
+    "ops",
+]
 
 ops = OPS
 _forward, _forward_minimal = OPS.forward.default, OPS.forward_minimal.default
 _backward_out = OPS.backward_out.default
-_fp8_forward = OPS.fp8_forward_amax.default, OPS.fp8_forward_amax_minimal.default
-_fp8_backward_out = OPS.fp8_backward_out.default, OPS.fp8_backward_out_minimal.default
+_fp8_forward = OPS.fp8_attention_forward.default, OPS.fp8_attention_forward_minimal.default
+_fp8_backward = OPS.fp8_attention_backward.default, OPS.fp8_attention_backward_minimal.default
 
 
 def forward(arguments: Arguments) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -53,14 +62,11 @@ def backward_out(
     return dbias if wants_dbias else None, dsink if wants_dsink else None
 
 
-def fp8_forward(before: tuple, arguments: tuple) -> tuple[Tensor, Tensor]:
-    """O and LSE of FP8 tensors. `before`: amaxes, scales and the type of O, as in the schema."""
-    return _fp8_forward[len(arguments) <= MINIMAL](*before, *arguments)[:2]
+def fp8_attention_forward(arguments: tuple) -> Callable:
+    """The operator of that name with the fewest arguments, for the arguments of attention alone."""
+    return _fp8_forward[len(arguments) <= MINIMAL]._op
 
 
-def fp8_backward_out(before: tuple, arguments: tuple) -> None:
-    """Writes dQ, dK and dV. `before`: they, amaxes, dO and the like, and scales, as in the schema.
-
-    Neither a bias nor a sink has a gradient.
-    """
-    _fp8_backward_out[len(arguments) <= MINIMAL](*before, *arguments)
+def fp8_attention_backward(arguments: tuple) -> Callable:
+    """The same for backward."""
+    return _fp8_backward[len(arguments) <= MINIMAL]._op

@@ -67,19 +67,13 @@ def _buffers(tensors: list[Tensor]) -> tuple[list[Tensor], list[Callable | None]
     return [dense(t) for t in tensors], [None] * len(tensors)
 
 
-def quantize_together(
-    tensors: list[Tensor], quantizer: object, are_separate: bool = False
-) -> tuple[list[Tensor], Tensor]:
+def quantize_together(tensors: list[Tensor], quantizer: object) -> tuple[list[Tensor], Tensor]:
     """Codes of several tensors under one scale of a quantizer of any class, and scale_inv [1].
 
     Codes have the FP8 dtype and the strides of their tensors. Tensors that fill one buffer, as a
     fused projection leaves q, k and v, are cast as that buffer, and their codes fill one too.
-    are_separate: the tensors are known to be dense and no such parts, and autograd is off.
     """
-    if are_separate:
-        buffers = tensors
-    else:
-        buffers, splits = _buffers([t.detach() for t in tensors])
+    buffers, splits = _buffers([t.detach() for t in tensors])
     name = format_of(quantizer.dtype).name
     if not is_current(quantizer):
         codes, scale_inv = _joint(buffers, quantizer.scale, quantizer.amax, name)
@@ -89,8 +83,6 @@ def quantize_together(
     else:
         options = quantizer.force_pow_2_scales, quantizer.amax_epsilon
         codes, quantizer.scale, scale_inv, quantizer.amax = _joint_current(buffers, name, *options)
-    if are_separate:
-        return codes, scale_inv
     out = []
     for code, split in zip(codes, splits, strict=True):
         out += [code] if split is None else split(code)

@@ -91,7 +91,6 @@ class DelayedScalingRecipeState(RecipeState):
         # backward pass of another module, and then updates the state of gradients too.
         self.recorded = self.mode == "forward"
         self.updated = False  # whether the scales are from a history
-        self._updates, self._copied, self._snapshot = 0, None, None
 
     def make_quantizers(self) -> list[Float8Quantizer]:
         """See the class."""
@@ -107,21 +106,6 @@ class DelayedScalingRecipeState(RecipeState):
         arguments = amax, recipe.amax_compute_algo, format_of(self.dtype).name, recipe.margin
         _update_scales(self.amax_history, self.scale, *arguments)
         self.updated = self.updated or self.recorded
-        self._updates += 1
-
-    def snapshot(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Copies of the scales, each [], and their inverses: no update changes them.
-
-        They are made once for each change of the scales, but in a graph at each call, since a
-        replay has other scales.
-        """
-        key = self.scale._version, self._updates
-        capturing = self.scale.is_cuda and torch.cuda.is_current_stream_capturing()
-        if capturing or key != self._copied:
-            scale = self.scale.clone()
-            self._snapshot = scale.unbind(), torch.reciprocal(scale).unbind()
-            self._copied = None if capturing else key
-        return self._snapshot
 
 
 class Float8CurrentScalingRecipeState(RecipeState):

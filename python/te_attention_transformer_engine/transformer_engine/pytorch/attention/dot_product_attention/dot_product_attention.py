@@ -329,7 +329,9 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         chosen = self._modules.get("flash_attention" if flash else "fused_attention")
         direct_fp8 = None if recomputed or Recomputation.is_active() else dispatch.fp8
         if direct_fp8 is not None and not _is_observed(chosen):
-            return direct_fp8(call.q, call.k, call.v, own["fp8_meta"], own["quantizers"])
+            quantizers = own["quantizers"]
+            if direct_fp8.accepts(quantizers):
+                return direct_fp8(call.q, call.k, call.v, own["fp8_meta"], quantizers)
         if direct is None or _is_observed(chosen):
             call.resolve()
             run = partial(self._by_backend, dispatch, call)
@@ -440,7 +442,9 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
             return None
         engine = self._engine_call(call, backend)
         found = DirectFp8.serves(engine, *given)
-        return DirectFp8(*given, engine, backend.training) if found else None
+        if not found:
+            return None
+        return DirectFp8(*given, engine, backend.training, self.quantizers)
 
     def _has_direct_path(self, backend: torch.nn.Module | None) -> bool:
         """Whether it is a backend of this package that returns only O, with this softmax type."""

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import transformer_engine.pytorch as te
 from te_attention.torch.fp8 import DelayedScaling, Float8CurrentScaling, FP8GlobalStateManager
@@ -10,6 +11,7 @@ from transformer_engine.pytorch.attention.dot_product_attention import (
     _fp8_direct,
     dot_product_attention,
 )
+from transformer_engine.pytorch.cpp_extensions.fused_attn import META_DO, META_DP, META_QKV, META_S
 from transformer_engine.pytorch.distributed import checkpoint
 
 RECIPES = {"delayed": DelayedScaling, "current": Float8CurrentScaling}
@@ -41,6 +43,12 @@ def drawn(seed: int, groups: int = 2, dtype: torch.dtype = torch.bfloat16) -> li
     return [torch.randn(s).to(dtype).requires_grad_() for s in shapes]
 
 
+def inputs_of(module: DotProductAttention, side: str) -> list:
+    """The quantizers of q, k, v and S, or of dO and dP: those of 16-bit results cast nothing."""
+    places = {"scaling_fwd": (META_QKV, META_S), "scaling_bwd": (META_DO, META_DP)}[side]
+    return [module.quantizers[side][place] for place in places]
+
+
 def steps(kind: str, module: DotProductAttention, training: bool = True, **options: object) -> list:
     """O, gradients and the scales of four iterations."""
     recipe = RECIPES[kind](fp8_dpa=True)
@@ -55,6 +63,7 @@ def steps(kind: str, module: DotProductAttention, training: bool = True, **optio
         for side in ("scaling_fwd", "scaling_bwd"):
             state = module.fp8_meta[side]
             out += [state.scale.clone(), state.amax_history.clone()]
+            out += [t.clone() for q in inputs_of(module, side) for t in (q.scale, q.amax)]
     return out
 
 
@@ -99,6 +108,75 @@ def test_backward_uses_the_scales_of_its_forward(calls: list) -> None:
     for a, b in zip(found, wanted, strict=True):
         assert torch.equal(a, b)
     assert len(calls) == 1
+
+
+class Operators(TorchDispatchMode):
+    """The names of what is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_direction_is_one_operator(kind: str) -> None:
+    module = DotProductAttention(2, 32, qkv_format="bshd")
+    steps(kind, module)  # the first scale of dP is found by other operators
+    qkv = drawn(0)
+    dout = torch.ones(2, 48, 64, dtype=torch.bfloat16)
+    with te.autocast(recipe=RECIPES[kind](fp8_dpa=True)), Operators() as called:
+        o = module(*qkv)
+        torch.autograd.grad(o, qkv, dout)
+    found = [n for n in called.names if n != "aten::detach"]  # of saved and returned tensors
+    wanted = ["te_attention::fp8_attention_forward_minimal"]
+    assert found == [*wanted, "te_attention::fp8_attention_backward_minimal"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", RECIPES)
+def test_fp8_launches_two_more_kernels_for_each_direction(kind: str) -> None:
+    """Two casts with delayed scaling; the largest magnitude and a cast with current scaling."""
+    q, k, v = (torch.randn(1, 128, 1, 128, device="cuda").bfloat16() for _ in range(3))
+    qkv = [t.requires_grad_() for t in (q, k, v)]
+    dout = torch.ones(1, 128, 128, dtype=torch.bfloat16, device="cuda")
+
+    def casts(recipe: object) -> list[str]:
+        module = DotProductAttention(1, 128, qkv_format="bshd")
+        for _ in range(2):
+            with te.autocast(recipe=recipe):
+                torch.autograd.grad(module(*qkv), qkv, dout)
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+        with te.autocast(recipe=recipe), torch.profiler.profile(activities=activities) as profile:
+            torch.autograd.grad(module(*qkv), qkv, dout)
+            torch.cuda.synchronize()
+        names = [e.name for e in profile.events() if "Memcpy" not in e.name]
+        assert not [n for n in names if "elementwise" in n], names
+        return [n for n in names for cast in ("quantize<", "find_maxima<") if cast in n]
+
+    found = casts(RECIPES[kind](fp8_dpa=True))
+    assert len(found) == 4, found
+
+
+@pytest.mark.parametrize("name", ["reduced", "existing"])
+def test_a_quantizer_with_an_amax_of_its_own_takes_the_other_way(name: str, calls: list) -> None:
+    module = DotProductAttention(2, 32, qkv_format="bshd")
+    qkv = drawn(0)
+    with te.autocast(recipe=Float8CurrentScaling(fp8_dpa=True)):
+        module(*qkv)
+        quantizer = module.quantizers["scaling_fwd"][META_QKV]
+        if name == "existing":
+            quantizer.use_existing_amax = True
+        else:  # without a group of processes this call would fail
+            quantizer.with_amax_reduction = True
+            with pytest.raises(ValueError, match="process group"):
+                module(*qkv)
+            quantizer.with_amax_reduction = False
+        module(*qkv)
+    assert len(calls) == (1 if name == "existing" else 2)
 
 
 @pytest.mark.parametrize("name", ["strided", "output", "padding", "float32", "checkpoint", "bwd"])
