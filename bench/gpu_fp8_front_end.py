@@ -7,7 +7,7 @@ usage: PYTHONPATH=BUILD/python:BUILD/python/te_attention_transformer_engine:test
 
 Each part runs in a process of its own, for at most its limit, and prints figures with their bars,
 one line of JSON each. Exit code 0 only if every part ends in time and no bar is missed. --device
-cpu tests the program with small sizes; rates and host times then have no bar.
+cpu tests the program with small sizes; rates then have no bar.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import te_attention.torch as tea
 from te_attention.torch.fp8 import DelayedScaling, Float8CurrentScaling, FP8GlobalStateManager
@@ -94,7 +95,8 @@ def kernel_milliseconds(task: Callable) -> tuple[float, float, str]:
         torch.cuda.synchronize()
     spent = {e.key: e.self_device_time_total / 5e3 for e in profile.key_averages()}
     longest = max(spent, key=spent.get)
-    ours = ("quantize", "largest_magnitude", "update_scales", "elementwise", "Memset", "Memcpy")
+    ours = ("quantize", "find_maxima", "raise_to_largest", "update_scales", "elementwise", "Memset")
+    ours += ("Memcpy",)
     attention = sum(t for name, t in spent.items() if not any(word in name for word in ours))
     return attention, sum(spent.values()), longest
 
@@ -129,19 +131,50 @@ def rates(p: Program) -> None:
                     p.figure(f"{name}: the longest kernel", longest[:100])
 
 
-def microseconds(p: Program, task: Callable) -> float:
-    """The least mean of blocks of calls, as the host sees it; no queue fills."""
-    for _ in range(30):
-        task()
-    best = float("inf")
-    for _ in range(9):
-        p.settle()
-        start = time.perf_counter()
-        for _ in range(100):
-            task()
-        best = min(best, (time.perf_counter() - start) / 100)
+def microseconds(p: Program, *tasks: tuple[object, Callable]) -> list[float]:
+    """The least mean of blocks of calls, as the host sees it; no queue fills.
+
+    The tasks take turns. Each comes with the recipe of an autocast() around its blocks, or None.
+    """
+    best = [float("inf")] * len(tasks)
+    for _, (i, (recipe, task)) in itertools.product(range(15), enumerate(tasks)):
+        with autocast(enabled=recipe is not None, recipe=recipe):
+            for _ in range(10):
+                task()
+            p.settle()
+            start = time.perf_counter()
+            for _ in range(100):
+                task()
+            best[i] = min(best[i], (time.perf_counter() - start) / 100)
     p.settle()
-    return best * 1e6
+    return [seconds * 1e6 for seconds in best]
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators of the library and of PyTorch that compute or allocate."""
+
+    def __init__(self) -> None:
+        """Nothing is counted yet."""
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Runs an operator; views do not count."""
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def launches(p: Program, task: Callable) -> int:
+    """The kernels, fills and copies of a call on a GPU; on the CPU the operators."""
+    if not p.gpu:
+        with Operators() as called:
+            task()
+        return called.count
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        task()
+        torch.cuda.synchronize()
+    return sum(e.count for e in profile.key_averages() if e.self_device_time_total > 0)
 
 
 def host(p: Program) -> None:
@@ -151,27 +184,32 @@ def host(p: Program) -> None:
     q, k, v = (p.normal(1, rows, 1, dim) for _ in range(3))
     dout = p.normal(1, rows, dim, gradient=False)
 
-    def step(module: DotProductAttention) -> None:
+    def forward(module: DotProductAttention) -> None:
+        module(q, k, v)
+
+    def both(module: DotProductAttention) -> None:
         torch.autograd.grad(module(q, k, v), (q, k, v), dout)
 
     plain = DotProductAttention(1, dim, qkv_format="bshd")
-    base = microseconds(p, lambda: plain(q, k, v)), microseconds(p, lambda: step(plain))
-    p.figure("bf16: forward, us", round(base[0], 1))
-    p.figure("bf16: forward and backward, us", round(base[1], 1))
+    unit = "kernels" if p.gpu else "operators"
     for kind in RECIPES:
-        module = DotProductAttention(1, dim, qkv_format="bshd")
+        recipe, module = recipe_of(kind), DotProductAttention(1, dim, qkv_format="bshd")
         for _ in range(2):  # the end of the second one updates the scales of gradients, too
-            with autocast(recipe=recipe_of(kind)):
-                step(module)
-        with autocast(recipe=recipe_of(kind)):
-            forward = microseconds(p, lambda: module(q, k, v)) - base[0]  # noqa: B023
-            both = microseconds(p, lambda: step(module)) - base[1]  # noqa: B023
-            most = 12 if p.gpu else None
-            p.figure(f"{kind}: forward over bf16, us", round(forward, 1), most=most)
-            p.figure(f"{kind}: both passes over bf16, us", round(both, 1))
-            if p.gpu:
+            with autocast(recipe=recipe):
+                both(module)
+        for task, name, most in ((forward, "forward", 12), (both, "both passes", None)):
+            in_bf16, in_fp8 = partial(task, plain), partial(task, module)
+            base, fp8 = microseconds(p, (None, in_bf16), (recipe, in_fp8))
+            p.figure(f"{kind}: {name} of bf16, us", round(base, 1))
+            p.figure(f"{kind}: {name} over bf16, us", round(fp8 - base, 1), most=most)
+            base = launches(p, in_bf16)
+            with autocast(recipe=recipe):
+                more = launches(p, in_fp8) - base
+            p.figure(f"{kind}: {name}: {unit} over the {base} of bf16", more)
+        if p.gpu:
+            with autocast(recipe=recipe):
                 torch.cuda.set_sync_debug_mode("error")
-                step(module)
+                both(module)
                 torch.cuda.set_sync_debug_mode("default")
         p.figure(f"{kind}: synchronisations", 0)
 
