@@ -333,6 +333,36 @@ def test_recipes_of_the_environment(recipe: str, variables: str, kinds: str, mon
         assert run.module.fp8_meta["recipe"].amax_history_len == 3
 
 
+def test_the_fields_of_a_recipe_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"FP8_RECIPE": "DelayedScaling", "FP8_FORMAT": "E4M3", "FP8DS_AMAX_ALGO": "max"}
+    values |= {"FP8DS_AMAX_HISTLEN": "5", "FP8DS_REDUCE_AMAX": "0"}
+    for name, value in values.items():
+        monkeypatch.setenv(f"NVTE_DPA_{name}", value)
+    run = Run()
+    run.step(NVFP4BlockScaling(fp8_dpa=True))
+    recipe = run.module.fp8_meta["recipe"]
+    assert type(recipe) is DelayedScaling
+    assert recipe.fp8_format is Format.E4M3
+    assert (recipe.amax_compute_algo, recipe.amax_history_len) == ("max", 5)
+    assert recipe.reduce_amax is False
+    assert recipe.fp8_dpa
+    assert get_attention_quantizers(True, run.module.quantizers)[4].dtype == fp8.DType.kFloat8E4M3
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("FP8_FORMAT", "'HYBRID' or 'E4M3'"),
+        ("FP8DS_AMAX_ALGO", "'max' or 'most_recent'"),
+        ("FP8DS_REDUCE_AMAX", "'0' or '1'"),
+    ],
+)
+def test_a_wrong_field_of_the_environment_is_named(name: str, needed: str, monkeypatch) -> None:
+    monkeypatch.setenv(f"NVTE_DPA_{name}", "E5M2")
+    with pytest.raises(ValueError, match=f"NVTE_DPA_{name} is 'E5M2'; needs {needed}"):
+        Run().step(recipe_of("delayed"))
+
+
 def test_e4m3_gradients() -> None:
     run = Run()
     run.step(recipe_of("current", fp8_format=Format.E4M3))

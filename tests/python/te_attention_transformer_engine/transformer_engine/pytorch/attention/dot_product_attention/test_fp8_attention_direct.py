@@ -161,6 +161,22 @@ def test_fp8_launches_two_more_kernels_for_each_direction(kind: str) -> None:
     assert len(found) == 4, found
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", RECIPES)
+def test_nothing_waits_for_the_device(kind: str) -> None:
+    module, recipe = DotProductAttention(2, 32, qkv_format="bshd"), RECIPES[kind](fp8_dpa=True)
+    qkv = [t.detach().cuda().requires_grad_() for t in drawn(0)]
+    dout = torch.ones(2, 48, 64, dtype=torch.bfloat16, device="cuda")
+    for step in range(4):
+        if step == 3:
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            with te.autocast(recipe=recipe):
+                torch.autograd.grad(module(*qkv), qkv, dout)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("name", ["reduced", "existing"])
 def test_a_quantizer_with_an_amax_of_its_own_takes_the_other_way(name: str, calls: list) -> None:
     module = DotProductAttention(2, 32, qkv_format="bshd")
