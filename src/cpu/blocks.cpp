@@ -36,17 +36,14 @@ std::vector<Group> make_groups(const View& view) {
 }
 
 RowBlock make_block(const Group& group, int64_t first, int64_t count) {
-  RowBlock block;
+  RowBlock block{};
   block.group = group;
   block.count = static_cast<int>(std::min<int64_t>({count, kRows, group.rows() - first}));
   block.all = {group.kv.length, 0};
   block.common = {0, group.kv.length};
   int64_t row = first % group.q.length;
   int64_t head = group.kv_head * group.heads + first / group.q.length;
-  for (int lane = 0; lane < kRows; ++lane) {
-    block.row[lane] = block.head[lane] = 0;
-    block.columns[lane] = {0, 0};
-    if (lane >= block.count) continue;
+  for (int lane = 0; lane < block.count; ++lane) {
     block.row[lane] = row, block.head[lane] = head;
     if (++row == group.q.length) row = 0, ++head;
     block.columns[lane] = visible_columns(group.band, block.row[lane], group.kv.length);

@@ -26,12 +26,16 @@ struct Entry {
   }
 };
 
+// Four chains, because one would wait for each product.
 size_t hash(const tea_problem& problem) {
   static_assert(sizeof problem % sizeof(uint64_t) == 0);
-  uint64_t words[sizeof problem / sizeof(uint64_t)], h = 0;
-  std::memcpy(words, &problem, sizeof words);
-  for (const uint64_t word : words) h = (h ^ word) * 0x9E3779B97F4A7C15u;
-  return h >> 32;
+  constexpr uint64_t kFactor = 0x9E3779B97F4A7C15u;
+  uint64_t words[(sizeof problem / sizeof(uint64_t) + 3) / 4][4] = {}, h[4] = {};
+  std::memcpy(words, &problem, sizeof problem);
+  for (const auto& four : words)
+    for (int i = 0; i < 4; ++i) h[i] = (h[i] ^ four[i]) * kFactor;
+  for (int i = 1; i < 4; ++i) h[0] = (h[0] ^ h[i] >> 7) * kFactor;
+  return h[0] >> 32;
 }
 
 }  // namespace

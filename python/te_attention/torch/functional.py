@@ -7,6 +7,7 @@ from typing import Any, Literal, Never, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from te_attention.torch import _fp8
 from te_attention.torch._arguments import NONE, Arguments, trimmed
@@ -42,6 +43,9 @@ PAGES = (
 )
 # Names of this module, because looking them up in torch takes as long as the calls themselves.
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_is_compiling = torch.compiler.is_compiling
+_are_functorch_transforms_active = torch._C._are_functorch_transforms_active
+_get_deterministic_algorithms = torch._C._get_deterministic_algorithms
 _are_all_deterministic = torch.are_deterministic_algorithms_enabled
 
 
@@ -65,9 +69,10 @@ def _fast(function: F) -> F:
         format: str = "bhsd",
         **options: Any,
     ) -> Any:
-        if not (
-            (options or is_traced() or _is_any_autocast_enabled() or _are_all_deterministic())
-            or not (scale is None or type(scale) is float)
+        if not (  # is_traced() first, in place: compilers do not know the functions after it
+            (options or _is_compiling() or _are_functorch_transforms_active())
+            or (forward_ad._current_level >= 0 or _is_any_autocast_enabled())
+            or (_get_deterministic_algorithms() or not (scale is None or type(scale) is float))
         ):
             try:
                 return run_minimal(q, k, v, format, mask, scale)
