@@ -16,9 +16,19 @@ uint64_t product(uint64_t element, std::initializer_list<int64_t> sizes) {
   return bytes;
 }
 
-uint64_t bytes_of(const tea_problem& p, const tea_run& run, int32_t index) {
+namespace {
+int64_t batch_of(const tea_problem& p, const tea_run& run) {
   const bool open = p.q_form == TEA_RAGGED || p.kv_form == TEA_RAGGED || p.kv_form == TEA_PAGED;
-  const int64_t batch = open ? run.batch : p.batch;
+  return open ? run.batch : p.batch;
+}
+}  // namespace
+
+uint64_t origin_bytes(const tea_problem& p, const tea_run& run) {
+  return product(sizeof(int64_t), {batch_of(p, run), kOriginNumbers});
+}
+
+uint64_t bytes_of(const tea_problem& p, const tea_run& run, int32_t index) {
+  const int64_t batch = batch_of(p, run);
   const bool open_q = p.q_form == TEA_RAGGED;
   const bool open_kv = p.kv_form == TEA_RAGGED || p.kv_form == TEA_PAGED;
   const int64_t max_q = open_q ? run.max_q : p.seqlen_q;
@@ -95,7 +105,7 @@ uint64_t bytes_of(const tea_problem& p, const tea_run& run, int32_t index) {
     case TEA_RNG_STATE:
       return 16;
     case kOrigin:
-      return 32;
+      return kOriginBytes;
     default:
       return 4;  // FP8: one number
   }

@@ -4,6 +4,7 @@
 // which tensor (tea_tensor) each operand and each result is. The last result is the workspace. So a
 // new option needs no change here. A handler must survive any program: every index and the size of
 // every buffer is checked.
+#include <iterator>
 #include <optional>
 #include <string>
 
@@ -31,11 +32,18 @@ struct Place {
 class Call {
  public:
   Call(std::string_view line, Sizes sizes, Place& place) : place_(place) {
-    if (sizes.size() != 7)
-      refuse("sizes has " + std::to_string(sizes.size()) + " numbers; needs the 7 of a run");
     int64_t* const fields[] = {&run.batch,     &run.max_q,   &run.max_kv, &run.tokens_q,
                                &run.tokens_kv, &run.pages_k, &run.pages_v};
-    for (size_t i = 0; i < sizes.size(); ++i) *fields[i] = sizes[i];
+    const size_t count = std::size(fields);
+    if (sizes.size() != count && sizes.size() != count + 1)
+      refuse("sizes has " + std::to_string(sizes.size()) +
+             " numbers; needs the 7 of a run, and 1 more if O and LSE are of more keys");
+    for (size_t i = 0; i < count; ++i) *fields[i] = sizes[i];
+    if (sizes.size() > count) {
+      if (sizes[count] != 0 && sizes[count] != 1)
+        refuse("sizes[7] is " + std::to_string(sizes[count]) + "; needs 0 or 1");
+      run.partial = static_cast<int32_t>(sizes[count]);
+    }
     problem.struct_size = sizeof problem;
     if (tea_problem_parse(std::string(line).c_str(), &problem)) refuse(tea_error());
     require_contiguous(problem);
@@ -63,10 +71,14 @@ class Call {
     if (index < 0 || index > kOrigin)
       refuse(name() + " is " + std::to_string(index) + "; needs the index of a tensor, from 0 to " +
              std::to_string(kOrigin));
-    const uint64_t needed = bytes_of(problem, run, index);
-    if (buffer.size_bytes() != needed)
-      refuse(name() + ", tensor " + std::to_string(index) + ", has " +
-             std::to_string(buffer.size_bytes()) + " bytes; needs " + std::to_string(needed));
+    // An origin is that of all sequences, or one and a shift of the diagonal for each.
+    const uint64_t size = buffer.size_bytes();
+    const bool of_each = index == kOrigin && size == origin_bytes(problem, run);
+    const uint64_t needed = of_each ? size : bytes_of(problem, run, index);
+    if (of_each && size) run.origin_stride = kOriginNumbers;
+    if (size != needed)
+      refuse(name() + ", tensor " + std::to_string(index) + ", has " + std::to_string(size) +
+             " bytes; needs " + std::to_string(needed));
     // XLA passes any pointer for a buffer of size zero.
     void* const data = needed ? buffer.untyped_data() : nullptr;
     if (reinterpret_cast<uintptr_t>(data) % 16)

@@ -47,6 +47,29 @@ def test_an_operand_of_another_size_is_refused(monkeypatch, name: str) -> None:
     assert needs == arrays[name].size * element
 
 
+def test_origins_of_each_sequence() -> None:
+    """Rows 4 and 5 of a sequence of 6 at their place, with the diagonal shifted as that of 9 keys.
+
+    Of two sequences in a batch each has an origin of its own; words of another size are refused.
+    """
+    q, k, v = (jax.random.normal(jax.random.key(i), (2, 6, 2, 16)) for i in range(3))
+    whole = [
+        tea.attention(q[i : i + 1], k[i : i + 1, :5], v[i : i + 1, :5], is_causal=True, **more)
+        for i, more in enumerate(({"bottom_right": True}, {}))
+    ]
+    arrays = {"q": q[:, 4:], "k": k[:, :5], "v": v[:, :5]}
+    numbers = jnp.array([[0, 0, 4, 0, -1], [0, 0, 4, 0, 0]])
+    words = jnp.stack([numbers, jnp.where(numbers < 0, -1, 0)], -1).astype(jnp.uint32)
+    arrays["origin"] = words.reshape(2, 10)
+    options = _call.Options(mask="causal")
+    o = _call.forward(options, ("o",), False, arrays)["o"]
+    for ours, one in zip(o, whole, strict=True):
+        assert jnp.allclose(ours, one[0, 4:], atol=1e-6)
+    assert not jnp.allclose(o[1], tea.attention(*(x[1:] for x in (q, k, v)))[0, 4:], atol=1e-3)
+    with pytest.raises(ValueError, match="origin"):
+        _call.forward(options, ("o",), False, arrays | {"origin": jnp.zeros((3, 10), jnp.uint32)})
+
+
 def test_results_have_these_sizes_too() -> None:
     """Forward and backward with every result; a wrong size would be refused."""
     q, k, v = jnp.ones((2, 5, 4, 16)), jnp.ones((2, 7, 2, 16)), jnp.ones((2, 7, 2, 8))

@@ -54,6 +54,10 @@ WRONG = {
     "an unknown engine": ({"engine": "fast"}, "fast"),
     "an engine that allocates": ({"engine": "cudnn"}, 'engine is "cudnn"; needs one that'),
     "few sizes": ({"sizes": np.zeros(3, np.int64)}, "sizes has 3 numbers; needs the 7 of a run"),
+    "no flag of more keys": (
+        {"sizes": np.array([0, 0, 0, 0, 0, 0, 0, 2], np.int64)},
+        "sizes[7] is 2; needs 0 or 1",
+    ),
     "sizes of another type": ({"sizes": np.zeros(7, np.int32)}, "expected S64 but got S32"),
     "no problem": ({"problem": None}, "expected 5 but got 4"),
     "an index below": (

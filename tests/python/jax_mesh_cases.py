@@ -13,6 +13,7 @@ from te_attention.jax import attention, context_parallel, reorder
 LAYOUTS = ("contiguous", "zigzag", "striped")
 STRATEGIES = ("all_gather", "ring")
 EVERY = [(strategy, layout) for strategy in STRATEGIES for layout in LAYOUTS]
+SEGMENT_IDS = ("q_segment_ids", "kv_segment_ids")
 TOLERANCE = 3e-5  # of float32, for sums of some dozens of terms in another order
 
 
@@ -35,17 +36,20 @@ def program(attend, static: dict):
     return jax.jit(run)
 
 
-def shared(size: int, strategy: str, layout: str, small: dict, check_vma: bool = False):
+def shared(
+    size: int, strategy: str, layout: str, small: dict, check_vma: bool = False, stripe: int = 1
+):
     """attention() of whole arrays, the rows over so many devices."""
     mesh = mesh_of(size)
+    order = {"stripe_size": stripe}
 
     def split(name: str, x: jax.Array) -> bool:
         return name != "sink" and x.shape[2 if name == "bias" else 1] > 1
 
     def attend(q, k, v, **given):
-        arrays = {n: given.pop(n) for n in small}
+        arrays = {n: given.pop(n) for n in (*small, *SEGMENT_IDS) if n in given}
         placed = {
-            n: reorder(x, size, layout, 2 if n == "bias" else 1) if split(n, x) else x
+            n: reorder(x, size, layout, 2 if n == "bias" else 1, **order) if split(n, x) else x
             for n, x in {"q": q, "k": k, "v": v, **arrays}.items()
         }
         specs = {
@@ -56,12 +60,12 @@ def shared(size: int, strategy: str, layout: str, small: dict, check_vma: bool =
         def local(arrays: dict) -> tuple:
             arrays = dict(arrays)
             qkv = [arrays.pop(n) for n in "qkv"]
-            how = {"axis_name": "cp", "strategy": strategy, "layout": layout}
+            how = {"axis_name": "cp", "strategy": strategy, "layout": layout, **order}
             return context_parallel(*qkv, **arrays, **how, **given)
 
         kinds = {"mesh": mesh, "in_specs": (specs,), "out_specs": P(None, "cp")}
         out = jax.shard_map(local, **kinds, check_vma=check_vma)(placed)
-        return tuple(reorder(x, size, layout, inverse=True) for x in out)
+        return tuple(reorder(x, size, layout, inverse=True, **order) for x in out)
 
     return attend
 

@@ -4,7 +4,8 @@ usage: jax_mesh_draws.py COUNT [SEED]
 
 Each case draws sizes, options, how many devices, and who shares what: rows by a strategy and a
 layout, or batch and heads by automatic axes. Forward and gradients must be those of one device.
-Prints how many were accepted, refused (and why), and failed; the exit code says whether any did.
+Prints how many were accepted, refused (and why), and failed, and the seeds; the exit code says
+whether any did.
 """
 
 import collections
@@ -23,9 +24,27 @@ from jax.sharding import PartitionSpec as P
 import jax_mesh_cases as cases
 from te_attention.jax import attention
 
-# Arguments that context_parallel() refuses in some cases; every other ValueError is a failure.
-REFUSED = ("bottom_right is True; needs", "alibi is given; needs", "dropout is 0.3; needs")
+# Refusals of context_parallel() for rows that are not adjacent; any other ValueError is a failure.
+REFUSED = ("alibi is given; needs", "dropout is 0.3; needs", "local_window_size is (")
 CLEAR = 50  # cases after which compiled programs are forgotten
+
+
+def segments_of(rng: np.random.Generator, batch: int, rows: int, rows_kv: int) -> dict:
+    """Rows of several sequences, with padding between them; of key sometimes others."""
+    most = int(rng.integers(1, 5))
+
+    def ids(rows: int) -> np.ndarray:
+        out = np.zeros((batch, rows), np.int32)
+        for row in out:
+            cuts = np.sort(rng.integers(0, rows + 1, 2 * most))
+            for n in range(most):
+                row[cuts[2 * n] : cuts[2 * n + 1]] = n + 1
+        return out
+
+    out = {"q_segment_ids": ids(rows), "max_segments": most}
+    if rows != rows_kv or rng.random() < 0.3:
+        out["kv_segment_ids"] = ids(rows_kv)
+    return out
 
 
 def options_of(rng: np.random.Generator, sizes: dict) -> tuple[dict, dict]:
@@ -37,6 +56,9 @@ def options_of(rng: np.random.Generator, sizes: dict) -> tuple[dict, dict]:
         static["local_window_size"] = tuple(x if rng.random() < 0.7 else None for x in bounds)
     if rng.random() < 0.3:
         static["bottom_right"] = True
+    has_segments = rng.random() < 0.3
+    if has_segments:
+        static |= segments_of(rng, batch, rows, rows_kv)
     elif rng.random() < 0.3:
         static["query_seq_lengths"] = rng.integers(0, rows + 1, batch).astype(np.int32)
         static["key_value_seq_lengths"] = rng.integers(0, rows_kv + 1, batch).astype(np.int32)
@@ -51,7 +73,7 @@ def options_of(rng: np.random.Generator, sizes: dict) -> tuple[dict, dict]:
         static["sink"] = "off_by_one"
     elif sink == 1:
         small["sink"] = rng.normal(size=heads).astype(np.float32)
-    if rng.random() < 0.3:
+    if rng.random() < 0.3 and not has_segments:
         full = (batch, heads, rows, rows_kv)
         shape = [n if rng.random() < 0.7 else 1 for n in full]
         small["bias"] = rng.normal(size=shape).astype(np.float32)
@@ -78,8 +100,12 @@ def shared(rng: np.random.Generator, static: dict, small: dict, qkv: list) -> st
     """Rows over one axis."""
     size = (2, 4, 8)[rng.integers(3)]
     strategy, layout = cases.EVERY[rng.integers(len(cases.EVERY))]
-    cases.compare(cases.shared(size, strategy, layout, small), static, small, qkv, qkv)
-    return f"{strategy}, {layout}"
+    stripe = 1
+    if (strategy, layout) == ("all_gather", "striped"):
+        stripe = (1, 2, 16 // size)[rng.integers(3)]
+    attend = cases.shared(size, strategy, layout, small, stripe=stripe)
+    cases.compare(attend, static, small, qkv, qkv)
+    return f"{size} devices, {strategy}, {layout} by {stripe}"
 
 
 def draw(seed: int) -> tuple[str, str]:
@@ -124,6 +150,7 @@ def main() -> None:
         if found["accepted"] + found["failed"] == count:
             break
     print(f"{found['failed']} failed of {count}; {found['refused']} refused: {dict(refused)}")
+    print(f"seeds {seed} to {number}")
     sys.exit(found["failed"] > 0)
 
 

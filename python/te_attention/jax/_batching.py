@@ -1,10 +1,10 @@
 """vmap: the mapped axis becomes a part of the batch where that computes the same, or a loop.
 
 The tokens of ragged sequences are joined: the sequences of all members are one batch, with the
-start of each. A loop (`jax.lax.map`) where the batch cannot take the axis: a mapped sink, key or
-origin, of which a call has one; the gradient of a sink, which a call adds up over its batch; and
-dropout, because the pattern depends on the index in the batch: each member of a mapped axis draws
-what the unmapped function draws.
+start of each. A loop (`jax.lax.map`) where the batch cannot take the axis: a mapped sink or key,
+or a mapped origin of all sequences, of which a call has one; the gradient of a sink, which a call
+adds up over its batch; and dropout, because the pattern depends on the index in the batch: each
+member of a mapped axis draws what the unmapped function draws.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,14 @@ PER_BATCH = ("q", "k", "v", "o", "lse", "max", "dout", "dlse", "dq", "dk", "dv")
 SHARED = ("sink", "rng_state", "origin")
 
 
-def _is_foldable(mapped: dict, dropout: bool, dsink: bool) -> bool:
-    return not (dropout or dsink or any(mapped.get(name) for name in SHARED))
+def _has_origins(arrays: dict, mapped: dict) -> bool:
+    """Whether each sequence has an origin of its own."""
+    return "origin" in arrays and arrays["origin"].ndim - mapped["origin"] > 1
+
+
+def _is_foldable(arrays: dict, mapped: dict, dropout: bool, dsink: bool) -> bool:
+    shared = (n for n in SHARED if n != "origin" or not _has_origins(arrays, mapped))
+    return not (dropout or dsink or any(mapped.get(name) for name in shared))
 
 
 def _fold_lengths(cu: jax.Array, size: int, mapped: bool) -> jax.Array:
@@ -55,7 +61,7 @@ def _fold(arrays: dict, mapped: dict, size: int, batch: int, dbias: bool) -> dic
 
     out = {}
     for name, x in arrays.items():
-        if name in PER_BATCH:
+        if name in PER_BATCH or (name == "origin" and _has_origins(arrays, mapped)):
             out[name] = joined(x, mapped[name])
         elif name in ("cu_seqlens_q", "cu_seqlens_kv"):
             out[name] = _fold_lengths(x, size, mapped[name])
@@ -103,7 +109,7 @@ def batched(
     @mappable.def_vmap
     def _(size: int, in_batched: list, arrays: dict) -> tuple[dict, dict]:
         (mapped,) = in_batched
-        if not _is_foldable(mapped, dropout, "sink" in wanted):
+        if not _is_foldable(arrays, mapped, dropout, "sink" in wanted):
             moving = {name: x for name, x in arrays.items() if mapped[name]}
             fixed = {name: x for name, x in arrays.items() if not mapped[name]}
             out = jax.lax.map(lambda some: mappable({**fixed, **some}), moving)

@@ -18,7 +18,8 @@ TENSORS = {
     **{"rng_state": 16, "dout": 17, "dq": 18, "dk": 19, "dv": 20, "dbias": 21, "dsink": 22},
     **{"dlse": 23, "origin": 43},
 }
-# int64 numbers, which travel as pairs of uint32, low word first: jax_enable_x64 may be off.
+# int64 numbers, which travel as pairs of uint32, low word first: jax_enable_x64 may be off. An
+# origin may also be that of each sequence, with a shift of its diagonal: [sequences, 10] words.
 WORDS = {"rng_state": 4, "origin": 8}
 # The tensors that only backward reads; the description does not need it.
 BACKWARD = ("o", "lse", "dout", "dlse")
@@ -71,7 +72,8 @@ def _word(name: str, value: object) -> str:
 
 def _tensor(name: str, array: jax.Array) -> str:
     if name in WORDS:
-        return f"{name}=int64[{array.shape[0] // 2}]"
+        shape = (*array.shape[:-1], array.shape[-1] // 2)
+        return f"{name}=int64[{','.join(map(str, shape))}]"
     return f"{name}={array.dtype.name}[{','.join(map(str, array.shape))}]"
 
 
@@ -107,7 +109,15 @@ def statistics_dtype(dtype: jnp.dtype) -> jnp.dtype:
     return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
-def call(verb: str, options: Options, needs: Described, operands: dict, results: dict) -> dict:
+def call(
+    verb: str,
+    options: Options,
+    needs: Described,
+    operands: dict,
+    results: dict,
+    *,
+    partial: bool = False,
+) -> dict:
     """One custom call. `operands`: arrays by name; `results`: shapes and types by name."""
     size = needs.forward if verb == "forward" else needs.backward
     workspace = jax.ShapeDtypeStruct((size + ALIGNMENT if size else 0,), jnp.uint8)
@@ -118,7 +128,7 @@ def call(verb: str, options: Options, needs: Described, operands: dict, results:
         engine=options.engine,
         operands=np.array([TENSORS[name] for name in operands], np.int32),
         results=np.array([TENSORS[name] for name in results], np.int32),
-        sizes=np.array(needs.sizes, np.int64),
+        sizes=np.array((*needs.sizes, *(1,) * partial), np.int64),
     )
     return dict(zip(results, out[:-1], strict=True))
 
@@ -135,8 +145,13 @@ def forward(options: Options, outputs: tuple[str, ...], training: bool, arrays: 
     return call("forward", options, needs, arrays, results)
 
 
-def backward(options: Options, gradients: tuple[str, ...], arrays: dict) -> dict:
-    """The gradients of these names; `arrays` also has o, lse, dout and, if one arrives, dlse."""
+def backward(
+    options: Options, gradients: tuple[str, ...], arrays: dict, *, partial: bool = False
+) -> dict:
+    """The gradients of these names; `arrays` also has o, lse, dout and, if one arrives, dlse.
+
+    partial: O and LSE are of more keys than those of this call.
+    """
     options = options._replace(max_logit=False)
     text = request(options, arrays, training=True, lse=True, lse_gradient="dlse" in arrays)
     operands = {name: x for name, x in arrays.items() if name != "sink" or "sink" in gradients}
@@ -144,4 +159,4 @@ def backward(options: Options, gradients: tuple[str, ...], arrays: dict) -> dict
         f"d{name}": jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype)
         for name in gradients
     }
-    return call("backward", options, describe(text), operands, results)
+    return call("backward", options, describe(text), operands, results, partial=partial)

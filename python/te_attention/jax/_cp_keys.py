@@ -9,10 +9,13 @@ import jax.numpy as jnp
 from te_attention.jax import _cp_parts
 from te_attention.jax._arguments import refuse
 from te_attention.jax._call import Options
-from te_attention.jax._cp_parts import LAYOUTS, Part, Shape, add_rows
+from te_attention.jax._cp_operands import add_rows
+from te_attention.jax._cp_parts import LAYOUTS, Part, Shape
 
 
-def reorder(x: Any, size: int, layout: str, axis: int = 1, *, inverse: bool = False) -> jax.Array:
+def reorder(
+    x: Any, size: int, layout: str, axis: int = 1, *, inverse: bool = False, stripe_size: int = 1
+) -> jax.Array:
     """Rows of whole sequences in the order in which `size` devices hold them, or back.
 
     Args:
@@ -21,11 +24,12 @@ def reorder(x: Any, size: int, layout: str, axis: int = 1, *, inverse: bool = Fa
         layout: as in :func:`context_parallel`.
         axis: the dimension of the rows.
         inverse: from the order of the devices to that of the sequence.
+        stripe_size: adjacent rows of a stripe.
     """
     if layout not in LAYOUTS:
         raise refuse("layout", repr(layout), f"one of {', '.join(LAYOUTS)}")
     x = jnp.asarray(x)
-    parts = size * (2 if layout == "zigzag" else 1)
+    parts = size * {"zigzag": 2, "striped": stripe_size}.get(layout, 1)
     if x.shape[axis] % parts:
         raise refuse(f"dimension {axis} of x", x.shape[axis], f"a multiple of {parts}")
     if layout == "contiguous":
@@ -33,8 +37,9 @@ def reorder(x: Any, size: int, layout: str, axis: int = 1, *, inverse: bool = Fa
     axis %= x.ndim
     before, rows, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     if layout == "striped":
-        grid = (size, rows // size) if inverse else (rows // size, size)
-        return x.reshape(*before, *grid, *after).swapaxes(axis, axis + 1).reshape(x.shape)
+        grid = (size, rows // parts) if inverse else (rows // parts, size)
+        stripes = x.reshape(*before, *grid, stripe_size, *after)
+        return stripes.swapaxes(axis, axis + 1).reshape(x.shape)
     held = [piece for r in range(size) for piece in (r, 2 * size - 1 - r)]
     order = sorted(range(parts), key=held.__getitem__) if inverse else held
     pieces = x.reshape(*before, parts, rows // parts, *after)
@@ -61,8 +66,10 @@ def _shifted(shape: Shape, x: jax.Array, by: int) -> jax.Array:
 
 
 def _reordered(shape: Shape, x: jax.Array, *, inverse: bool) -> jax.Array:
-    """Gathered rows in the order of the sequence, or back; striped ones stay as they are."""
-    return x if shape.layout == "striped" else reorder(x, shape.size, shape.layout, inverse=inverse)
+    """Gathered rows in the order of the sequence, or back; single stripes stay as they are."""
+    if shape.stride > 1:
+        return x
+    return reorder(x, shape.size, shape.layout, inverse=inverse, stripe_size=shape.stripe)
 
 
 class Ring:

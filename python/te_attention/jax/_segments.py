@@ -6,6 +6,11 @@ import jax.numpy as jnp
 from te_attention.jax._arguments import cumulative
 
 
+def hits_of(ids: jax.Array, segments: int) -> jax.Array:
+    """Whether a row has the id 1 .. segments, ``[batch, rows, segments]``."""
+    return ids[:, :, None] == jnp.arange(1, segments + 1, dtype=ids.dtype)
+
+
 def spans_of(ids: jax.Array, segments: int) -> tuple[jax.Array, jax.Array]:
     """Start tokens and cu_seqlens, int32 ``[batch * segments + 1]``, of ids ``[batch, rows]``.
 
@@ -13,7 +18,7 @@ def spans_of(ids: jax.Array, segments: int) -> tuple[jax.Array, jax.Array]:
     flattened rows. Absent ids have length 0. Takes time and memory rows * segments.
     """
     batch, rows = ids.shape
-    hits = ids[:, :, None] == jnp.arange(1, segments + 1, dtype=ids.dtype)
+    hits = hits_of(ids, segments)
     lengths = jnp.sum(hits, axis=1, dtype=jnp.int32)
     first = jnp.argmax(hits, axis=1).astype(jnp.int32) if rows else jnp.zeros_like(lengths)
     starts = first + rows * jnp.arange(batch, dtype=jnp.int32)[:, None]

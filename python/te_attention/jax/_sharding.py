@@ -68,7 +68,7 @@ def _rule(ragged: bool, arrays: dict, results: tuple[str, ...]) -> tuple[str, tu
     return " -> ".join(sides), tuple(whole)
 
 
-def _axes(entry: object) -> tuple[str, ...]:
+def axes_of(entry: object) -> tuple[str, ...]:
     """The axes of the mesh that one entry of a PartitionSpec has."""
     if entry is None or entry is P.UNCONSTRAINED:
         return ()
@@ -97,7 +97,7 @@ class Plan(NamedTuple):
 def _plan(ragged: bool, sizes: dict[str, int], shapes: dict, spec: P) -> Plan:
     """The plan that keeps the sharding of query; a dimension that does not divide stays whole."""
     spec = (*spec, *(None,) * (len(shapes["q"].shape) - len(spec)))
-    batch, heads = () if ragged else _axes(spec[0]), _axes(spec[-2])
+    batch, heads = () if ragged else axes_of(spec[0]), axes_of(spec[-2])
 
     def parts(axes: tuple[str, ...]) -> int:
         return math.prod(sizes[a] for a in axes)
@@ -110,13 +110,16 @@ def _plan(ragged: bool, sizes: dict[str, int], shapes: dict, spec: P) -> Plan:
 
 
 def moved(origin: jax.Array | None, *more: object) -> jax.Array:
-    """An origin, int64 in pairs of words, moved by batch, head, row and column to a shard."""
+    """An origin, int64 in pairs of words, moved by batch, head, row and column to a shard.
+
+    Of arrays `more` an origin for each element.
+    """
     origin = jnp.zeros(8, jnp.uint32) if origin is None else origin
     pairs = origin.reshape(4, 2)
-    more = jnp.stack([jnp.asarray(x) for x in more]).astype(jnp.uint32)
+    more = jnp.stack([jnp.asarray(x) for x in more], axis=-1).astype(jnp.uint32)
     low = pairs[:, 0] + more
     high = pairs[:, 1] + (low < more).astype(jnp.uint32)
-    return jnp.stack([low, high], axis=-1).ravel()
+    return jnp.stack([low, high], axis=-1).reshape(*more.shape[:-1], 8)
 
 
 class _Shard:

@@ -228,9 +228,7 @@ def prepare(
                 raise refuse("q_segment_ids", None, f"an array: {name} is given")
         arrays |= _added(**given, batch=batch, dtype=q.dtype)
     else:
-        for name, x in given.items():
-            if x is not None:
-                raise refuse(name, "given", "None: q_segment_ids is given")
+        refuse_beside_segments(given)
         options, arrays = _packed(options, arrays, q_segment_ids, kv_segment_ids, max_segments)
 
     def restore(name: str, x: jax.Array) -> jax.Array:
@@ -264,24 +262,39 @@ def _added(
     return out
 
 
+def refuse_beside_segments(given: dict) -> None:
+    """Refuses the arguments by name that rows of several sequences cannot have."""
+    for name in ("query_seq_lengths", "key_value_seq_lengths", "bias", "mask"):
+        if given[name] is not None:
+            raise refuse(name, "given", "None: q_segment_ids is given")
+
+
+def ids_of(
+    shape_q: tuple, shape_kv: tuple, q_ids: Any, kv_ids: Any, max_segments: int | None
+) -> tuple[jax.Array, jax.Array]:
+    """The ids of query and of key, checked; the same array if those of key are not given."""
+    if not isinstance(max_segments, int) or max_segments < 1:
+        raise refuse("max_segments", max_segments, "an integer from 1: the largest segment id")
+    q_ids = integers("q_segment_ids", q_ids)
+    if q_ids.shape != shape_q:
+        raise refuse("q_segment_ids", f"of shape {list(q_ids.shape)}", f"{list(shape_q)}")
+    if kv_ids is None and shape_kv != shape_q:
+        raise refuse("kv_segment_ids", None, f"integers {list(shape_kv)}")
+    kv_ids = q_ids if kv_ids is None else integers("kv_segment_ids", kv_ids)
+    if kv_ids.shape != shape_kv:
+        raise refuse("kv_segment_ids", f"of shape {list(kv_ids.shape)}", f"{list(shape_kv)}")
+    return q_ids, kv_ids
+
+
 def _packed(
     options: Options, arrays: dict, q_ids: Any, kv_ids: Any, max_segments: int | None
 ) -> tuple[Options, dict]:
     """Rows of several sequences each as ragged sequences with gaps, without a copy."""
-    if not isinstance(max_segments, int) or max_segments < 1:
-        raise refuse("max_segments", max_segments, "an integer from 1: the largest segment id")
     batch, rows_q = arrays["q"].shape[:2]
     rows_kv = arrays["k"].shape[1]
+    q_ids, kv_ids = ids_of((batch, rows_q), (batch, rows_kv), q_ids, kv_ids, max_segments)
     if "slopes" in arrays and arrays["slopes"].ndim > 1:
         arrays["slopes"] = jnp.repeat(arrays["slopes"], max_segments, axis=0)
-    q_ids = integers("q_segment_ids", q_ids)
-    if q_ids.shape != (batch, rows_q):
-        raise refuse("q_segment_ids", f"of shape {list(q_ids.shape)}", f"[{batch}, {rows_q}]")
-    if kv_ids is None and rows_kv != rows_q:
-        raise refuse("kv_segment_ids", None, f"integers [{batch}, {rows_kv}]")
-    kv_ids = q_ids if kv_ids is None else integers("kv_segment_ids", kv_ids)
-    if kv_ids.shape != (batch, rows_kv):
-        raise refuse("kv_segment_ids", f"of shape {list(kv_ids.shape)}", f"[{batch}, {rows_kv}]")
     arrays = dict(arrays)
     for name, ids in (("q", q_ids), ("kv", kv_ids)):
         arrays[f"offsets_{name}"], arrays[f"cu_seqlens_{name}"] = spans_of(ids, max_segments)

@@ -54,24 +54,13 @@ def test_an_axis_of_one_device(strategy: str, layout: str) -> None:
 REFUSED = {
     "strategy is 'a2a'; needs one of all_gather, ring": {"strategy": "a2a"},
     "layout is 'odd'; needs one of contiguous, zigzag, striped": {"layout": "odd"},
-    "alibi is given; needs None with layout striped": {"layout": "striped", "alibi": True},
-    "q_segment_ids is given; needs None": {
-        "q_segment_ids": np.ones((1, 8), np.int32),
-        "max_segments": 1,
-    },
+    "alibi is given; needs None with single stripes": {"layout": "striped", "alibi": True},
     "bias is of shape .*; needs 1 or all 8 columns": {"bias": np.zeros((8, 4), np.float32)},
     "bias is of shape .*; needs .1, 2, 8, 8.": {"bias": np.zeros((4, 8), np.float32)},
-    "bottom_right is True; needs False with query_seq_lengths": {
-        "bottom_right": True,
-        "query_seq_lengths": np.array([5]),
-    },
-    "bottom_right is True; needs False with dropout": {
-        **{"q": Q[:, :4], "bottom_right": True, "dropout": 0.5, "dropout_key": jax.random.key(0)},
-    },
-    "dropout is 0.5; needs 0 with layout striped": {
+    "dropout is 0.5; needs 0 with single stripes": {
         **{"layout": "striped", "dropout": 0.5, "dropout_key": jax.random.key(0)},
     },
-    "rows of query on a device is 7; needs an even number": {"q": Q[:, :7], "layout": "zigzag"},
+    "rows of query on a device is 7; needs a multiple of 2": {"q": Q[:, :7], "layout": "zigzag"},
     # K and V are sent as one array, in which a dtype or a shape of its own would be lost.
     "key.dtype is bfloat16; needs float32 as q": {"k": jnp.asarray(Q, jnp.bfloat16)},
     "value is of shape .1, 4, 2, 8.; needs the heads and rows of k": {"v": Q[:, :4]},
