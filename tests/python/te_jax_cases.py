@@ -5,8 +5,10 @@ attention in float32 by operations of JAX.
 """
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +42,6 @@ LAYOUTS = {
     False: {1: QKVLayout.BSHD_BSHD_BSHD, 2: QKVLayout.BSHD_BS2HD, 3: QKVLayout.BS3HD},
     True: {1: QKVLayout.THD_THD_THD, 2: QKVLayout.THD_T2HD, 3: QKVLayout.T3HD},
 }
-SEGMENTS = 3  # bound of the sequences in a row of THD, which has two
 PADDING = 0.3
 
 
@@ -56,6 +57,8 @@ class Grid:
     has_window: bool
     descriptor: str
     has_bias: bool
+    left: int | None = None  # of the window; None: a tenth of the keys
+    segments: int = 2  # of a row of THD
 
     def __str__(self) -> str:
         """As a test is named."""
@@ -72,7 +75,8 @@ class Grid:
 
     @property
     def window(self) -> tuple[int, int] | None:
-        return (self.shape[2] // 10, 0) if self.has_window else None
+        left = self.shape[2] // 10 if self.left is None else self.left
+        return (left, 0) if self.has_window else None
 
     @property
     def bias(self) -> AttnBiasType:
@@ -137,15 +141,15 @@ def ids_of(case: Grid) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(42)
     ids = [np.zeros((batch, n), np.int32) for n in (rows, keys)]
     for b in range(batch):
-        for i in range(2):
-            length = int(rng.integers(rows // 4, rows // 2))
-            ids[0][b, i * (rows // 2) :][:length] = i + 1
+        for i in range(n := case.segments):
+            length = int(rng.integers(rows // (2 * n), rows // n))
+            ids[0][b, i * (rows // n) :][:length] = i + 1
             if rows == keys:
                 ids[1][b] = ids[0][b]
                 continue
-            least = min(length, keys // 2 - 1) if rows < keys else keys // 4
-            length = int(rng.integers(least, keys // 2))
-            ids[1][b, i * (keys // 2) :][:length] = i + 1
+            least = min(length, keys // n - 1) if rows < keys else keys // (2 * n)
+            length = int(rng.integers(least, keys // n))
+            ids[1][b, i * (keys // n) :][:length] = i + 1
     return tuple(ids)
 
 
@@ -192,7 +196,7 @@ def descriptor_of(case: Grid) -> object:
     starts = [np.full((x.shape[0], x.shape[1] + 1), -1, np.int32) for x in ids]
     for x, length, start in zip(ids, lengths, starts, strict=True):
         for b, row in enumerate(x):
-            for i in range(2):
+            for i in range(case.segments):
                 (where,) = np.nonzero(row == i + 1)
                 length[b, i], start[b, i] = where.size, where[0]
     pairs = (tuple(map(jnp.asarray, x)) for x in (lengths, starts))
@@ -260,16 +264,31 @@ def tolerance(dtype: object) -> float:
     return float(jnp.finfo(dtype).eps) ** (2 / 3)
 
 
-def ours(case: Grid, valid: np.ndarray, more: dict, qkv: list, small: list, *rest) -> tuple:
+class Placed(NamedTuple):
+    """How arrays lie on devices."""
+
+    place: Callable  # inputs: a tree of arrays, to one on devices
+    order: Callable  # rows, to those that devices hold one after the other
+    back: Callable
+
+
+HERE = Placed(lambda *x: x, lambda x: x, lambda x: x)
+
+
+def ours(
+    case: Grid, valid: np.ndarray, placed: Placed, more: dict, qkv: list, small: list, *rest
+) -> tuple:
     """The loss of TransformerEngine's test, and O."""
     out = fused_attn(
-        *(packed(case, *qkv), small[0], *rest, case.bias, case.mask, case.layout),
+        *(packed(case, *map(placed.order, qkv)), small[0], *rest),
+        *(case.bias, case.mask, case.layout),
         *(case.softmax, case.shape[5] ** -0.5, case.dropout, True),
-        max_segments_per_seq=SEGMENTS if case.is_thd else 1,
+        max_segments_per_seq=case.segments + 1 if case.is_thd else 1,
         window_size=case.window,
         softmax_offset=small[1],
         **more,
     )
+    out = placed.back(out)
     loss = jnp.mean(jnp.where(valid, out, 0), dtype=jnp.float32) * factor_of(case)
     return loss.astype(out.dtype), out
 
@@ -279,15 +298,20 @@ def factor_of(case: Grid) -> float:
     return case.shape[1] * case.shape[3] / (10 if case.mask.is_causal() else 1)
 
 
-def run(case: Grid, xp=np, **more: object) -> str:
+def run(case: Grid, xp=np, placed: Placed = HERE, **more: object) -> str:
     """The error of a case, or an empty text. `more`: of fused_attn()."""
     dtype = case.shape[7]
     qkv, small = inputs(case)
     attends = attends_of(case)
     valid = (ids_of(case)[0] != 0)[:, :, None, None]
     seed = jax.random.PRNGKey(5) if case.dropout else None
-    both = jax.value_and_grad(partial(ours, case, valid, more), (0, 1), has_aux=True)
-    (loss, out), gradients = jax.jit(both)(qkv, small, descriptor_of(case), seed)
+    both = jax.value_and_grad(partial(ours, case, valid, placed, more), (0, 1), has_aux=True)
+    descriptor = descriptor_of(case)
+    if case.is_thd and placed is not HERE:
+        pairs = (descriptor.segment_ids, descriptor.segment_pos)
+        ids, positions_ = (tuple(map(placed.order, pair)) for pair in pairs)
+        descriptor = SequenceDescriptor(segment_ids=ids, segment_pos=positions_)
+    (loss, out), gradients = jax.jit(both)(*placed.place(qkv, small, descriptor, seed))
     seen = [np.asarray(x, np.float32) for x in jax.tree.leaves((out, gradients))]
     results = (out, *gradients[0], *gradients[1])
     names = [n for n, x in zip(NAMES, results, strict=True) if x is not None]

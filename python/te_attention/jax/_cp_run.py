@@ -142,7 +142,8 @@ def _attention_forward(config: Config, primals: dict) -> tuple[tuple, tuple]:
     return tuple(out[name] for name in config.outputs), (arrays, out["o"], out["lse"], wanted)
 
 
-def _attention_backward(config: Config, kept: tuple, cotangents: tuple) -> tuple[dict]:
+def backward(config: Config, kept: tuple, cotangents: tuple) -> tuple[dict]:
+    """The gradients of all arrays, from the residuals of forward."""
     given, o, lse, wanted = kept
     arriving = dict(zip(config.outputs, cotangents, strict=True))
     arriving = {n: x for n, x in arriving.items() if not isinstance(x, SymbolicZero)}
@@ -183,6 +184,6 @@ def _attention_backward(config: Config, kept: tuple, cotangents: tuple) -> tuple
     return ({name: own.get(name, zero_of(x)) for name, x in given.items()},)
 
 
-_attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)
+_attention.defvjp(_attention_forward, backward, symbolic_zeros=True)
 # An eager shard_map evaluates no custom_vjp with symbolic zeros, but compiles a jitted function.
 compiled = jax.jit(_attention, static_argnums=0, inline=True)

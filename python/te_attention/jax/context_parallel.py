@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from te_attention._alibi import published_slopes
 from te_attention.jax import _call, _cp_operands
 from te_attention.jax._arguments import flag, refuse
+from te_attention.jax._autodiff import Wanted
 from te_attention.jax._cp_keys import STRATEGIES
 from te_attention.jax._cp_parts import LAYOUTS, Shape
-from te_attention.jax._cp_run import Config, compiled
+from te_attention.jax._cp_run import Config, backward, compiled
 from te_attention.jax._sharding import axes_of, cast_to_varying, moved
 from te_attention.jax.functional import (
     CHECKPOINT_NAME,
@@ -213,3 +214,36 @@ def context_parallel(
     out = compiled(config, cast_to_varying(prepared.arrays, prepared.arrays))
     out = [prepared.restore(n, x) for n, x in zip(config.outputs, out, strict=True)]
     return out[0] if len(out) == 1 else tuple(out)
+
+
+def context_parallel_gradients(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    output: Any,
+    lse: Any,
+    doutput: Any,
+    axis_name: str,
+    strategy: str = "all_gather",
+    layout: str = "contiguous",
+    stripe_size: int = 1,
+    batch_axes: str | tuple[str, ...] | None = None,
+    head_axes: str | tuple[str, ...] | None = None,
+    **options: Any,
+) -> dict:
+    """The gradients of context_parallel() by argument: query, key, value, and sink if it has one.
+
+    Args:
+        query, key, value, axis_name, strategy, layout, stripe_size, batch_axes, head_axes, options:
+            as in :func:`context_parallel`, of arrays with a batch.
+        output, lse: its results, the rows of this device.
+        doutput: the gradient of output.
+    """
+    sharing = Sharing(axis_name, strategy, layout, stripe_size, batch_axes, head_axes)
+    config, prepared = prepared_call(query, key, value, None, None, sharing, ("o",), "", options)
+    arrays = prepared.arrays
+    kept = (arrays, output, lse.swapaxes(1, 2), Wanted(n for n in ("sink",) if n in arrays))
+    (out,) = backward(config._replace(outputs=("o",)), kept, (doutput,))
+    names = {"q": "query", "k": "key", "v": "value", "sink": "sink"}
+    return {names[n]: x for n, x in out.items() if n in names}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from te_attention.jax import attention, ragged_attention
 from transformer_engine._refusal import refuse, require
 from transformer_engine.jax._arrays import Sizes, given, seed_of, separate, sizes_of
-from transformer_engine.jax._context import refuse_context_parallelism
+from transformer_engine.jax import _context
 from transformer_engine.jax._descriptor import (
     SequenceDescriptor,
     descriptor_of_mask,
@@ -78,7 +78,7 @@ def fused_attn(
     max_segments_per_seq: int = 1,
     window_size: tuple[int, int] | None = None,
     context_parallel_strategy: CPStrategy = CPStrategy.DEFAULT,
-    context_parallel_causal_load_balanced: bool = False,  # noqa: ARG001  # one device
+    context_parallel_causal_load_balanced: bool = False,
     context_parallel_axis: str = "",
     context_checkpoint_name: str = CHECKPOINT_NAME,
     softmax_offset: Any = None,
@@ -99,8 +99,12 @@ def fused_attn(
         is_training: False: without dropout.
         max_segments_per_seq: of THD, a bound of the sequences in a row.
         window_size: (left, right), both inclusive; -1: no limit. None: (-1, -1).
-        context_parallel_strategy, context_parallel_causal_load_balanced, context_parallel_axis,
-            stripe_size: for a mesh axis of one device without effect; more are refused.
+        context_parallel_strategy: how keys reach the devices that share the rows.
+        context_parallel_causal_load_balanced: whether rows are in the order of DualChunkSwap, those
+            of THD in that of Striped, as reorder_causal_load_balancing() makes it.
+        context_parallel_axis: the mesh axis that shares the rows. Default: cp_resource of the
+            MeshResource. One of one device is without effect.
+        stripe_size: of Striped: adjacent rows of a stripe; above 1 with ALL_GATHER alone.
         context_checkpoint_name: the name of the results for checkpoint policies.
         softmax_offset: float32 ``[1, heads, 1, 1]``, for LEARNABLE_SOFTMAX.
     """
@@ -111,7 +115,7 @@ def fused_attn(
         ("softmax_type", softmax_type, AttnSoftmaxType),
     ):
         require_enum(name, value, kind)
-    refuse_context_parallelism(context_parallel_strategy, context_parallel_axis)
+    axis = _context.shared_axis(context_parallel_strategy, context_parallel_axis)
     if stripe_size is not None and stripe_size < 1:
         refuse("stripe_size", stripe_size, "None, or at least 1")
     arrays = given(qkv, qkv_layout)
@@ -142,7 +146,16 @@ def fused_attn(
     words = seed_of(seed, is_dropping)
     if is_dropping:
         options |= {"dropout": dropout_probability, "dropout_key": words.ravel()[:2]}
-    return _attention(q, k, v, sizes, sequences_of(descriptor, *where), options)
+    if axis is None:
+        return _attention(q, k, v, sizes, sequences_of(descriptor, *where), options)
+    how = (context_parallel_strategy, qkv_layout, context_parallel_causal_load_balanced)
+    sharing = _context.sharing_of(axis, *how, stripe_size)
+    arrays, bound = _context.sequence_options(descriptor, sharing, *where)
+    names = ("query", "key", "value")
+    rows = [x.reshape(-1, *x.shape[-3:]) for x in (q, k, v)]
+    arrays |= dict(zip(names, rows, strict=True))
+    out = _context.forward(sharing, arrays, options | bound)["o"]
+    return out.reshape(*q.shape[:-1], v.shape[-1])
 
 
 def _sink(softmax: AttnSoftmaxType, offset: Any) -> Any:

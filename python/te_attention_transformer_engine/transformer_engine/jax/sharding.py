@@ -57,6 +57,11 @@ def global_mesh_resource() -> MeshResource:
     return _current
 
 
+def mesh_resource_if_set() -> MeshResource:
+    """The resource of the process, or one without any axis."""
+    return MeshResource() if _current is None else global_mesh_resource()
+
+
 def get_mesh() -> Any:
     """The mesh of `with mesh:` or of jax.set_mesh()."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_mesh_cases import EVERY, STRATEGIES, compare, program, shared
+from jax_mesh_cases import EVERY, STRATEGIES, compare, mesh_of, program, shared
 from te_attention.jax import attention, context_parallel, reorder
 
 BATCH, ROWS, HEADS, DIM = 2, 32, 4, 16
@@ -224,9 +224,8 @@ def test_stripes_that_do_not_divide_the_rows_are_refused() -> None:
 def over_stripes(qkv: list) -> None:
     """Traces a call of rows that are as they are."""
     spec = jax.sharding.PartitionSpec(None, "cp")
-    mesh = jax.make_mesh((4,), ("cp",), devices=jax.devices()[:4])
     how = {"axis_name": "cp", "layout": "striped", "stripe_size": STRIPES}
     split = jax.shard_map(
-        lambda *x: context_parallel(*x, **how), mesh=mesh, in_specs=spec, out_specs=spec
+        lambda *x: context_parallel(*x, **how), mesh=mesh_of(4), in_specs=spec, out_specs=spec
     )
     jax.eval_shape(split, *qkv)

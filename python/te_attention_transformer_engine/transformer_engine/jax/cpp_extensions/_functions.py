@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from transformer_engine._refusal import require
 from transformer_engine.jax._arrays import given, seed_of
-from transformer_engine.jax._context import refuse_context_parallelism
+from transformer_engine.jax._context import shared_axis
 from transformer_engine.jax._descriptor import SequenceDescriptor
 from transformer_engine.jax._enums import (
     AttnBiasType,
@@ -16,11 +16,8 @@ from transformer_engine.jax._enums import (
     CPStrategy,
     QKVLayout,
 )
-from transformer_engine.jax.cpp_extensions._primitives import (
-    FusedAttnBwdPrimitive,
-    FusedAttnConfig,
-    FusedAttnFwdPrimitive,
-)
+from transformer_engine.jax.cpp_extensions._parallel import call_of
+from transformer_engine.jax.cpp_extensions._primitives import FusedAttnConfig
 
 
 def _operands(
@@ -60,7 +57,7 @@ def _config(
     axis: str,
     stripe: int | None,
 ) -> FusedAttnConfig:
-    refuse_context_parallelism(strategy, axis)
+    axis = shared_axis(strategy, axis)
     return FusedAttnConfig(
         attn_bias_type=bias,
         attn_mask_type=mask,
@@ -73,7 +70,7 @@ def _config(
         window_size=(-1, -1) if window is None else tuple(window),
         bottom_right_diagonal=mask.is_bottom_right(),
         context_parallel_load_balanced=is_balanced,
-        cp_axis=axis,
+        cp_axis=axis or "",
         cp_striped_window_size=None,
         stripe_size=stripe,
     )
@@ -111,9 +108,8 @@ def fused_attn_fwd(
     require(offset.dtype == jnp.float32, "softmax_offset.dtype", offset.dtype.name, "float32")
     words = seed_of(seed, is_training and dropout_probability > 0)
     leaves = jax.tree.leaves(sequence_descriptor)
-    return tuple(
-        FusedAttnFwdPrimitive.outer_primitive.bind(*operands, words, *leaves, config=config)
-    )
+    run = call_of("Fwd", config, context_parallel_strategy)
+    return tuple(run(*operands, words, *leaves, config=config))
 
 
 def fused_attn_bwd(
@@ -154,5 +150,6 @@ def fused_attn_bwd(
     )
     operands += [offset.astype(jnp.float32), softmax_aux, rng_state, output, doutput]
     leaves = jax.tree.leaves(sequence_descriptor)
-    out = FusedAttnBwdPrimitive.outer_primitive.bind(*operands, *leaves, config=config)
+    run = call_of("Bwd", config, context_parallel_strategy)
+    out = run(*operands, *leaves, config=config)
     return tuple(out[: len(qkv)]), out[3], out[4]

@@ -15,17 +15,19 @@ from transformer_engine.jax._reorder import (
 )
 from transformer_engine.jax.cpp_extensions._functions import fused_attn_bwd, fused_attn_fwd
 from transformer_engine.jax.cpp_extensions._helper import FusedAttnHelper
-from transformer_engine.jax.cpp_extensions._primitives import (
-    FusedAttnBwdPrimitive,
+from transformer_engine.jax.cpp_extensions._parallel import (
     FusedAttnCPStripedWithAllGatherBwdPrimitive,
     FusedAttnCPStripedWithAllGatherFwdPrimitive,
     FusedAttnCPWithAllGatherBwdPrimitive,
     FusedAttnCPWithAllGatherFwdPrimitive,
-    FusedAttnFwdPrimitive,
     FusedRingAttnBwdPrimitive,
     FusedRingAttnFwdPrimitive,
     FusedRingAttnStripedBwdPrimitive,
     FusedRingAttnStripedFwdPrimitive,
+)
+from transformer_engine.jax.cpp_extensions._primitives import (
+    FusedAttnBwdPrimitive,
+    FusedAttnFwdPrimitive,
 )
 from transformer_engine.jax.cpp_extensions._primitives import FusedAttnConfig as _FusedAttnConfig
 
