@@ -1,10 +1,16 @@
 // The automatic refusal of fields and values that an engine does not list.
 #include "core/engine.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace tea {
 namespace {
+
+constexpr std::string_view kSizes[] = {"batch",  "heads_q", "heads_kv",  "seqlen_q", "seqlen_kv",
+                                       "dim_qk", "dim_v",   "page_size", "alignment"};
+// The names of all other strides end with "_stride".
+constexpr std::string_view kStrides[] = {"q", "k", "v", "o", "dout", "dq", "dk", "dv", "lse"};
 
 const Known* find(std::span<const Known> knows, std::string_view name) {
   for (const Known& known : knows)
@@ -33,9 +39,14 @@ std::string known_names(const Field& f, uint32_t values) {
 
 }  // namespace
 
+bool is_geometry(std::string_view field) {
+  return std::ranges::count(kSizes, field) || std::ranges::count(kStrides, field) ||
+         field.ends_with("_stride");
+}
+
 Attempt Engine::attempt(const Problem& problem, const Device& device) const {
   for (const Field& f : problem_fields()) {
-    if (f.kind == Kind::kSize) continue;
+    if (f.kind == Kind::kSize || is_geometry(f.name)) continue;
     const uint32_t used = used_values(problem, f);
     if (!used) continue;
     const Known* known = find(known_fields(), f.name);

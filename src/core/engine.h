@@ -33,10 +33,14 @@ struct Known {
   uint32_t values = ~uint32_t{0};
 };
 
+// Whether a field is a size, a stride or the alignment. Every engine reads these, so that no engine
+// lists them. A stride counts only with the tensor that it is of, whose own field is listed.
+bool is_geometry(std::string_view field);
+
 // All values of an enum, or all bits, below n. Values that are added later are not included.
 constexpr uint32_t below(int n) { return (uint32_t{1} << n) - 1; }
 
-// A problem that uses a field or value outside known_fields() is refused before plan() is called.
+// A problem that uses an option or value outside known_fields() is refused before plan() is called.
 // An option can therefore never be ignored, and a new option needs no change in engines without it.
 struct Engine {
   std::string_view name;

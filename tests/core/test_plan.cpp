@@ -30,14 +30,7 @@ Attempt refuse(const Problem& p, const Device&) {
   return Refusal{"heads_q is " + shown(p.heads_q) + "; needs 64"};
 }
 
-constexpr Known kFew[] = {{"dtype", 1 << TEA_BF16},
-                          {"batch"},
-                          {"seqlen_q"},
-                          {"seqlen_kv"},
-                          {"heads_q"},
-                          {"heads_kv"},
-                          {"dim_qk"},
-                          {"training"}};
+constexpr Known kFew[] = {{"dtype", 1 << TEA_BF16}, {"training"}};
 std::span<const Known> few() { return kFew; }
 
 Problem small() {
