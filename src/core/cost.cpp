@@ -27,7 +27,8 @@ Lengths lengths(const char* name, int32_t form, int64_t capacity, const tea_run*
 }
 
 struct Totals {
-  uint64_t visible = 0, rows_q = 0, rows_kv = 0;  // per head
+  uint64_t visible = 0;  // per head, as the rows
+  int64_t rows_q = 0, rows_kv = 0;
 };
 
 Totals count(const Problem& p, const Geometry& g, const tea_run* run) {
@@ -41,46 +42,24 @@ Totals count(const Problem& p, const Geometry& g, const tea_run* run) {
       const Columns c = visible_columns(rule, row, kv[b]);
       if (c.end > c.begin) t.visible += static_cast<uint64_t>(c.end - c.begin);
     }
-    t.rows_q += static_cast<uint64_t>(q[b]);
-    t.rows_kv += static_cast<uint64_t>(kv[b]);
+    t.rows_q += q[b], t.rows_kv += kv[b];
   }
   return t;
 }
 
-// Inputs with rows of a side count their valid rows; other inputs and all outputs count every
-// element.
-uint64_t tensor_bytes(const Problem& p, const Geometry& g, const Totals& t, const TensorInfo& info,
-                      bool written) {
-  const Shape shape = info.shape(p, g);
-  auto elements = static_cast<uint64_t>(shape.elements());
-  if (!written) switch (info.index) {
-      case TEA_Q:
-        elements = t.rows_q * static_cast<uint64_t>(int64_t{p.heads_q} * p.dim_qk);
-        break;
-      case TEA_O:
-      case TEA_DOUT:
-        elements = t.rows_q * static_cast<uint64_t>(int64_t{p.heads_q} * p.v_dim());
-        break;
-      case TEA_LSE:
-      case TEA_DLSE:
-        elements = t.rows_q * static_cast<uint64_t>(p.heads_q);
-        break;
-      case TEA_K:
-        elements = t.rows_kv * static_cast<uint64_t>(int64_t{p.heads_kv} * p.dim_qk);
-        break;
-      case TEA_V:
-        elements = t.rows_kv * static_cast<uint64_t>(int64_t{p.heads_kv} * p.v_dim());
-        break;
-      default:
-        break;
-    }
-  return elements * static_cast<uint64_t>(info.element_bytes(p));
-}
-
+// Outputs count every element. Inputs with rows of a side count their valid rows, which are those
+// of a ragged problem of the same lengths without gaps.
 uint64_t bytes(const Problem& p, const Geometry& g, const Totals& t, Direction d) {
+  Problem valid = p;
+  valid.q_form = valid.kv_form = TEA_RAGGED;
+  Geometry rows = g;
+  rows.tokens_q = t.rows_q, rows.tokens_kv = t.rows_kv;
   uint64_t sum = 0;
-  for (const TensorInfo& info : tensor_table())
-    if (info.use(p, d) == Use::kRequired) sum += tensor_bytes(p, g, t, info, info.written(d));
+  for (const TensorInfo& info : tensor_table()) {
+    if (info.use(p, d) != Use::kRequired) continue;
+    const Shape shape = info.written(d) ? info.shape(p, g) : info.shape(valid, rows);
+    sum += static_cast<uint64_t>(shape.elements()) * static_cast<uint64_t>(info.element_bytes(p));
+  }
   return sum;
 }
 
