@@ -22,16 +22,11 @@ constexpr std::string_view kKvScale[] = {"tensor", "head"};
 constexpr std::string_view kOutputs[] = {"lse", "max", "sum_exp"};
 constexpr std::string_view kBroadcast[] = {"batch", "head", "row", "col"};
 
-#define PLAIN(kind, name)                                 \
-  {                                                       \
-#name, offsetof(tea_problem, name), Kind::kind, 1, {} \
-  }
-#define NAMED(kind, name, names) \
-  { #name, offsetof(tea_problem, name), Kind::kind, 1, names }
-#define STRIDE(name, count)                                     \
-  {                                                             \
-#name, offsetof(tea_problem, name), Kind::kInt64, count, {} \
-  }
+#define ROW(kind, name, count, names) \
+  { #name, offsetof(tea_problem, name), Kind::kind, count, names }
+#define PLAIN(kind, name) ROW(kind, name, 1, {})
+#define NAMED(kind, name, names) ROW(kind, name, 1, names)
+#define STRIDE(name, count) ROW(kInt64, name, count, {})
 constexpr Field kFields[] = {
     PLAIN(kSize, struct_size),
     NAMED(kEnum, dtype, kDtypes),
@@ -86,6 +81,7 @@ constexpr Field kFields[] = {
     NAMED(kEnum, batch_invariant, kBool),
     PLAIN(kInt32, reserved),
 };
+#undef ROW
 #undef PLAIN
 #undef NAMED
 #undef STRIDE
@@ -166,11 +162,17 @@ std::string one_value(const Problem& p, const Field& f, int i) {
   throw Error(TEA_INVALID, "problem text: \"" + std::string(word) + "\": needs " + needed);
 }
 
+// Whether all of the text is a number, which it then stores.
+template <class T>
+bool reads(std::string_view text, T& x) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), x);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
 template <class T>
 T number(std::string_view word, std::string_view value) {
   T x{};
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), x);
-  if (error != std::errc() || end != value.data() + value.size())
+  if (!reads(value, x))
     malformed(word, std::is_floating_point_v<T> ? "a number" : "an integer that fits the field");
   return x;
 }
@@ -187,8 +189,7 @@ int32_t named(std::string_view word, std::string_view value,
   for (size_t i = 0; i < names.size(); ++i)
     if (names[i] == value) return static_cast<int32_t>(i);
   int32_t x;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), x);
-  if (error != std::errc() || end != value.data() + value.size()) malformed(word, joined(names));
+  if (!reads(value, x)) malformed(word, joined(names));
   return x;
 }
 
@@ -201,9 +202,7 @@ uint32_t named_bits(std::string_view word, std::string_view value,
     uint32_t bit = 0;
     for (size_t i = 0; i < names.size(); ++i)
       if (names[i] == name) bit = 1u << i;
-    const auto [stop, error] = std::from_chars(name.data(), name.data() + name.size(), bit);
-    if (!bit && (error != std::errc() || stop != name.data() + name.size()))
-      malformed(word, joined(names) + ", joined by +");
+    if (!bit && !reads(name, bit)) malformed(word, joined(names) + ", joined by +");
     bits |= bit;
     begin = end + 1;
   }

@@ -18,18 +18,12 @@ namespace {
 constexpr Engine kEngines[] = {
 #if defined(TE_ATTENTION_CUDNN)
     composite::kHopperCudnn,
-#endif
-#if defined(TE_ATTENTION_CUDA)
     composite::kHopper,
-#endif
-#if defined(TE_ATTENTION_CUDNN)
     composite::kPortableCudnn,
-#endif
-#if defined(TE_ATTENTION_CUDA)
     portable::kPortable,
-#endif
-#if defined(TE_ATTENTION_CUDNN)
     cudnn::kCudnn,
+#elif defined(TE_ATTENTION_CUDA)
+    composite::kHopper, portable::kPortable,
 #endif
     cpu::kFlash,
     cpu::kFlashAmx,
