@@ -81,7 +81,6 @@ void require_bound(const char* name, int64_t bound) {
 }  // namespace
 
 Description::Description(const Options& options) : in_(options), q_(in_.q), k_(in_.k), v_(in_.v) {
-  problem.struct_size = sizeof problem;
   problem.dtype = q_.type < kInt32 ? q_.type : TEA_DTYPE_DEFAULT;
   if (!problem.dtype)
     refuse("q.dtype", type_text(q_.type), "float16, bfloat16, float32 or float64");
@@ -195,14 +194,7 @@ void Description::describe_cache() {
     if (!tensor) continue;
     if (!is_cache)
       refuse(name, "a tensor", "None unless k and v are FP8 and q is float16 or bfloat16");
-    const int64_t n = tensor->elements();
-    if (n != 1 && n != problem.heads_kv)
-      refuse(
-          name, "of shape " + shape_text(*tensor),
-          "float32 [1], or [heads] with " + std::to_string(problem.heads_kv) + " heads of k and v");
-    if (numbers && n != numbers)
-      refuse(name, "of shape " + shape_text(*tensor), "the shape of k_descale");
-    numbers = n;
+    numbers = require_cache_scales(name, *tensor, problem.heads_kv, numbers);
     pointers_[index] = memory(name, *tensor, TEA_FP32);
   }
   if (numbers > 1) problem.kv_scale = TEA_KV_SCALE_HEAD;
@@ -243,7 +235,6 @@ void Description::describe_pages() {
 
 // Sizes that ragged and paged layouts leave open go to the run, all others to the problem.
 void Description::describe_sizes() {
-  run.struct_size = sizeof run;
   const bool open_q = problem.q_form == TEA_RAGGED;
   const bool open_kv = problem.kv_form == TEA_RAGGED || problem.kv_form == TEA_PAGED;
   (has_run_sizes() ? run.batch : problem.batch) = batch_;

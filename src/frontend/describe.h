@@ -23,8 +23,8 @@ class Description {
  public:
   explicit Description(const Options& options);
 
-  tea_problem problem{};
-  tea_run run{};  // sizes and origin; complete after finish()
+  tea_problem problem = sized<tea_problem>();
+  tea_run run = sized<tea_run>();  // sizes and origin; complete after finish()
 
   // Adds a tensor that engines access in wide pieces: its alignment becomes part of the problem.
   void add(tea_tensor index, const char* name, const Tensor& tensor);

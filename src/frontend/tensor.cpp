@@ -78,6 +78,17 @@ void require_shape(const char* name, const Tensor& tensor, const Shape& needed,
     refuse(name, "of shape " + shape_text(tensor), meaning + shape_text(needed.rank, needed.size));
 }
 
+int64_t require_cache_scales(const char* name, const Tensor& scales, int64_t heads,
+                             int64_t others) {
+  const int64_t n = scales.elements();
+  if (n != 1 && n != heads)
+    refuse(name, "of shape " + shape_text(scales),
+           "float32 [1], or [heads] with " + std::to_string(heads) + " heads of k and v");
+  if (others && n != others)
+    refuse(name, "of shape " + shape_text(scales), "the shape of k_descale");
+  return n;
+}
+
 void require_device(const char* name, const Tensor& tensor, int device) {
   const auto text = [](int i) { return i < 0 ? "cpu" : "cuda:" + std::to_string(i); };
   if (tensor.device != device)

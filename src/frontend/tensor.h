@@ -8,6 +8,14 @@
 
 namespace tea::frontend {
 
+// A struct of the C API: its size, and zero otherwise.
+template <class Struct>
+Struct sized() {
+  Struct out{};
+  out.struct_size = sizeof out;
+  return out;
+}
+
 // Element types beyond tea_dtype.
 enum : int32_t { kInt32 = 100, kInt64, kUint8, kBool, kOtherType };
 std::string type_text(int32_t type);          // as frameworks print it: "float16"
@@ -44,6 +52,9 @@ std::string shape_text(const Tensor& tensor);
 // `meaning` precedes the shape that is needed.
 void require_shape(const char* name, const Tensor& tensor, const Shape& needed,
                    const char* meaning = "");
+// The number of scales of keys or values in FP8: one, or one for each head. `others`: that of the
+// scales on the other side, which must be the same; 0: there are none.
+int64_t require_cache_scales(const char* name, const Tensor& scales, int64_t heads, int64_t others);
 void require_device(const char* name, const Tensor& tensor, int device);
 // The memory of a contiguous tensor of that type on that device.
 void* require_memory(const char* name, const Tensor& tensor, int32_t type, int device);

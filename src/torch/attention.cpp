@@ -43,6 +43,7 @@ struct Gradients {
   static Gradients like(const Arguments& a) {
     return {new_like(a.q), new_like(a.k), new_like(a.v)};
   }
+  static Gradients given(Stack& in) { return {in.tensor(), in.tensor(), in.tensor()}; }
 };
 
 // The requested gradients of bias and sink.
@@ -135,20 +136,27 @@ Tensor add_amax(Call& call, const Tensor& like, std::initializer_list<tea_tensor
   return amax;
 }
 
-struct Outputs {
-  Tensor o, lse, max;
+// Allocates O and LSE, and runs.
+struct Results {
+  Tensor o, lse;
+
+  explicit Results(Call& call) : o(call.new_o()), lse(call.new_row_statistic()) {
+    call.add_memory(TEA_LSE, lse.data_ptr());
+    call.forward();
+  }
 };
 
-Outputs run_fp8_forward(Call& call, const Fp8<std::size(kForward)>& fp8,
-                        const Arguments& arguments) {
+// MAX, or an empty tensor if it is not wanted.
+Tensor add_max(Call& call, const Arguments& arguments) {
+  if (!arguments.max_logit) return empty_tensor(arguments.q);
+  const Tensor max = call.new_row_statistic();
+  call.add_memory(TEA_MAX, max.data_ptr());
+  return max;
+}
+
+void add_fp8(Call& call, const Fp8<std::size(kForward)>& fp8) {
   call.problem().o_dtype = frontend::dtype_named("o_dtype", fp8.dtype);
   fp8.add_to(call);
-  const Tensor o = call.new_o(), lse = call.new_row_statistic();
-  call.add_memory(TEA_LSE, lse.data_ptr());
-  const Tensor max = arguments.max_logit ? call.new_row_statistic() : empty_tensor(arguments.q);
-  if (arguments.max_logit) call.add_memory(TEA_MAX, max.data_ptr());
-  call.forward();
-  return {o, lse, max};
 }
 
 SmallGradients run_fp8_backward(Call& call, const Incoming& incoming,
@@ -162,33 +170,34 @@ SmallGradients run_fp8_backward(Call& call, const Incoming& incoming,
 
 }  // namespace
 
-void fp8_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Fp8 fp8(kForward, in);
-  const Arguments arguments = read_arguments(in);
+void fp8_forward(Stack& stack) {
+  const Fp8 fp8(kForward, stack);
+  const Arguments arguments = read_arguments(stack);
   Call call(arguments);
+  add_fp8(call, fp8);
   const Tensor amax = add_amax(call, arguments.q, {TEA_S_AMAX, TEA_O_AMAX});
-  const auto [o, lse, max] = run_fp8_forward(call, fp8, arguments);
-  give(stack, o, lse, max, amax);
+  const Tensor max = add_max(call, arguments);
+  const auto [o, lse] = Results(call);
+  stack.give(o, lse, max, amax);
 }
 
-void fp8_forward_amax(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const std::optional<Tensor> s_amax = in.maybe_tensor(), o_amax = in.maybe_tensor();
-  const Fp8 fp8(kForward, in);
-  const Arguments arguments = read_arguments(in);
+void fp8_forward_amax(Stack& stack) {
+  const std::optional<Tensor> s_amax = stack.maybe_tensor(), o_amax = stack.maybe_tensor();
+  const Fp8 fp8(kForward, stack);
+  const Arguments arguments = read_arguments(stack);
   Call call(arguments);
+  add_fp8(call, fp8);
   call.add_scale(TEA_S_AMAX, "s_amax", s_amax);
   call.add_scale(TEA_O_AMAX, "o_amax", o_amax);
-  const auto [o, lse, max] = run_fp8_forward(call, fp8, arguments);
-  give(stack, o, lse, max);
+  const Tensor max = add_max(call, arguments);
+  const auto [o, lse] = Results(call);
+  stack.give(o, lse, max);
 }
 
-void fp8_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Incoming incoming = Incoming::all(in);
-  const Fp8 fp8(kBackward, in);
-  const Arguments arguments = read_arguments(in);
+void fp8_backward(Stack& stack) {
+  const Incoming incoming = Incoming::all(stack);
+  const Fp8 fp8(kBackward, stack);
+  const Arguments arguments = read_arguments(stack);
   Call call(arguments);
   call.problem().dqkv_dtype = frontend::dtype_named("dqkv_dtype", fp8.dtype);
   const Tensor amax =
@@ -199,44 +208,36 @@ void fp8_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
   };
   const Gradients out{gradient(arguments.q), gradient(arguments.k), gradient(arguments.v)};
   const auto [dbias, dsink] = run_fp8_backward(call, incoming, fp8, arguments, out);
-  give(stack, out.dq, out.dk, out.dv, or_empty(dbias, out.dq), or_empty(dsink, out.dq), amax);
+  stack.give(out.dq, out.dk, out.dv, or_empty(dbias, out.dq), or_empty(dsink, out.dq), amax);
 }
 
-void fp8_backward_out(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Gradients out{in.tensor(), in.tensor(), in.tensor()};
-  const std::optional<Tensor> dp_amax = in.maybe_tensor(), dqkv_amax = in.maybe_tensor();
-  const Incoming incoming = Incoming::all(in);
-  const Fp8 fp8(kBackward, in, false);
-  const Arguments arguments = read_arguments(in);
+void fp8_backward_out(Stack& stack) {
+  const Gradients out = Gradients::given(stack);
+  const std::optional<Tensor> dp_amax = stack.maybe_tensor(), dqkv_amax = stack.maybe_tensor();
+  const Incoming incoming = Incoming::all(stack);
+  const Fp8 fp8(kBackward, stack, false);
+  const Arguments arguments = read_arguments(stack);
   Call call(arguments);
   call.problem().dqkv_dtype = dtype_of(out.dq);
   call.add_scale(TEA_DP_AMAX, "dp_amax", dp_amax);
   call.add_scale(TEA_DQ_AMAX, "dqkv_amax", dqkv_amax);
   const auto [dbias, dsink] = run_fp8_backward(call, incoming, fp8, arguments, out);
-  give(stack, or_empty(dbias, out.dq), or_empty(dsink, out.dq));
+  stack.give(or_empty(dbias, out.dq), or_empty(dsink, out.dq));
 }
 
-void forward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Arguments arguments = read_arguments(in);
+void forward(Stack& stack) {
+  const Arguments arguments = read_arguments(stack);
   Call call(arguments);
-  const Tensor o = call.new_o(), lse = call.new_row_statistic();
-  call.add_memory(TEA_LSE, lse.data_ptr());
-  const Tensor max = arguments.max_logit ? call.new_row_statistic() : empty_tensor(arguments.q);
-  if (arguments.max_logit) call.add_memory(TEA_MAX, max.data_ptr());
-  call.forward();
-  give(stack, o, lse, max);
+  const Tensor max = add_max(call, arguments);
+  const auto [o, lse] = Results(call);
+  stack.give(o, lse, max);
 }
 
-void forward_minimal(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Arguments arguments = read_arguments(in);
+void forward_minimal(Stack& stack) {
+  const Arguments arguments = read_arguments(stack);
   Call call(arguments);
-  const Tensor o = call.new_o(), lse = call.new_row_statistic();
-  call.add_memory(TEA_LSE, lse.data_ptr());
-  call.forward();
-  give(stack, o, lse);
+  const auto [o, lse] = Results(call);
+  stack.give(o, lse);
 }
 
 namespace {
@@ -251,54 +252,46 @@ Tensor infer(const Arguments& arguments) {
 
 }  // namespace
 
-void inference(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  give(stack, infer(read_arguments(in)));
-}
+void inference(Stack& stack) { stack.give(infer(read_arguments(stack))); }
 
-void inference_plain(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor q = in.tensor(), k = in.tensor(), v = in.tensor();
+void inference_plain(Stack& stack) {
+  const Tensor q = stack.tensor(), k = stack.tensor(), v = stack.tensor();
   Arguments arguments = default_arguments(q, k, v);
-  arguments.format = "bhsd", arguments.mask = in.flag() ? "causal" : "none";
-  give(stack, infer(arguments));
+  arguments.format = "bhsd", arguments.mask = stack.flag() ? "causal" : "none";
+  stack.give(infer(arguments));
 }
 
-void backward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Incoming incoming = Incoming::all(in);
-  const Arguments arguments = read_arguments(in);
+void backward(Stack& stack) {
+  const Incoming incoming = Incoming::all(stack);
+  const Arguments arguments = read_arguments(stack);
   const Gradients out = Gradients::like(arguments);
   Call call(arguments);
   const auto [dbias, dsink] = differentiate(incoming, arguments, call, out);
-  give(stack, out.dq, out.dk, out.dv, or_empty(dbias, out.dq), or_empty(dsink, out.dq));
+  stack.give(out.dq, out.dk, out.dv, or_empty(dbias, out.dq), or_empty(dsink, out.dq));
 }
 
-void backward_minimal(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Incoming incoming = Incoming::minimal(in);
-  const Arguments arguments = read_arguments(in);
+void backward_minimal(Stack& stack) {
+  const Incoming incoming = Incoming::minimal(stack);
+  const Arguments arguments = read_arguments(stack);
   const Gradients out = Gradients::like(arguments);
   Call call(arguments);
   differentiate(incoming, arguments, call, out);
-  give(stack, out.dq, out.dk, out.dv);
+  stack.give(out.dq, out.dk, out.dv);
 }
 
-void backward_out(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor dq = in.tensor(), dk = in.tensor(), dv = in.tensor();
-  const Incoming incoming = Incoming::all(in);
-  const Arguments arguments = read_arguments(in);
+void backward_out(Stack& stack) {
+  const Gradients out = Gradients::given(stack);
+  const Incoming incoming = Incoming::all(stack);
+  const Arguments arguments = read_arguments(stack);
   Call call(arguments);
-  const auto [dbias, dsink] = differentiate(incoming, arguments, call, {dq, dk, dv});
-  give(stack, or_empty(dbias, dq), or_empty(dsink, dq));
+  const auto [dbias, dsink] = differentiate(incoming, arguments, call, out);
+  stack.give(or_empty(dbias, out.dq), or_empty(dsink, out.dq));
 }
 
-void backward_minimal_out(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Gradients out{in.tensor(), in.tensor(), in.tensor()};
-  const Incoming incoming = Incoming::minimal(in);
-  const Arguments arguments = read_arguments(in);
+void backward_minimal_out(Stack& stack) {
+  const Gradients out = Gradients::given(stack);
+  const Incoming incoming = Incoming::minimal(stack);
+  const Arguments arguments = read_arguments(stack);
   Call call(arguments);
   differentiate(incoming, arguments, call, out);
 }
@@ -322,50 +315,46 @@ struct PartOutputs {
 
 }  // namespace
 
-void part_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const PartOutputs out = PartOutputs::of(in);
-  const Arguments arguments = read_arguments(in);
+void part_forward(Stack& stack) {
+  const PartOutputs out = PartOutputs::of(stack);
+  const Arguments arguments = read_arguments(stack);
   Call call(arguments);
   if (arguments.training) call.problem().dout_dtype = call.problem().dtype;
   out.compute(call);
 }
 
-void fp8_part_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const PartOutputs out = PartOutputs::of(in);
-  const Fp8 fp8(kForward, in, false);
-  const Arguments arguments = read_arguments(in);
+void fp8_part_forward(Stack& stack) {
+  const PartOutputs out = PartOutputs::of(stack);
+  const Fp8 fp8(kForward, stack, false);
+  const Arguments arguments = read_arguments(stack);
   Call call(arguments);
   fp8.add_to(call);
   out.compute(call);
 }
 
-void fp8_part_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Gradients out{in.tensor(), in.tensor(), in.tensor()};
-  const Incoming incoming = Incoming::all(in);
-  const Fp8 fp8(kBackward, in, false);
-  const Arguments arguments = read_arguments(in);
+void fp8_part_backward(Stack& stack) {
+  const Gradients out = Gradients::given(stack);
+  const Incoming incoming = Incoming::all(stack);
+  const Fp8 fp8(kBackward, stack, false);
+  const Arguments arguments = read_arguments(stack);
   Call call(arguments);
   call.problem().dqkv_dtype = dtype_of(out.dq);
   call.set_partial();
   const auto [dbias, dsink] = run_fp8_backward(call, incoming, fp8, arguments, out);
-  give(stack, or_empty(dbias, out.dq), or_empty(dsink, out.dq));
+  stack.give(or_empty(dbias, out.dq), or_empty(dsink, out.dq));
 }
 
-void part_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor dq = in.tensor(), dk = in.tensor(), dv = in.tensor();
-  const Incoming incoming = Incoming::all(in);
-  const Arguments arguments = read_arguments(in);
+void part_backward(Stack& stack) {
+  const Gradients out = Gradients::given(stack);
+  const Incoming incoming = Incoming::all(stack);
+  const Arguments arguments = read_arguments(stack);
   Call call(arguments);
   call.problem().o_dtype = dtype_of(incoming.o);
   call.problem().dout_dtype = dtype_of(incoming.dout);
-  call.problem().dqkv_dtype = dtype_of(dq);
+  call.problem().dqkv_dtype = dtype_of(out.dq);
   call.set_partial();
-  const auto [dbias, dsink] = differentiate(incoming, arguments, call, {dq, dk, dv});
-  give(stack, or_empty(dbias, dq), or_empty(dsink, dq));
+  const auto [dbias, dsink] = differentiate(incoming, arguments, call, out);
+  stack.give(or_empty(dbias, out.dq), or_empty(dsink, out.dq));
 }
 
 // ---- aten::_scaled_dot_product_fused_attention_overrideable ------------------------------------
@@ -386,47 +375,43 @@ Arguments minimal_arguments(const Tensor& q, const Tensor& k, const Tensor& v, b
 
 }  // namespace
 
-void fused_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor q = in.tensor(), k = in.tensor(), v = in.tensor();
-  const bool has_bias = in.maybe_tensor().has_value();
-  const double dropout = in.number();
-  const bool causal = in.flag(), debug = in.flag();
-  const Arguments arguments = minimal_arguments(q, k, v, causal, in.maybe_number());
+void fused_forward(Stack& stack) {
+  const Tensor q = stack.tensor(), k = stack.tensor(), v = stack.tensor();
+  const bool has_bias = stack.maybe_tensor().has_value();
+  const double dropout = stack.number();
+  const bool causal = stack.flag(), debug = stack.flag();
+  const Arguments arguments = minimal_arguments(q, k, v, causal, stack.maybe_number());
   if (has_bias) refuse("attn_bias", "a tensor", "None (te_attention.torch.attention takes a bias)");
   if (dropout != 0)
     refuse("dropout_p", std::to_string(dropout), "0 (te_attention.torch.attention has dropout)");
-  if (debug) refuse("return_debug_mask", "True", "False: no mask is in memory");
+  if (debug) refuse("return_debug_mask", "True", "False: no mask is stack memory");
   Call call(arguments);
-  const Tensor o = call.new_o(), lse = call.new_row_statistic();
-  call.add_memory(TEA_LSE, lse.data_ptr());
-  call.forward();
+  const auto [o, lse] = Results(call);
   // The results that this signature does not have, cumulative lengths, random state and a debug
   // mask, are LSE again: any tensor serves, and this one needs no allocation.
   const int64_t none = 0;
-  give(stack, o, lse, lse, lse, none, none, lse, lse, lse);
+  stack.give(o, lse, lse, lse, none, none, lse, lse, lse);
 }
 
-void fused_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor dout = in.tensor(), q = in.tensor(), k = in.tensor(), v = in.tensor();
-  const Tensor bias = in.tensor();
-  in.drop_list();  // which gradients are wanted
-  const Tensor o = in.tensor(), lse = in.tensor(), cum_q = in.tensor(), cum_k = in.tensor();
-  in.integer(), in.integer(), in.number();  // the bounds of the lengths, dropout
-  const bool causal = in.flag();
-  const Tensor seed = in.tensor(), offset = in.tensor();
-  const Arguments arguments = minimal_arguments(q, k, v, causal, in.maybe_number());
+void fused_backward(Stack& stack) {
+  const Tensor dout = stack.tensor(), q = stack.tensor(), k = stack.tensor(), v = stack.tensor();
+  const Tensor bias = stack.tensor();
+  stack.drop_list();  // which gradients are wanted
+  const Tensor o = stack.tensor(), lse = stack.tensor(), cum_q = stack.tensor(),
+               cum_k = stack.tensor();
+  stack.integer(), stack.integer(), stack.number();  // the bounds of the lengths, dropout
+  const bool causal = stack.flag();
+  const Tensor seed = stack.tensor(), offset = stack.tensor();
+  const Arguments arguments = minimal_arguments(q, k, v, causal, stack.maybe_number());
   const Gradients out = Gradients::like(arguments);
   Call call(arguments);
   differentiate({dout, std::nullopt, o, lse, false, false}, arguments, call, out);
-  give(stack, out.dq, out.dk, out.dv, out.dq);
+  stack.give(out.dq, out.dk, out.dv, out.dq);
 }
 
-void explain(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Arguments arguments = read_arguments(in);
-  give(stack, Call(arguments).explain());
+void explain(Stack& stack) {
+  const Arguments arguments = read_arguments(stack);
+  stack.give(Call(arguments).explain());
 }
 
 }  // namespace tea::torch_ops

@@ -24,20 +24,18 @@ int64_t batch_of(const Tensor& cu_seqlens) { return cu_seqlens.numel() - 1; }
 
 }  // namespace
 
-void kv_cache_append(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor new_k = in.tensor(), new_v = in.tensor(), k_cache = in.tensor(),
-               v_cache = in.tensor();
-  const std::optional<Tensor> page_table = in.maybe_tensor();
-  const Tensor cu_new = in.tensor(), cu_cached = in.tensor();
-  const bool reindex = in.flag();
-  const std::optional<Tensor> k_descale = in.maybe_tensor(), v_descale = in.maybe_tensor();
+void kv_cache_append(Stack& stack) {
+  const Tensor new_k = stack.tensor(), new_v = stack.tensor(), k_cache = stack.tensor(),
+               v_cache = stack.tensor();
+  const std::optional<Tensor> page_table = stack.maybe_tensor();
+  const Tensor cu_new = stack.tensor(), cu_cached = stack.tensor();
+  const bool reindex = stack.flag();
+  const std::optional<Tensor> k_descale = stack.maybe_tensor(), v_descale = stack.maybe_tensor();
   const Place place("k_cache", k_cache);
   const View k(new_k), v(new_v), cache_k(k_cache), cache_v(v_cache);
   if (cache_k.rank != 4 || cache_v.rank != 4)
     refuse("k_cache", "of shape " + shape_text(cache_k), "[pages, page_size, heads, dim]");
-  tea_kv_append args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_kv_append>();
   args.dtype = dtype_of(k_cache);
   const std::pair<const char*, const Tensor&> others[] = {
       {"new_k", new_k}, {"new_v", new_v}, {"v_cache", v_cache}};
@@ -84,17 +82,13 @@ void kv_cache_append(StableIValue* stack, uint64_t inputs, uint64_t) {
     refuse("v_cache", "of shape " + shape_text(cache_v), "the pages, slots and heads of k_cache");
   const std::tuple<const char*, const std::optional<Tensor>&, const float*&> scales[] = {
       {"k_descale", k_descale, args.k_scale_inv}, {"v_descale", v_descale, args.v_scale_inv}};
+  int64_t numbers = 0;  // of the first that is given
   for (const auto& [name, scale, to] : scales) {
     if (!scale) continue;
-    const int64_t n = scale->numel();
-    if (n != 1 && n != args.heads)
-      refuse(name, "of shape " + shape_text(View(*scale)),
-             "float32 [1], or [heads] with " + std::to_string(args.heads) + " heads");
-    if (k_descale && k_descale->numel() != n)
-      refuse(name, "of shape " + shape_text(View(*scale)), "the shape of k_descale");
-    if (n > 1) args.kv_scale = TEA_KV_SCALE_HEAD;
-    to = place.as<const float>(name, *scale, torch_dtype(TEA_FP32));
+    numbers = frontend::require_cache_scales(name, View(*scale), args.heads, numbers);
+    to = place.fp32(name, *scale);
   }
+  if (numbers > 1) args.kv_scale = TEA_KV_SCALE_HEAD;
   if (page_table) {
     const View table(*page_table);
     args.page_table = place.int32("page_table", *page_table);
@@ -114,8 +108,7 @@ void convert(tea_status (*verb)(const tea_thd_convert*, int, void*), const Tenso
              const std::optional<Tensor>& offsets) {
   const Place place("input", input);
   const View from(input), to(output), &thd = to_bshd ? from : to, &bshd = to_bshd ? to : from;
-  tea_thd_convert args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_thd_convert>();
   args.dtype = dtype_of(input);
   args.zero_fill = 1;
   args.input = from.data, args.output = to.data;
@@ -134,60 +127,54 @@ void require_rank(const char* name, const Tensor& t, int rank) {
 
 }  // namespace
 
-void thd_to_bshd(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor thd = in.tensor(), cu_seqlens = in.tensor();
-  const std::optional<Tensor> offsets = in.maybe_tensor();
-  const int64_t max_seqlen = in.integer();
+void thd_to_bshd(Stack& stack) {
+  const Tensor thd = stack.tensor(), cu_seqlens = stack.tensor();
+  const std::optional<Tensor> offsets = stack.maybe_tensor();
+  const int64_t max_seqlen = stack.integer();
   require_rank("thd", thd, 3);
   const Tensor out = empty(thd, torch_dtype(dtype_of(thd)),
                            {batch_of(cu_seqlens), max_seqlen, thd.size(1), thd.size(2)});
   convert(tea_thd_to_bshd, thd, out, true, cu_seqlens, offsets);
-  give(stack, out);
+  stack.give(out);
 }
 
-void bshd_to_thd(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor bshd = in.tensor(), cu_seqlens = in.tensor();
-  const std::optional<Tensor> offsets = in.maybe_tensor();
-  const int64_t tokens = in.integer();
+void bshd_to_thd(Stack& stack) {
+  const Tensor bshd = stack.tensor(), cu_seqlens = stack.tensor();
+  const std::optional<Tensor> offsets = stack.maybe_tensor();
+  const int64_t tokens = stack.integer();
   require_rank("bshd", bshd, 4);
   if (batch_of(cu_seqlens) != bshd.size(0))
     refuse("cu_seqlens", "of shape " + shape_text(View(cu_seqlens)), "batch + 1 entries");
   const Tensor out = empty(bshd, torch_dtype(dtype_of(bshd)), {tokens, bshd.size(2), bshd.size(3)});
   convert(tea_bshd_to_thd, bshd, out, false, cu_seqlens, offsets);
-  give(stack, out);
+  stack.give(out);
 }
 
-void cu_seqlens_from_lengths(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor lengths = in.tensor();
+void cu_seqlens_from_lengths(Stack& stack) {
+  const Tensor lengths = stack.tensor();
   const Place place("lengths", lengths);
   const Tensor out = empty(lengths, torch_int32(), {lengths.numel() + 1});
-  tea_cu_seqlens args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_cu_seqlens>();
   args.lengths = place.int32("lengths", lengths);
   args.cu_seqlens = place.int32("cu_seqlens", out);
   args.batch = lengths.numel();
   run_reported(tea_cu_seqlens_fill, args, lengths, place.where, "lengths");
-  give(stack, out);
+  stack.give(out);
 }
 
-void cu_seqlens_from_mask(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor mask = in.tensor();
-  const bool marks_tokens = in.flag();
+void cu_seqlens_from_mask(Stack& stack) {
+  const Tensor mask = stack.tensor();
+  const bool marks_tokens = stack.flag();
   const Place place("mask", mask);
   require_rank("mask", mask, 2);
   const Tensor out = empty(mask, torch_int32(), {mask.size(0) + 1});
-  tea_cu_seqlens args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_cu_seqlens>();
   args.mask_marks_tokens = marks_tokens;
   args.mask = place.as<const uint8_t>("mask", mask, torch_bool());
   args.cu_seqlens = place.int32("cu_seqlens", out);
   args.batch = mask.size(0), args.seqlen = mask.size(1);
   run_reported(tea_cu_seqlens_fill, args, mask, place.where);
-  give(stack, out);
+  stack.give(out);
 }
 
 }  // namespace tea::torch_ops

@@ -44,10 +44,8 @@ Lse lse_of(const char* name, const Tensor& lse, bool packed) {
 
 }  // namespace
 
-void merge(StableIValue* stack, uint64_t, uint64_t) {
-  using Tensors = std::vector<Tensor>;
-  const auto parts = torch::stable::detail::to<Tensors>(stack[0]);
-  const auto lses = torch::stable::detail::to<Tensors>(stack[1]);
+void merge(Stack& stack) {
+  const std::vector<Tensor> parts = stack.tensors(), lses = stack.tensors();
   if (parts.empty() || parts.size() != lses.size())
     refuse("o", std::to_string(parts.size()) + " parts and " + std::to_string(lses.size()) + " lse",
            "one lse for each part, at least one");
@@ -67,8 +65,7 @@ void merge(StableIValue* stack, uint64_t, uint64_t) {
     lse.push_back(place.memory("lse", lses[i], lse_dtype));
   }
   const Tensor out = empty_contiguous_like(parts[0]), out_lse = empty_contiguous_like(lses[0]);
-  tea_merge args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_merge>();
   args.part_dtype = dtype;
   args.parts = static_cast<int32_t>(parts.size());
   args.part_o = o.data(), args.part_lse = lse.data();
@@ -80,19 +77,19 @@ void merge(StableIValue* stack, uint64_t, uint64_t) {
     refuse("lse", "of shape " + shape_text(first_lse),
            "[batch, heads, rows] of o " + shape_text(first));
   require(tea_merge_parts(&args, place.where.device, place.where.stream));
-  give(stack, out, out_lse);
+  stack.give(out, out_lse);
 }
 
 // O [batch, rows, heads, dim] and LSE [batch, heads, rows] as views, in place. Slices of tensors
 // whose other slices are merged by other calls: the strides are read, contiguity is not needed.
-void merge_into(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor o = in.tensor(), lse = in.tensor(), part_o = in.tensor(), part_lse = in.tensor();
+void merge_into(Stack& stack) {
+  const Tensor o = stack.tensor(), lse = stack.tensor(), part_o = stack.tensor(),
+               part_lse = stack.tensor();
   const Place place("o", o);
   const frontend::Tensor to = view_of("o", o), from = view_of("part_o", part_o);
   const frontend::Tensor to_lse = view_of("lse", lse), from_lse = view_of("part_lse", part_lse);
   if (to.rank != 4 || to.stride[3] != 1)
-    refuse("o", "of shape " + shape_text(to), "[batch, rows, heads, dim], contiguous in dim");
+    refuse("o", "of shape " + shape_text(to), "[batch, rows, heads, dim], contiguous stack dim");
   const int64_t *n = to.size, *s = to.stride, *t = to_lse.stride;
   require_shape("lse", to_lse, {3, {n[0], n[2], n[1]}});
   const auto check = [](const char* name, const frontend::Tensor& part,
@@ -112,8 +109,7 @@ void merge_into(StableIValue* stack, uint64_t inputs, uint64_t) {
     refuse("lse.dtype", frontend::type_text(to_lse.type), frontend::type_text(statistic));
   const void* const parts[] = {to.data, from.data};
   const void* const lses[] = {to_lse.data, from_lse.data};
-  tea_merge args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_merge>();
   args.part_dtype = dtype_of(o), args.parts = 2;
   args.part_o = parts, args.part_lse = lses;
   args.o = to.data, args.lse = to_lse.data;
@@ -123,10 +119,9 @@ void merge_into(StableIValue* stack, uint64_t inputs, uint64_t) {
   require(tea_merge_parts(&args, place.where.device, place.where.stream));
 }
 
-void cp_read_half(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor tensor = in.tensor(), cu_seqlens = in.tensor();
-  const bool second = in.flag(), has_slabs = in.flag();
+void cp_read_half(Stack& stack) {
+  const Tensor tensor = stack.tensor(), cu_seqlens = stack.tensor();
+  const bool second = stack.flag(), has_slabs = stack.flag();
   const Place place("tensor", tensor);
   const View view(tensor);
   const Slabs s = slabs_of("tensor", view, has_slabs);
@@ -135,8 +130,7 @@ void cp_read_half(StableIValue* stack, uint64_t inputs, uint64_t) {
   int32_t dtype;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
   const Tensor half = empty(tensor, dtype, view.rank, sizes.data());
-  tea_cp_half args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_cp_half>();
   args.second = second;
   args.tensor = place.memory("tensor", tensor);
   args.half = half.data_ptr();
@@ -144,7 +138,7 @@ void cp_read_half(StableIValue* stack, uint64_t inputs, uint64_t) {
   args.batch = batch_of(cu_seqlens), args.slabs = s.slabs, args.tokens = s.tokens;
   args.row_bytes = s.row * static_cast<int64_t>(tensor.element_size());
   run_reported(tea_cp_read_half, args, cu_seqlens, place.where);
-  give(stack, half);
+  stack.give(half);
 }
 
 namespace {
@@ -152,8 +146,7 @@ namespace {
 tea_cp_lse describe_lse(const Place& place, const Tensor& lse, const Tensor& half,
                         const Tensor& cu_seqlens, bool packed) {
   const Lse whole = lse_of("lse", lse, packed), part = lse_of("half_lse", half, packed);
-  tea_cp_lse args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_cp_lse>();
   args.packed = packed;
   args.lse = place.fp32("lse", lse), args.half_lse = place.fp32("half_lse", half);
   args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
@@ -168,20 +161,18 @@ tea_cp_lse describe_lse(const Place& place, const Tensor& lse, const Tensor& hal
 
 }  // namespace
 
-void cp_lse_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor lse = in.tensor(), half = in.tensor(), cu_seqlens = in.tensor();
-  const bool packed = in.flag();
+void cp_lse_correct(Stack& stack) {
+  const Tensor lse = stack.tensor(), half = stack.tensor(), cu_seqlens = stack.tensor();
+  const bool packed = stack.flag();
   const Place place("lse", lse);
   const tea_cp_lse args = describe_lse(place, lse, half, cu_seqlens, packed);
   run_reported(tea_cp_lse_correct, args, cu_seqlens, place.where);
 }
 
-void cp_lse_read(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor lse = in.tensor(), cu_seqlens = in.tensor();
-  const bool packed = in.flag();
-  const int64_t half_len = in.integer();
+void cp_lse_read(Stack& stack) {
+  const Tensor lse = stack.tensor(), cu_seqlens = stack.tensor();
+  const bool packed = stack.flag();
+  const int64_t half_len = stack.integer();
   const Place place("lse", lse);
   const Lse shape = lse_of("lse", lse, packed);
   const int32_t fp32 = torch_dtype(TEA_FP32);
@@ -191,14 +182,13 @@ void cp_lse_read(StableIValue* stack, uint64_t inputs, uint64_t) {
   const auto bytes = static_cast<uint64_t>(half.numel()) * sizeof(float);
   require(tea_fill_bytes(half.data_ptr(), 0, bytes, place.where.device, place.where.stream));
   run_reported(tea_cp_lse_read, args, cu_seqlens, place.where);
-  give(stack, half);
+  stack.give(half);
 }
 
-void cp_out_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor out = in.tensor(), step_out = in.tensor(), lse = in.tensor(), step_lse = in.tensor(),
-               cu_seqlens = in.tensor();
-  const bool only_second_half = in.flag(), packed = in.flag();
+void cp_out_correct(Stack& stack) {
+  const Tensor out = stack.tensor(), step_out = stack.tensor(), lse = stack.tensor(),
+               step_lse = stack.tensor(), cu_seqlens = stack.tensor();
+  const bool only_second_half = stack.flag(), packed = stack.flag();
   const Place place("out", out);
   const View view(out), step(step_out);
   if (view.rank != 3 || step.rank != 3 ||
@@ -206,8 +196,7 @@ void cp_out_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
     refuse("out, out_per_step", shape_text(view) + ", " + shape_text(step),
            "[tokens, heads, dim] and as many or half the tokens");
   const Lse whole = lse_of("lse", lse, packed), part = lse_of("lse_per_step", step_lse, packed);
-  tea_cp_out args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_cp_out>();
   args.dtype = dtype_of(out);
   args.only_second_half = only_second_half;
   args.packed = packed;
@@ -224,11 +213,10 @@ void cp_out_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
   run_reported(tea_cp_out_correct, args, cu_seqlens, place.where);
 }
 
-void cp_grad_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor grad = in.tensor(), step = in.tensor(), cu_seqlens = in.tensor();
-  const std::string first = in.text(), second = in.text();
-  const bool has_slabs = in.flag();
+void cp_grad_correct(Stack& stack) {
+  const Tensor grad = stack.tensor(), step = stack.tensor(), cu_seqlens = stack.tensor();
+  const std::string first = stack.text(), second = stack.text();
+  const bool has_slabs = stack.flag();
   const auto action = [](const std::string& name) {
     if (name == "none") return TEA_CP_NONE;
     if (name == "add") return TEA_CP_ADD;
@@ -237,8 +225,7 @@ void cp_grad_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
   };
   const Place place("grad", grad);
   const Slabs s = slabs_of("grad", View(grad), has_slabs);
-  tea_cp_grad args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_cp_grad>();
   args.dtype = dtype_of(grad);
   args.first = action(first), args.second = action(second);
   const bool half = args.first == TEA_CP_NONE || args.second == TEA_CP_NONE;
@@ -254,35 +241,30 @@ void cp_grad_correct(StableIValue* stack, uint64_t inputs, uint64_t) {
   run_reported(tea_cp_grad_correct, args, cu_seqlens, place.where);
 }
 
-void cp_partition_indices(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor cu_seqlens = in.tensor();
-  const int64_t tokens = in.integer(), world = in.integer(), rank = in.integer();
+void cp_partition_indices(Stack& stack) {
+  const Tensor cu_seqlens = stack.tensor();
+  const int64_t tokens = stack.integer(), world = stack.integer(), rank = stack.integer();
   if (world < 1) refuse("world_size", std::to_string(world), "at least 1");
   const Place place("cu_seqlens", cu_seqlens);
   const Tensor out = empty(cu_seqlens, torch_int32(), {tokens / world});
-  tea_cp_partition args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_cp_partition>();
   args.world = static_cast<int32_t>(world), args.rank = static_cast<int32_t>(rank);
   args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
   args.indices = static_cast<int32_t*>(out.data_ptr());
   args.batch = batch_of(cu_seqlens), args.tokens = tokens;
   run_reported(tea_cp_partition_indices, args, cu_seqlens, place.where);
-  give(stack, out);
+  stack.give(out);
 }
 
 namespace {
 
-void reorder(StableIValue* stack, uint64_t inputs,
-             tea_status (*verb)(const tea_cp_order*, int, void*)) {
-  Stack in(stack, inputs);
-  const Tensor input = in.tensor(), cu_seqlens = in.tensor();
-  const int64_t world = in.integer();
+void reorder(Stack& stack, tea_status (*verb)(const tea_cp_order*, int, void*)) {
+  const Tensor input = stack.tensor(), cu_seqlens = stack.tensor();
+  const int64_t world = stack.integer();
   const Place place("input", input);
   const Slabs s = slabs_of("input", View(input), false);
   const Tensor out = empty_contiguous_like(input);
-  tea_cp_order args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_cp_order>();
   args.world = static_cast<int32_t>(world);
   args.input = place.memory("input", input);
   args.output = out.data_ptr();
@@ -290,30 +272,24 @@ void reorder(StableIValue* stack, uint64_t inputs,
   args.batch = batch_of(cu_seqlens), args.tokens = s.tokens;
   args.row_bytes = s.row * static_cast<int64_t>(input.element_size());
   run_reported(verb, args, cu_seqlens, place.where);
-  give(stack, out);
+  stack.give(out);
 }
 
 }  // namespace
 
-void cp_to_rank_order(StableIValue* stack, uint64_t inputs, uint64_t) {
-  reorder(stack, inputs, tea_cp_to_rank_order);
-}
+void cp_to_rank_order(Stack& stack) { reorder(stack, tea_cp_to_rank_order); }
 
-void cp_to_sequence_order(StableIValue* stack, uint64_t inputs, uint64_t) {
-  reorder(stack, inputs, tea_cp_to_sequence_order);
-}
+void cp_to_sequence_order(Stack& stack) { reorder(stack, tea_cp_to_sequence_order); }
 
-void cp_copy_valid(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor input = in.tensor(), output = in.tensor(), padded = in.tensor(),
-               cu_seqlens = in.tensor();
+void cp_copy_valid(Stack& stack) {
+  const Tensor input = stack.tensor(), output = stack.tensor(), padded = stack.tensor(),
+               cu_seqlens = stack.tensor();
   const Place place("input", input);
   const Slabs s = slabs_of("input", View(input), false);
   if (shape_text(View(input)) != shape_text(View(output)) ||
       input.element_size() != output.element_size())
     refuse("output", "of shape " + shape_text(View(output)), "the shape and dtype of input");
-  tea_cp_valid args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_cp_valid>();
   args.input = place.memory("input", input);
   args.output = place.memory("output", output);
   args.cu_seqlens_padded = place.int32("cu_seqlens_padded", padded);

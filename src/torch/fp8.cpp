@@ -10,11 +10,10 @@ namespace {
 struct Cast {
   Place place;
   Tensor output;
-  tea_fp8_cast args{};
+  tea_fp8_cast args = sized<tea_fp8_cast>();
 
   Cast(const Tensor& input, const std::string& dtype) : place("input", input), output(input) {
     const View view(input);
-    args.struct_size = sizeof args;
     args.input_dtype = dtype_of(input);
     args.output_dtype = frontend::dtype_named("dtype", dtype);
     output = empty(input, torch_dtype(args.output_dtype), view.rank, view.size,
@@ -73,24 +72,22 @@ std::vector<Tensor> outputs_of(const std::vector<Cast>& casts) {
 
 }  // namespace
 
-void fp8_quantize(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor input = in.tensor();
-  const std::optional<Tensor> scale = in.maybe_tensor(), amax = in.maybe_tensor();
-  Cast cast(input, in.text());
+void fp8_quantize(Stack& stack) {
+  const Tensor input = stack.tensor();
+  const std::optional<Tensor> scale = stack.maybe_tensor(), amax = stack.maybe_tensor();
+  Cast cast(input, stack.text());
   const Tensor scale_inv = cast.scalar();
   if (scale) cast.args.scale = cast.place.fp32("scale", *scale);
   if (amax) cast.args.amax = cast.place.fp32("amax", *amax);
   cast.args.scale_inv = static_cast<float*>(scale_inv.data_ptr());
   cast.run(tea_fp8_quantize);
-  give(stack, cast.output, scale_inv);
+  stack.give(cast.output, scale_inv);
 }
 
-void fp8_quantize_joint(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const std::vector<Tensor> tensors = in.tensors();
-  const std::optional<Tensor> scale = in.maybe_tensor(), amax = in.maybe_tensor();
-  std::vector<Cast> casts = casts_of(tensors, in.text());
+void fp8_quantize_joint(Stack& stack) {
+  const std::vector<Tensor> tensors = stack.tensors();
+  const std::optional<Tensor> scale = stack.maybe_tensor(), amax = stack.maybe_tensor();
+  std::vector<Cast> casts = casts_of(tensors, stack.text());
   const Tensor scale_inv = casts[0].scalar();
   for (Cast& cast : casts) {
     if (scale) cast.args.scale = cast.place.fp32("scale", *scale);
@@ -98,25 +95,23 @@ void fp8_quantize_joint(StableIValue* stack, uint64_t inputs, uint64_t) {
     cast.args.scale_inv = static_cast<float*>(scale_inv.data_ptr());
     cast.run(tea_fp8_quantize);
   }
-  give(stack, outputs_of(casts), scale_inv);
+  stack.give(outputs_of(casts), scale_inv);
 }
 
-void fp8_quantize_current(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor input = in.tensor();
-  const CurrentOptions options(in);
+void fp8_quantize_current(Stack& stack) {
+  const Tensor input = stack.tensor();
+  const CurrentOptions options(stack);
   Cast cast(input, options.dtype);
   const Current found(cast);
   options.give_to(cast.args);
   found.give_to(cast.args);
   cast.run(tea_fp8_quantize_current);
-  give(stack, cast.output, found.scale, found.scale_inv, found.amax);
+  stack.give(cast.output, found.scale, found.scale_inv, found.amax);
 }
 
-void fp8_quantize_joint_current(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const std::vector<Tensor> tensors = in.tensors();
-  const CurrentOptions options(in);
+void fp8_quantize_joint_current(Stack& stack) {
+  const std::vector<Tensor> tensors = stack.tensors();
+  const CurrentOptions options(stack);
   std::vector<Cast> casts = casts_of(tensors, options.dtype);
   const Current found(casts[0]);
   const Where& where = casts[0].place.where;
@@ -131,19 +126,17 @@ void fp8_quantize_joint_current(StableIValue* stack, uint64_t inputs, uint64_t) 
     cast.args.amax_given = 1;
     cast.run(tea_fp8_quantize_current);
   }
-  give(stack, outputs_of(casts), found.scale, found.scale_inv, found.amax);
+  stack.give(outputs_of(casts), found.scale, found.scale_inv, found.amax);
 }
 
-void fp8_scale(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor amax = in.tensor();
-  const CurrentOptions options(in);
+void fp8_scale(Stack& stack) {
+  const Tensor amax = stack.tensor();
+  const CurrentOptions options(stack);
   const Place place("amax", amax);
   const Tensor scale = empty(amax, torch_dtype(TEA_FP32), {1});
   const Tensor scale_inv = empty(amax, torch_dtype(TEA_FP32), {1});
   if (amax.numel() != 1) refuse("amax", "of shape " + shape_text(View(amax)), "float32 [1]");
-  tea_fp8_cast args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_fp8_cast>();
   args.input_dtype = TEA_FP32;
   args.output_dtype = frontend::dtype_named("dtype", options.dtype);
   args.amax_given = 1;
@@ -152,19 +145,17 @@ void fp8_scale(StableIValue* stack, uint64_t inputs, uint64_t) {
   args.scale = static_cast<float*>(scale.data_ptr());
   args.scale_inv = static_cast<float*>(scale_inv.data_ptr());
   require(tea_fp8_quantize_current(&args, place.where.device, place.where.stream));
-  give(stack, scale, scale_inv);
+  stack.give(scale, scale_inv);
 }
 
-void fp8_update_scales(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor history = in.tensor(), scale = in.tensor();
-  const std::optional<Tensor> amax = in.maybe_tensor();
-  const std::string algorithm = in.text(), dtype = in.text();
-  const double margin = in.number();
+void fp8_update_scales(Stack& stack) {
+  const Tensor history = stack.tensor(), scale = stack.tensor();
+  const std::optional<Tensor> amax = stack.maybe_tensor();
+  const std::string algorithm = stack.text(), dtype = stack.text();
+  const double margin = stack.number();
   const Place place("amax_history", history);
   const View rows(history);
-  tea_fp8_scales args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_fp8_scales>();
   if (rows.rank != 2) refuse("amax_history", "of shape " + shape_text(rows), "[length, scales]");
   args.length = rows.size[0], args.count = rows.size[1];
   if (algorithm != "max" && algorithm != "most_recent")
@@ -182,37 +173,33 @@ void fp8_update_scales(StableIValue* stack, uint64_t inputs, uint64_t) {
   require(tea_fp8_update_scales(&args, place.where.device, place.where.stream));
 }
 
-void fp8_dequantize(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor input = in.tensor();
-  const std::optional<Tensor> scale_inv = in.maybe_tensor();
-  Cast cast(input, in.text());
+void fp8_dequantize(Stack& stack) {
+  const Tensor input = stack.tensor();
+  const std::optional<Tensor> scale_inv = stack.maybe_tensor();
+  Cast cast(input, stack.text());
   if (scale_inv) cast.args.scale_inv = cast.place.fp32("scale_inv", *scale_inv);
   cast.run(tea_fp8_dequantize);
-  give(stack, cast.output);
+  stack.give(cast.output);
 }
 
-void amax(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor input = in.tensor(), result = in.tensor();
+void amax(Stack& stack) {
+  const Tensor input = stack.tensor(), result = stack.tensor();
   const Place place("input", input);
   require(tea_amax(place.dense_memory("input", input), dtype_of(input), input.numel(),
                    place.fp32("amax", result), place.where.device, place.where.stream));
 }
 
-void fill(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor tensor = in.tensor();
-  const double value = in.number();
+void fill(Stack& stack) {
+  const Tensor tensor = stack.tensor();
+  const double value = stack.number();
   const Place place("tensor", tensor);
   require(tea_fill(place.memory("tensor", tensor), dtype_of(tensor), tensor.numel(), value,
                    place.where.device, place.where.stream));
 }
 
-void fill_bytes(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor tensor = in.tensor();
-  const auto value = static_cast<int>(in.integer());
+void fill_bytes(Stack& stack) {
+  const Tensor tensor = stack.tensor();
+  const auto value = static_cast<int>(stack.integer());
   const Place place("tensor", tensor);
   require(tea_fill_bytes(place.memory("tensor", tensor), value,
                          static_cast<uint64_t>(tensor.numel()) * tensor.element_size(),

@@ -116,8 +116,7 @@ float* number(char* base, const Head& head, Number which) {
 }
 
 tea_fp8_joint_cast cast_of(int32_t from, int32_t to) {
-  tea_fp8_joint_cast out{};
-  out.struct_size = sizeof out;
+  auto out = sized<tea_fp8_joint_cast>();
   out.input_dtype = from, out.output_dtype = to;
   return out;
 }
@@ -197,11 +196,10 @@ char* bytes_of(const Tensor& tensor) { return static_cast<char*>(tensor.data_ptr
 
 }  // namespace
 
-void fp8_attention_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Scaling of_qkv(in), of_s(in), of_o(in);
-  const Recipe recipe(in);
-  const Arguments arguments = read_arguments(in);
+void fp8_attention_forward(Stack& stack) {
+  const Scaling of_qkv(stack), of_s(stack), of_o(stack);
+  const Recipe recipe(stack);
+  const Arguments arguments = read_arguments(stack);
   require_format(arguments);
   const Place place("q", arguments.q);
   const Tensor* const given[] = {&arguments.q, &arguments.k, &arguments.v};
@@ -239,7 +237,7 @@ void fp8_attention_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
     add(back, rows, bytes_of(o), o.numel());
     dequantize(back, number(base, saved.head, kSecondInverse), place);
   }
-  give(stack, o, memory);
+  stack.give(o, memory);
 }
 
 namespace {
@@ -263,14 +261,13 @@ void require_saved(const Tensor& memory, const Saved& saved) {
 
 }  // namespace
 
-void fp8_attention_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor dout_given = in.tensor(), memory = in.tensor();
-  const std::optional<Tensor> o_given = in.maybe_tensor();
-  const Scaling of_dout(in), of_dp(in), of_gradients(in);
-  const int32_t forward_dtype = frontend::dtype_named("forward_dtype", in.text());
-  const Recipe recipe(in);
-  const Arguments arguments = read_arguments(in);  // of q, k and v only shape and type
+void fp8_attention_backward(Stack& stack) {
+  const Tensor dout_given = stack.tensor(), memory = stack.tensor();
+  const std::optional<Tensor> o_given = stack.maybe_tensor();
+  const Scaling of_dout(stack), of_dp(stack), of_gradients(stack);
+  const int32_t forward_dtype = frontend::dtype_named("forward_dtype", stack.text());
+  const Recipe recipe(stack);
+  const Arguments arguments = read_arguments(stack);  // of q, k and v only shape and type
   require_format(arguments);
   const Place place("dout", dout_given);
   const Tensor dout =
@@ -332,7 +329,7 @@ void fp8_attention_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
   }
   call.backward();
   if (casts) dequantize(back, number(base, scratch.head, kSecondInverse), place);
-  give(stack, out[0], out[1], out[2]);
+  stack.give(out[0], out[1], out[2]);
 }
 
 }  // namespace tea::torch_ops

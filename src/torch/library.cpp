@@ -7,14 +7,21 @@
 namespace tea::torch_ops {
 namespace {
 
+// An operator in the form in which PyTorch calls it.
+template <Operator* run>
+void kernel(StableIValue* values, uint64_t inputs, uint64_t) {
+  Stack stack(values, inputs);
+  run(stack);
+}
+
 struct Row {
   const char* name;
-  Kernel* kernel;
+  decltype(&kernel<forward>) kernel;
 };
 #define ROW(name) \
-  { #name, name }
+  { #name, kernel < name> }
 constexpr Row kOperators[] = {
-    {"attention", forward},  // the same; its gradient is registered in Python
+    {"attention", kernel<forward>},  // the same; its gradient is registered in Python
     ROW(forward),
     ROW(forward_minimal),
     ROW(inference),
@@ -29,8 +36,9 @@ constexpr Row kOperators[] = {
     ROW(fp8_backward_out),
     ROW(fp8_attention_forward),
     ROW(fp8_attention_backward),
-    {"fp8_attention_forward_minimal", fp8_attention_forward},  // the same with fewer arguments
-    {"fp8_attention_backward_minimal", fp8_attention_backward},
+    // the same with fewer arguments
+    {"fp8_attention_forward_minimal", kernel<fp8_attention_forward>},
+    {"fp8_attention_backward_minimal", kernel<fp8_attention_backward>},
     ROW(part_forward),
     ROW(part_backward),
     ROW(fp8_part_forward),
@@ -85,8 +93,8 @@ STABLE_TORCH_LIBRARY_IMPL(te_attention, CUDA, library) { implement(library); }
 
 // PyTorch's own operator, which has no other kernel on these devices (attention.cpp).
 void implement_fused(torch::stable::detail::StableLibrary& library) {
-  library.impl("_scaled_dot_product_fused_attention_overrideable", fused_forward);
-  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", fused_backward);
+  library.impl("_scaled_dot_product_fused_attention_overrideable", kernel<fused_forward>);
+  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", kernel<fused_backward>);
 }
 STABLE_TORCH_LIBRARY_IMPL(aten, CPU, library) { implement_fused(library); }
 STABLE_TORCH_LIBRARY_IMPL(aten, CUDA, library) { implement_fused(library); }

@@ -17,8 +17,7 @@ constexpr Kind kKinds[] = {{"none", TEA_SCORE_MASK_NONE},
 // The fields that both directions share, from a tensor [..., rows, cols] of at least two
 // dimensions.
 tea_scaled_softmax describe(const Tensor& scores, double scale, const std::string& kind) {
-  tea_scaled_softmax args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_scaled_softmax>();
   args.dtype = dtype_of(scores);
   args.kind = -1;
   for (const Kind& row : kKinds)
@@ -37,12 +36,11 @@ tea_scaled_softmax describe(const Tensor& scores, double scale, const std::strin
 
 }  // namespace
 
-void scaled_softmax_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor input = in.tensor();
-  const std::optional<Tensor> mask = in.maybe_tensor();
-  const double scale = in.number();
-  const std::string kind = in.text();
+void scaled_softmax_forward(Stack& stack) {
+  const Tensor input = stack.tensor();
+  const std::optional<Tensor> mask = stack.maybe_tensor();
+  const double scale = stack.number();
+  const std::string kind = stack.text();
   const Place place("input", input);
   tea_scaled_softmax args = describe(input, scale, kind);
   const Tensor output = empty_contiguous_like(input);
@@ -57,14 +55,13 @@ void scaled_softmax_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
     args.mask_batch = view.size[0];
   }
   require(tea_scaled_softmax_forward(&args, place.where.device, place.where.stream));
-  give(stack, output);
+  stack.give(output);
 }
 
-void scaled_softmax_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor dout = in.tensor(), output = in.tensor();
-  const double scale = in.number();
-  const std::string kind = in.text();
+void scaled_softmax_backward(Stack& stack) {
+  const Tensor dout = stack.tensor(), output = stack.tensor();
+  const double scale = stack.number();
+  const std::string kind = stack.text();
   const Place place("dout", dout);
   tea_scaled_softmax args = describe(output, scale, kind);
   if (dout.numel() != output.numel() || dtype_of(dout) != args.dtype)
@@ -74,18 +71,16 @@ void scaled_softmax_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
   args.dout = place.memory("dout", dout);
   args.output = dinput.data_ptr();
   require(tea_scaled_softmax_backward(&args, place.where.device, place.where.stream));
-  give(stack, dinput);
+  stack.give(dinput);
 }
 
-void flash_prepare_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor qkv = in.tensor();
+void flash_prepare_forward(Stack& stack) {
+  const Tensor qkv = stack.tensor();
   const Place place("qkv", qkv);
   const View view(qkv);
   if (view.rank != 4 || view.size[3] % 3)
     refuse("qkv", "of shape " + shape_text(view), "[seqlen, batch, heads, 3 * dim]");
-  tea_flash_prepare args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_flash_prepare>();
   args.dtype = dtype_of(qkv);
   args.seqlen = view.size[0], args.batch = view.size[1], args.heads = view.size[2];
   args.dim = view.size[3] / 3;
@@ -94,18 +89,16 @@ void flash_prepare_forward(StableIValue* stack, uint64_t inputs, uint64_t) {
   args.input[0] = place.memory("qkv", qkv);
   args.output = out.data_ptr();
   require(tea_flash_prepare_forward(&args, place.where.device, place.where.stream));
-  give(stack, out);
+  stack.give(out);
 }
 
-void flash_prepare_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
-  Stack in(stack, inputs);
-  const Tensor parts[3] = {in.tensor(), in.tensor(), in.tensor()};
+void flash_prepare_backward(Stack& stack) {
+  const Tensor parts[3] = {stack.tensor(), stack.tensor(), stack.tensor()};
   const Place place("dq", parts[0]);
   constexpr const char* kNames[] = {"dq", "dk", "dv"};
   const View view(parts[0]);
   if (view.rank != 4) refuse("dq", "of shape " + shape_text(view), "[batch, seqlen, heads, dim]");
-  tea_flash_prepare args{};
-  args.struct_size = sizeof args;
+  auto args = sized<tea_flash_prepare>();
   args.dtype = dtype_of(parts[0]);
   args.batch = view.size[0], args.seqlen = view.size[1];
   args.heads = view.size[2], args.dim = view.size[3];
@@ -118,7 +111,7 @@ void flash_prepare_backward(StableIValue* stack, uint64_t inputs, uint64_t) {
       empty(parts[0], torch_dtype(args.dtype), {args.seqlen, args.batch, args.heads, 3 * args.dim});
   args.output = out.data_ptr();
   require(tea_flash_prepare_backward(&args, place.where.device, place.where.stream));
-  give(stack, out);
+  stack.give(out);
 }
 
 }  // namespace tea::torch_ops

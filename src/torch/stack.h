@@ -15,7 +15,8 @@ using torch::stable::Tensor;
 
 class Stack {
  public:
-  Stack(StableIValue* values, uint64_t count) : values_(values), end_(values + count) {}
+  Stack(StableIValue* values, uint64_t count)
+      : first_(values), values_(values), end_(values + count) {}
 
   Tensor tensor() { return torch::stable::detail::to<Tensor>(*values_++); }
   std::optional<Tensor> maybe_tensor() {
@@ -50,16 +51,18 @@ class Stack {
     return out;
   }
 
+  // Writes the results from the first entry on, when all arguments have been read.
+  template <class... T>
+  void give(const T&... results) const {
+    StableIValue* to = first_;
+    ((*to++ = torch::stable::detail::from(results)), ...);
+  }
+
  private:
   bool at_end() const { return values_ == end_; }
+  StableIValue* const first_;
   StableIValue* values_;
-  StableIValue* end_;
+  StableIValue* const end_;
 };
-
-// Writes the results to the stack, from its first entry.
-template <class... T>
-void give(StableIValue* values, const T&... results) {
-  ((*values++ = torch::stable::detail::from(results)), ...);
-}
 
 }  // namespace tea::torch_ops

@@ -32,9 +32,9 @@ std::string device_text(int i) { return i < 0 ? "cpu" : "cuda:" + std::to_string
 }  // namespace
 
 void require_device(const char* name, const Tensor& tensor, int device) {
-  const int seen = device_of(name, tensor);
-  if (seen != device)
-    refuse(name, "on " + device_text(seen), device_text(device) + " as the other tensors");
+  frontend::Tensor view;
+  view.device = device_of(name, tensor);
+  frontend::require_device(name, view, device);
 }
 
 Where where_is(const char* name, const Tensor& tensor) {
@@ -175,10 +175,8 @@ Tensor new_like(const Tensor& like) {
 }
 
 void* Place::memory(const char* name, const Tensor& tensor) const {
-  require_device(name, tensor, where.device);
-  if (!tensor.is_contiguous())
-    refuse(name, "not contiguous", "a contiguous tensor (call .contiguous())");
-  return tensor.data_ptr();
+  const frontend::Tensor view = view_of(name, tensor);
+  return frontend::require_memory(name, view, view.type, where.device);
 }
 
 void* Place::dense_memory(const char* name, const Tensor& tensor) const {
@@ -188,9 +186,7 @@ void* Place::dense_memory(const char* name, const Tensor& tensor) const {
 }
 
 void* Place::memory(const char* name, const Tensor& tensor, int32_t dtype) const {
-  if (raw_dtype(tensor) != dtype)
-    refuse(std::string(name) + ".dtype", dtype_text(tensor), frontend::type_text(type_of(dtype)));
-  return memory(name, tensor);
+  return frontend::require_memory(name, view_of(name, tensor), type_of(dtype), where.device);
 }
 
 }  // namespace tea::torch_ops

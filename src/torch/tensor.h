@@ -12,6 +12,7 @@ namespace tea::torch_ops {
 
 using frontend::refuse;
 using frontend::shape_text;
+using frontend::sized;
 
 // Throws the text of tea_error() unless `status` is TEA_OK.
 void require(tea_status status);
