@@ -1,6 +1,7 @@
 // The dropout pattern as a custom call: which probabilities attention keeps.
 #include <string>
 
+#include "frontend/tensor.h"
 #include "jax/ffi.h"
 #include "te_attention_ops.h"
 
@@ -18,8 +19,7 @@ ffi::Error dropout_mask(int device, void* stream, double dropout, const Words& r
       throw std::runtime_error(
           "the buffers are of other sizes; needs 4 words of rng_state, 8 or none of origin, and a "
           "result of 4 dimensions");
-    tea_dropout_mask args{};
-    args.struct_size = sizeof args;
+    auto args = frontend::sized<tea_dropout_mask>();
     args.dropout = static_cast<float>(dropout);
     args.batch = shape[0], args.heads = shape[1], args.rows = shape[2], args.cols = shape[3];
     args.rng_state = static_cast<const int64_t*>(rng_state.untyped_data());
@@ -51,6 +51,4 @@ TEA_JAX_HANDLER(tea_attention_dropout_mask_cuda,
                 [](int32_t device, void* stream, auto... a) {
                   return tea::jax::dropout_mask(device, stream, a...);
                 },
-                tea::jax::described(
-                    ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<void*>>()),
-                {ffi::Traits::kCmdBufferCompatible});
+                tea::jax::described(tea::jax::bind_cuda()), {ffi::Traits::kCmdBufferCompatible});

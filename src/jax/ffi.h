@@ -20,6 +20,11 @@ namespace tea::jax {
 
 namespace ffi = xla::ffi;
 
+// The binding of a handler of CUDA: device and stream, before what the caller adds.
+inline auto bind_cuda() {
+  return ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<void*>>();
+}
+
 // The text of tea_error(), with the code that JAX turns into an exception.
 inline ffi::Error error_of(tea_status status) {
   const ffi::ErrorCode code = status == TEA_FAILED        ? ffi::ErrorCode::kInternal

@@ -8,6 +8,8 @@ namespace {
 
 using Shape = std::vector<size_t>;
 
+size_t size(int64_t n) { return static_cast<size_t>(n); }
+
 class AuxPack {
  public:
   AuxPack() { nvte_tensor_pack_create(&pack); }
@@ -62,7 +64,6 @@ struct Tensors {
   static Shape offset_shape(const FusedAttnConfig& c) { return {1, size(c.attn_heads), 1, 1}; }
 
  private:
-  static size_t size(int64_t n) { return static_cast<size_t>(n); }
   static Shape segments(const FusedAttnConfig& c) { return {size(c.num_segments() + 1)}; }
   static Shape offsets(const FusedAttnConfig& c) {
     return {c.is_ragged() ? size(c.num_segments() + 1) : 0};
@@ -75,24 +76,22 @@ void* offset_of(const FusedAttnConfig& c, const FusedAttnBuffers& b) {
 
 void prepare_forward(NVTETensorPack& pack, const FusedAttnConfig& c, DType dtype,
                      NVTE_Fused_Attn_Backend backend, const FusedAttnBuffers& b) {
-  const auto n = [](int64_t size) { return static_cast<size_t>(size); };
-  PrepareFusedAttnForwardAuxTensors(&pack, n(c.input_batch), n(c.bias_batch), n(c.attn_heads),
-                                    n(c.bias_heads), n(c.q_max_seqlen), n(c.kv_max_seqlen), dtype,
-                                    c.bias(), backend, b.softmax_aux, b.rng_state, b.bias,
-                                    offset_of(c, b));
+  PrepareFusedAttnForwardAuxTensors(&pack, size(c.input_batch), size(c.bias_batch),
+                                    size(c.attn_heads), size(c.bias_heads), size(c.q_max_seqlen),
+                                    size(c.kv_max_seqlen), dtype, c.bias(), backend, b.softmax_aux,
+                                    b.rng_state, b.bias, offset_of(c, b));
 }
 
 void prepare_backward(NVTETensorPack& pack, const FusedAttnConfig& c, DType dtype,
                       NVTE_Fused_Attn_Backend backend, const FusedAttnBuffers& b) {
-  const auto n = [](int64_t size) { return static_cast<size_t>(size); };
-  PrepareFusedAttnBackwardAuxTensors(&pack, n(c.input_batch), n(c.bias_batch), n(c.attn_heads),
-                                     n(c.bias_heads), n(c.q_max_seqlen), n(c.kv_max_seqlen), dtype,
-                                     backend, b.softmax_aux, b.rng_state,
-                                     c.bias() == NVTE_NO_BIAS ? nullptr : b.bias, offset_of(c, b));
+  PrepareFusedAttnBackwardAuxTensors(
+      &pack, size(c.input_batch), size(c.bias_batch), size(c.attn_heads), size(c.bias_heads),
+      size(c.q_max_seqlen), size(c.kv_max_seqlen), dtype, backend, b.softmax_aux, b.rng_state,
+      c.bias() == NVTE_NO_BIAS ? nullptr : b.bias, offset_of(c, b));
 }
 
 NVTE_Fused_Attn_Backend supported(const FusedAttnConfig& c, DType dtype) {
-  const NVTE_Fused_Attn_Backend backend = c.backend(dtype);
+  const NVTE_Fused_Attn_Backend backend = c.backend(dtype, dtype);
   if (backend != NVTE_F16_arbitrary_seqlen && backend != NVTE_F16_max512_seqlen)
     throw std::runtime_error("no fused attention for these attributes: GetFusedAttnBackend() is " +
                              std::to_string(backend) + "; needs 0 or 1");
@@ -158,12 +157,12 @@ void PrepareFusedAttnBackwardAuxTensors(NVTETensorPack* tensor_pack, size_t inpu
         {input_batch, attn_heads, q_max_seqlen, kv_max_seqlen});
 }
 
-NVTE_Fused_Attn_Backend FusedAttnConfig::backend(DType dtype) const {
-  const auto n = [](int64_t size) { return static_cast<size_t>(size); };
-  return GetFusedAttnBackend(is_training, dtype, dtype, layout(), bias(), mask(), softmax(),
-                             static_cast<float>(dropout_probability), n(attn_heads),
-                             n(num_gqa_groups), n(q_max_seqlen), n(kv_max_seqlen), n(qk_head_dim),
-                             n(v_head_dim), window_size_left, window_size_right, deterministic);
+NVTE_Fused_Attn_Backend FusedAttnConfig::backend(DType dtype_q, DType dtype_kv) const {
+  return GetFusedAttnBackend(is_training, dtype_q, dtype_kv, layout(), bias(), mask(), softmax(),
+                             static_cast<float>(dropout_probability), size(attn_heads),
+                             size(num_gqa_groups), size(q_max_seqlen), size(kv_max_seqlen),
+                             size(qk_head_dim), size(v_head_dim), window_size_left,
+                             window_size_right, deterministic);
 }
 
 void Require(const FusedAttnConfig& c) {
@@ -208,11 +207,10 @@ size_t Forward(const FusedAttnConfig& c, DType dtype, const FusedAttnBuffers& b,
   TensorWrapper rng_state(b.rng_state, Shape{2}, DType::kInt64);
   AuxPack aux;
   if (b.workspace) prepare_forward(aux.pack, c, dtype, backend, b);
-  const auto n = [](int64_t size) { return static_cast<size_t>(size); };
   nvte_fused_attn_fwd(t.q.data(), t.k.data(), t.v.data(), t.bias.data(), t.softmax_offset.data(),
                       t.none.data(), t.output.data(), &aux.pack, t.cu_q.data(), t.cu_kv.data(),
                       t.offsets_q.data(), t.offsets_kv.data(), t.none.data(), t.none.data(),
-                      rng_state.data(), n(c.q_max_seqlen), n(c.kv_max_seqlen), c.is_training,
+                      rng_state.data(), size(c.q_max_seqlen), size(c.kv_max_seqlen), c.is_training,
                       /*return_max_logit=*/false, /*cuda_graph=*/false,
                       static_cast<float>(c.scaling_factor),
                       static_cast<float>(c.dropout_probability), c.layout(), c.bias(), c.mask(),
@@ -232,12 +230,11 @@ size_t Backward(const FusedAttnConfig& c, DType dtype, const FusedAttnBuffers& b
   TensorWrapper doffset(b.dsoftmax_offset, Tensors::offset_shape(c), DType::kFloat32);
   AuxPack aux;
   prepare_backward(aux.pack, c, dtype, backend, b);
-  const auto n = [](int64_t size) { return static_cast<size_t>(size); };
   nvte_fused_attn_bwd(
       t.q.data(), t.k.data(), t.v.data(), t.output.data(), doutput.data(), t.none.data(),
       t.none.data(), &aux.pack, dq.data(), dk.data(), dv.data(), dbias.data(), doffset.data(),
-      t.cu_q.data(), t.cu_kv.data(), t.offsets_q.data(), t.offsets_kv.data(), n(c.q_max_seqlen),
-      n(c.kv_max_seqlen), static_cast<float>(c.scaling_factor),
+      t.cu_q.data(), t.cu_kv.data(), t.offsets_q.data(), t.offsets_kv.data(), size(c.q_max_seqlen),
+      size(c.kv_max_seqlen), static_cast<float>(c.scaling_factor),
       static_cast<float>(c.is_training ? c.dropout_probability : 0), c.layout(), c.bias(), c.mask(),
       c.softmax(), c.window_size_left, c.window_size_right, c.bottom_right_diagonal,
       c.deterministic, /*cuda_graph=*/false, t.workspace.data(), static_cast<cudaStream_t>(stream));

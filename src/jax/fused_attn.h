@@ -53,7 +53,7 @@ struct FusedAttnConfig {
     return mask_type == NVTE_PADDING_MASK || mask_type == NVTE_PADDING_CAUSAL_MASK ||
            mask_type == NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK;
   }
-  NVTE_Fused_Attn_Backend backend(DType dtype) const;
+  NVTE_Fused_Attn_Backend backend(DType dtype_q, DType dtype_kv) const;
 };
 
 // Throws std::runtime_error, naming the attribute, unless all sizes and enums are valid.

@@ -260,9 +260,7 @@ ffi::Error CudnnHandleInitFFI(ffi::RemainingArgs, ffi::RemainingRets, ffi::Dicti
 
 auto described(auto binding) { return std::move(binding).RemainingArgs().RemainingRets().Attrs(); }
 auto on_host() { return described(ffi::Ffi::Bind()); }
-auto on_cuda() {
-  return described(ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<void*>>());
-}
+auto on_cuda() { return described(tea::jax::bind_cuda()); }
 auto on_prepare() { return described(ffi::Ffi::Bind<ffi::ExecutionStage::kPrepare>()); }
 
 }  // namespace
@@ -309,13 +307,7 @@ extern "C" __attribute__((visibility("default"))) int te_fused_attn_backend(
     const FusedAttnConfig* config, const int32_t* dtypes, int32_t* backend, char* error,
     size_t capacity) {
   return answer(error, capacity, [&] {
-    const FusedAttnConfig& c = *config;
-    const auto n = [](int64_t size) { return static_cast<size_t>(size); };
-    *backend = transformer_engine::jax::GetFusedAttnBackend(
-        c.is_training, static_cast<DType>(dtypes[0]), static_cast<DType>(dtypes[1]), c.layout(),
-        c.bias(), c.mask(), c.softmax(), static_cast<float>(c.dropout_probability), n(c.attn_heads),
-        n(c.num_gqa_groups), n(c.q_max_seqlen), n(c.kv_max_seqlen), n(c.qk_head_dim),
-        n(c.v_head_dim), c.window_size_left, c.window_size_right, c.deterministic);
+    *backend = config->backend(static_cast<DType>(dtypes[0]), static_cast<DType>(dtypes[1]));
   });
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "frontend/tensor.h"
 #include "jax/extents.h"
 #include "jax/ffi.h"
 #include "jax/threads.h"
@@ -44,10 +45,8 @@ class Call {
         refuse("sizes[7] is " + std::to_string(sizes[count]) + "; needs 0 or 1");
       run.partial = static_cast<int32_t>(sizes[count]);
     }
-    problem.struct_size = sizeof problem;
     if (tea_problem_parse(std::string(line).c_str(), &problem)) refuse(tea_error());
     require_contiguous(problem);
-    run.struct_size = sizeof run;
     run.tensor_count = TEA_TENSOR_COUNT;
     run.tensors = tensors_;
     run.stream = place_.stream;
@@ -110,8 +109,8 @@ class Call {
     return TEA_OK;
   }
 
-  tea_problem problem{};
-  tea_run run{};
+  tea_problem problem = frontend::sized<tea_problem>();
+  tea_run run = frontend::sized<tea_run>();
 
  private:
   Place& place_;
@@ -163,9 +162,7 @@ auto described(Binding binding) {
       .RemainingRets();
 }
 auto on_host() { return described(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()); }
-auto on_cuda() {
-  return described(ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<void*>>());
-}
+auto on_cuda() { return described(bind_cuda()); }
 
 }  // namespace
 }  // namespace tea::jax
