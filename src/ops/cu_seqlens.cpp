@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "ops/on_gpu.h"
+
 namespace tea {
 namespace {
 
@@ -29,10 +31,7 @@ int64_t length(const tea_cu_seqlens& a, int64_t i) {
 
 void fill_cu_seqlens(const tea_cu_seqlens& args, const Place& place) {
   check(args);
-  if (!is_host(place)) {
-    if constexpr (kGpuCode) fill_cu_seqlens_on_gpu(args, place);
-    return;
-  }
+  if (!is_host(place)) return on_gpu([&] { fill_cu_seqlens_on_gpu(args, place); });
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   int64_t sum = 0;
   args.cu_seqlens[0] = 0;

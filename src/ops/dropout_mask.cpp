@@ -3,6 +3,7 @@
 
 #include "core/tensors.h"
 #include "math/dropout.h"
+#include "ops/on_gpu.h"
 
 namespace tea {
 namespace {
@@ -20,10 +21,7 @@ void dropout_keep(const tea_dropout_mask& args, const Place& place) {
   check(args);
   const bool host = is_host(place);
   if (!args.batch || !args.heads || !args.rows || !args.cols) return;
-  if (!host) {
-    if constexpr (kGpuCode) dropout_keep_on_gpu(args, place);
-    return;
-  }
+  if (!host) return on_gpu([&] { dropout_keep_on_gpu(args, place); });
   const int64_t origin[] = {origin_of(args, 0), origin_of(args, 1), origin_of(args, 2),
                             origin_of(args, 3)};
   const RngState rng = {static_cast<uint64_t>(args.rng_state[0]),

@@ -5,15 +5,13 @@
 
 #include "core/problem.h"
 #include "math/load_store.h"
+#include "ops/on_gpu.h"
 
 namespace tea {
 namespace {
 
 void fill(void* data, const Pattern& pattern, int64_t bytes, const Place& place) {
-  if (!is_host(place)) {
-    if constexpr (kGpuCode) fill_pattern_on_gpu(data, pattern, bytes, place);
-    return;
-  }
+  if (!is_host(place)) return on_gpu([&] { fill_pattern_on_gpu(data, pattern, bytes, place); });
   for (int64_t at = 0; at < bytes; at += pattern.size)
     std::memcpy(static_cast<char*>(data) + at, pattern.byte, static_cast<size_t>(pattern.size));
 }

@@ -4,6 +4,7 @@
 #include "core/problem.h"
 #include "math/load_store.h"
 #include "ops/fill.h"
+#include "ops/on_gpu.h"
 
 namespace tea {
 namespace {
@@ -93,10 +94,7 @@ void quantize_current_here(const tea_fp8_joint_cast& a, float amax) {
 
 void fp8_quantize_joint(const tea_fp8_joint_cast& args, const Place& place) {
   check_delayed(args);
-  if (!is_host(place)) {
-    if constexpr (kGpuCode) quantize_on_gpu(args, {}, place);
-    return;
-  }
+  if (!is_host(place)) return on_gpu([&] { quantize_on_gpu(args, {}, place); });
   quantize_here(args, args.scale ? *args.scale : 1);
   if (args.amax) *args.amax = largest_magnitude(args, *args.amax);
 }
@@ -172,10 +170,7 @@ void fp8_update_scales(const tea_fp8_scales& args, const Place& place) {
   TEA_REQUIRE(args.length > 0, "length", args.length, "1 or more");
   if (!require_sizes({{"length", args.length}, {"count", args.count}})) return;
   require_pointers({{"amax_history", args.amax_history}, {"scale", args.scale}});
-  if (!is_host(place)) {
-    if constexpr (kGpuCode) update_scales_on_gpu(args, place);
-    return;
-  }
+  if (!is_host(place)) return on_gpu([&] { update_scales_on_gpu(args, place); });
   for (int64_t i = 0; i < args.count; ++i) {
     float* const history = args.amax_history + i;
     const float latest = args.amax ? args.amax[i] : history[0];

@@ -7,6 +7,7 @@
 
 #include "core/problem.h"
 #include "math/load_store.h"
+#include "ops/on_gpu.h"
 #include "ops/rows.h"
 
 namespace tea {
@@ -72,10 +73,7 @@ void merge_parts(const tea_merge& args, const Place& place) {
   const bool work = check(args), host = is_host(place);
   const MergeStrides at = strides(args);
   if (!work) return;
-  if (!host) {
-    if constexpr (kGpuCode) merge_on_gpu(args, at, place);
-    return;
-  }
+  if (!host) return on_gpu([&] { merge_on_gpu(args, at, place); });
   const auto dim = static_cast<size_t>(args.dim);
   Scratch scratch = {std::vector<double>(dim), std::vector<double>(dim)};
   for (int64_t b = 0; b < args.batch; ++b)

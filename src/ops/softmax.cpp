@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/problem.h"
+#include "ops/on_gpu.h"
 #include "ops/rows.h"
 
 namespace tea {
@@ -53,10 +54,7 @@ void scaled_softmax_forward(const tea_scaled_softmax& args, const Place& place) 
   const bool work = check(args, true), host = is_host(place);
   if (!work) return;
   const double scale = rounded_to(args.dtype, double{args.scale});
-  if (!host) {
-    if constexpr (kGpuCode) softmax_forward_on_gpu(args, scale, place);
-    return;
-  }
+  if (!host) return on_gpu([&] { softmax_forward_on_gpu(args, scale, place); });
   std::vector<double> x(static_cast<size_t>(args.cols));
   for (int64_t matrix = 0; matrix < args.batch * args.heads; ++matrix)
     for (int64_t row = 0; row < args.rows; ++row) {
@@ -75,10 +73,7 @@ void scaled_softmax_forward(const tea_scaled_softmax& args, const Place& place) 
 void scaled_softmax_backward(const tea_scaled_softmax& args, const Place& place) {
   const bool work = check(args, false), host = is_host(place);
   if (!work) return;
-  if (!host) {
-    if constexpr (kGpuCode) softmax_backward_on_gpu(args, place);
-    return;
-  }
+  if (!host) return on_gpu([&] { softmax_backward_on_gpu(args, place); });
   const auto cols = static_cast<size_t>(args.cols);
   std::vector<double> y(cols), dy(cols);
   for (int64_t matrix = 0; matrix < args.batch * args.heads; ++matrix)
