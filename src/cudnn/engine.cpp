@@ -229,7 +229,7 @@ namespace {
 
 // After why_not(), which needs no library.
 Attempt plan_by(const Library& found, const Problem& p, const Device& device, Passes passes,
-                bool exact_s_amax = false) {
+                bool exact_s_amax) {
   TEA_REFUSE_IF(!found.symbols, "cuDNN was not found: " + found.why_none);
   TEA_REFUSE_IF(found.version < kLeastVersion, "cuDNN is " + shown(found.version) + "; needs " +
                                                    shown(kLeastVersion) + " or later");
@@ -278,23 +278,32 @@ constexpr Known kKnown[] = {
 
 std::span<const Known> known_fields() { return kKnown; }
 
-Attempt plan(const Problem& p, const Device& device) {
-  const std::string why = why_not(p, device);
-  TEA_REFUSE_IF(!why.empty(), why);
-  return plan_by(library(), p, device, Passes::kBoth);
-}
+Attempt plan(const Problem& p, const Device& device) { return plan_with(library(), p, device); }
 
 Attempt plan_with(const Library& found, const Problem& p, const Device& device) {
   const std::string why = why_not(p, device);
   TEA_REFUSE_IF(!why.empty(), why);
-  return plan_by(found, p, device, Passes::kBoth);
+  return plan_by(found, p, device, Passes::kBoth, false);
 }
 
 namespace {
-std::string sizes_of(const Problem& p) {
-  return "dim_qk is " + shown(p.dim_qk) + ", dim_v " + shown(p.v_dim()) + ", seqlen_q " +
-         shown(p.seqlen_q) + ", batch " + shown(p.batch) + " and heads_q " + shown(p.heads_q);
+
+// A plan where a row of a table of measurements applies. what: of cuDNN, in messages.
+Attempt plan_faster(const char* what, std::span<const Faster> rows, const Problem& p,
+                    const Device& device, Passes passes, bool exact_s_amax) {
+  TEA_REFUSE_IF(!has_row(p, rows), "dim_qk is " + shown(p.dim_qk) + ", dim_v " + shown(p.v_dim()) +
+                                       ", seqlen_q " + shown(p.seqlen_q) + ", batch " +
+                                       shown(p.batch) + " and heads_q " + shown(p.heads_q) + "; " +
+                                       what + " was not measured to be faster there");
+  const std::string why = why_not(p, device);
+  TEA_REFUSE_IF(!why.empty(), why);
+  const Library found = library();
+  TEA_REFUSE_IF(found.symbols && !has_row(p, device.sm, found.version, rows),
+                "cuDNN " + shown(found.version) + " on sm_" + shown(device.sm) +
+                    " was not measured to be faster");
+  return plan_by(found, p, device, passes, exact_s_amax);
 }
+
 }  // namespace
 
 Attempt plan_backward(const Problem& p, const Device& device) {
@@ -302,15 +311,7 @@ Attempt plan_backward(const Problem& p, const Device& device) {
       !is_plain(p),
       "it has options, or seqlen_q differs from seqlen_kv, or fp16 heads share keys; needs "
       "dense self-attention that trains");
-  TEA_REFUSE_IF(!has_row(p),
-                sizes_of(p) + "; cuDNN's backward pass was not measured to be faster there");
-  const std::string why = why_not(p, device);
-  TEA_REFUSE_IF(!why.empty(), why);
-  const Library found = library();
-  TEA_REFUSE_IF(found.symbols && !has_row(p, device.sm, found.version),
-                "cuDNN " + shown(found.version) + " on sm_" + shown(device.sm) +
-                    " was not measured to be faster");
-  return plan_by(found, p, device, Passes::kBackward);
+  return plan_faster("cuDNN's backward pass", kFaster, p, device, Passes::kBackward, false);
 }
 
 Attempt plan_fp8(const Problem& p, const Device& device) {
@@ -318,15 +319,7 @@ Attempt plan_fp8(const Problem& p, const Device& device) {
                 "dtype is " + std::string(dtype_name(p.dtype)) + "; needs e4m3 or e5m2");
   TEA_REFUSE_IF(!is_plain_fp8(p),
                 "it has options, or seqlen_q differs from seqlen_kv; needs dense self-attention");
-  TEA_REFUSE_IF(!has_row(p, fp8_rows(p)),
-                sizes_of(p) + "; cuDNN was not measured to be faster there");
-  const std::string why = why_not(p, device);
-  TEA_REFUSE_IF(!why.empty(), why);
-  const Library found = library();
-  TEA_REFUSE_IF(found.symbols && !has_row(p, device.sm, found.version, fp8_rows(p)),
-                "cuDNN " + shown(found.version) + " on sm_" + shown(device.sm) +
-                    " was not measured to be faster");
-  return plan_by(found, p, device, Passes::kBoth, true);
+  return plan_faster("cuDNN", fp8_rows(p), p, device, Passes::kBoth, true);
 }
 
 namespace {

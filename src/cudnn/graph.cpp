@@ -406,7 +406,9 @@ class Builder {
   }
 
   // Of fp8: one number, and one that the graph writes.
-  Tensor scalar(int slot, const char* name) { return flat(slot, name, 1, fe::DataType_t::FLOAT); }
+  Tensor scalar(tea_tensor t) {
+    return flat(t, tensor_info(t).name.data(), 1, fe::DataType_t::FLOAT);
+  }
   void amax(const Tensor& t, int slot, const char* name) {
     output(t, slot, name, {{1, 1, 1, 1}, {1, 1, 1, 1}, nullptr}, fe::DataType_t::FLOAT);
   }
@@ -421,11 +423,10 @@ class Builder {
       output(stats, TEA_LSE, "lse", lse_rows(), fe::DataType_t::FLOAT);
   }
   std::array<Tensor, 2> forward_fp8(const fe::graph::SDPA_attributes& a) {
-    const auto [o, stats, s_amax, o_amax] = graph_->sdpa_fp8(
-        query(), key(), value(), scalar(TEA_Q_SCALE_INV, "q_scale_inv"),
-        scalar(TEA_K_SCALE_INV, "k_scale_inv"), scalar(TEA_V_SCALE_INV, "v_scale_inv"),
-        scalar(TEA_S_SCALE_INV, "s_scale_inv"), scalar(TEA_S_SCALE, "s_scale"),
-        scalar(TEA_O_SCALE, "o_scale"), a);
+    const auto [o, stats, s_amax, o_amax] =
+        graph_->sdpa_fp8(query(), key(), value(), scalar(TEA_Q_SCALE_INV), scalar(TEA_K_SCALE_INV),
+                         scalar(TEA_V_SCALE_INV), scalar(TEA_S_SCALE_INV), scalar(TEA_S_SCALE),
+                         scalar(TEA_O_SCALE), a);
     amax(s_amax, kSAmax, "s_amax"), amax(o_amax, kOAmax, "o_amax");
     return {o, stats};
   }
@@ -465,13 +466,11 @@ class Builder {
   std::array<Tensor, 3> backward_fp8() {
     const auto a = backward_attributes<fe::graph::SDPA_fp8_backward_attributes>();
     const auto [dq, dk, dvalue, dq_amax, dk_amax, dv_amax, dp_amax] = graph_->sdpa_fp8_backward(
-        query(), key(), value(), o_stored(), dout(), lse(), scalar(TEA_Q_SCALE_INV, "q_scale_inv"),
-        scalar(TEA_K_SCALE_INV, "k_scale_inv"), scalar(TEA_V_SCALE_INV, "v_scale_inv"),
-        scalar(TEA_O_SCALE_INV, "o_scale_inv"), scalar(TEA_DOUT_SCALE_INV, "dout_scale_inv"),
-        scalar(TEA_S_SCALE_INV, "s_scale_inv"), scalar(TEA_DP_SCALE_INV, "dp_scale_inv"),
-        scalar(TEA_S_SCALE, "s_scale"), scalar(TEA_DQ_SCALE, "dq_scale"),
-        scalar(TEA_DK_SCALE, "dk_scale"), scalar(TEA_DV_SCALE, "dv_scale"),
-        scalar(TEA_DP_SCALE, "dp_scale"), a);
+        query(), key(), value(), o_stored(), dout(), lse(), scalar(TEA_Q_SCALE_INV),
+        scalar(TEA_K_SCALE_INV), scalar(TEA_V_SCALE_INV), scalar(TEA_O_SCALE_INV),
+        scalar(TEA_DOUT_SCALE_INV), scalar(TEA_S_SCALE_INV), scalar(TEA_DP_SCALE_INV),
+        scalar(TEA_S_SCALE), scalar(TEA_DQ_SCALE), scalar(TEA_DK_SCALE), scalar(TEA_DV_SCALE),
+        scalar(TEA_DP_SCALE), a);
     amax(dq_amax, kDqAmax, "dq_amax"), amax(dk_amax, kDkAmax, "dk_amax");
     amax(dv_amax, kDvAmax, "dv_amax"), amax(dp_amax, kDpAmax, "dp_amax");
     return {dq, dk, dvalue};

@@ -34,22 +34,26 @@ struct Builder {
   }
 
   SequenceLayout queries() const {
-    const bool ragged = p.q_form == TEA_RAGGED;
-    return {p.q_form == TEA_DENSE ? nullptr : run.as<const int32_t>(TEA_CU_SEQLENS_Q),
-            ragged && p.gaps ? run.as<const int32_t>(TEA_OFFSETS_Q) : nullptr,
+    return {lengths(p.q_form, TEA_CU_SEQLENS_Q),
+            offsets(p.q_form, TEA_OFFSETS_Q),
             size.max_q,
             size.tokens_q,
             p.q_form,
             0};
   }
   SequenceLayout keys() const {
-    const bool ragged = p.kv_form == TEA_RAGGED;
-    return {p.kv_form == TEA_DENSE ? nullptr : run.as<const int32_t>(TEA_CU_SEQLENS_KV),
-            ragged && p.gaps ? run.as<const int32_t>(TEA_OFFSETS_KV) : nullptr,
+    return {lengths(p.kv_form, TEA_CU_SEQLENS_KV),
+            offsets(p.kv_form, TEA_OFFSETS_KV),
             size.max_kv,
             size.tokens_kv,
             p.kv_form,
             p.page_size};
+  }
+  const int32_t* lengths(int32_t form, tea_tensor t) const {
+    return form == TEA_DENSE ? nullptr : run.as<const int32_t>(t);
+  }
+  const int32_t* offsets(int32_t form, tea_tensor t) const {
+    return form == TEA_RAGGED && p.gaps ? run.as<const int32_t>(t) : nullptr;
   }
 
   PageTable page_table_k() const {

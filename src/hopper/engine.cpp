@@ -108,12 +108,17 @@ constexpr Known kKnown[] = {
     {"has_scale", below(2)},
 };
 
-// Why the decoding kernels serve no run of a problem; empty if they serve some.
-std::string decode_limit(const Problem& p, const Geometry& size) {
+// The arguments of a run of which only the sizes are known.
+AttentionArguments sized_arguments(const Problem& p, const Geometry& size) {
   Run run{};
   run.size = size;
-  if (p.q_form == TEA_RAGGED) run.size.max_q = 1;  // a run may have more
-  return run_decode_limit(p, make_arguments(p, run));
+  return make_arguments(p, run);
+}
+
+// Why the decoding kernels serve no run of a problem; empty if they serve some.
+std::string decode_limit(const Problem& p, Geometry size) {
+  if (p.q_form == TEA_RAGGED) size.max_q = 1;  // a run may have more
+  return run_decode_limit(p, sized_arguments(p, size));
 }
 
 }  // namespace
@@ -159,17 +164,12 @@ std::string backward_limit(const Problem& p) {
   const Geometry size = default_geometry(p);
   const std::string stride =
       bad_stride({{"dout", size.dout}, {"dq", size.dq}, {"dk", size.dk}, {"dv", size.dv}});
-  if (!stride.empty()) return stride;
-  Run run{};
-  run.size = size;
-  return backward::limit(make_arguments(p, run));
+  return stride.empty() ? backward::limit(sized_arguments(p, size)) : stride;
 }
 
 uint64_t workspace(const Problem& p, const Geometry& size, Direction direction) {
   if (p.dtype != TEA_FP16 && p.dtype != TEA_BF16) return 0;
-  Run run{};
-  run.size = size;
-  const AttentionArguments args = make_arguments(p, run);
+  const AttentionArguments args = sized_arguments(p, size);
   if (direction == Direction::kBackward)
     return backward::limit(args).empty() ? backward::workspace_bytes(args) : 0;
   const Selection selected = select_kernel(args);
