@@ -126,10 +126,8 @@ void fused_attn_arbitrary_seqlen_bwd(
                     window_size_right,
                     bottom_right_diagonal,
                     attn_scale,
-                    p_dropout,
-                    true,
-                    false,
-                    deterministic};
+                    p_dropout};
+    call.options.training = true, call.options.deterministic = deterministic;
     call.q = needed("input_Q", input_Q), call.k = needed("input_K", input_K);
     call.v = needed("input_V", input_V), call.o = needed("input_O", input_O), call.s = &kEmpty;
     call.dout = needed("input_dO", input_dO), call.dp = &kEmpty;

@@ -11,15 +11,6 @@
 namespace tea::nvte {
 namespace {
 
-// Runs an operation and throws if it found invalid values in cu_seqlens on the host.
-template <class Args>
-void run(void (*operation)(const Args&, const Place&), Args args, const Place& place) {
-  int32_t status = 0;
-  args.status = status_at(place, &status);
-  operation(args, place);
-  require_valid(status, "cu_seqlens");
-}
-
 // [t, h, d] or [n, t, h, d].
 struct Rows {
   int64_t slabs, tokens, elements;

@@ -77,18 +77,10 @@ void nvte_fused_attn_bwd(const NVTETensor Q, const NVTETensor K, const NVTETenso
                          NVTETensor workspace, cudaStream_t stream) {
   TEA_NVTE_EXPORTED({
     BackwardCall call{};
-    call.options = {qkv_layout,
-                    bias_type,
-                    attn_mask_type,
-                    softmax_type,
-                    window_size_left,
-                    window_size_right,
-                    bottom_right_diagonal,
-                    attn_scale,
-                    dropout,
-                    true,
-                    false,
-                    deterministic};
+    call.options = {qkv_layout,       bias_type,         attn_mask_type,        softmax_type,
+                    window_size_left, window_size_right, bottom_right_diagonal, attn_scale,
+                    dropout};
+    call.options.training = true, call.options.deterministic = deterministic;
     call.max_q = signed_size(max_seqlen_q), call.max_kv = signed_size(max_seqlen_kv);
     call.q = &TEA_TENSOR(Q), call.k = &TEA_TENSOR(K), call.v = &TEA_TENSOR(V),
     call.s = &TEA_TENSOR(S);

@@ -96,10 +96,7 @@ void copy_to_kv_cache(const CacheOperands& o, NVTE_QKV_Format format, const Cach
   const Place place = place_of(
       {o.new_k, o.new_v, o.k_cache, o.v_cache, o.page_table, o.cu_new_lens, o.cu_cached_lens},
       stream);
-  int32_t status = 0;
-  a.status = status_at(place, &status);
-  append_kv(a, place);
-  require_valid(status, "cu_new_lens, cu_cached_lens or page_table");
+  run(append_kv, a, place, "cu_new_lens, cu_cached_lens or page_table");
 }
 
 struct ConversionOperands {
@@ -164,11 +161,7 @@ void nvte_convert_thd_to_bshd(NVTETensor tensor, NVTETensor cu_seqlens, NVTETens
     require_rank(o.thd, 3, 3);
     tea_thd_convert a = conversion(o, b, max_seq_len, o.thd);
     a.input = o.thd.data(), a.output = o.bshd.data();
-    const auto place = place_of({o.thd, o.cu_seqlens, o.bshd}, stream);
-    int32_t status = 0;
-    a.status = tea::nvte::status_at(place, &status);
-    tea::thd_to_bshd(a, place);
-    tea::nvte::require_valid(status, "cu_seqlens");
+    tea::nvte::run(tea::thd_to_bshd, a, place_of({o.thd, o.cu_seqlens, o.bshd}, stream));
   });
 }
 
@@ -180,11 +173,7 @@ void nvte_convert_bshd_to_thd(NVTETensor tensor, NVTETensor cu_seqlens, NVTETens
     require_rank(o.bshd, 4, 4);
     tea_thd_convert a = conversion(o, o.bshd.size(0), o.bshd.size(1), o.bshd);
     a.input = o.bshd.data(), a.output = o.thd.data();
-    const auto place = place_of({o.thd, o.cu_seqlens, o.bshd}, stream);
-    int32_t status = 0;
-    a.status = tea::nvte::status_at(place, &status);
-    tea::bshd_to_thd(a, place);
-    tea::nvte::require_valid(status, "cu_seqlens");
+    tea::nvte::run(tea::bshd_to_thd, a, place_of({o.thd, o.cu_seqlens, o.bshd}, stream));
   });
 }
 

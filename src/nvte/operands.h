@@ -43,4 +43,14 @@ int32_t* status_at(const Place& place, int32_t* status);
 // Throws if an operation reported invalid values in `arrays`, which it has skipped.
 void require_valid(int32_t status, const char* arrays);
 
+// Runs an operation, and throws if it found invalid values in `arrays` on the host.
+template <class Args>
+void run(void (*operation)(const Args&, const Place&), Args args, const Place& place,
+         const char* arrays = "cu_seqlens") {
+  int32_t status = 0;
+  args.status = status_at(place, &status);
+  operation(args, place);
+  require_valid(status, arrays);
+}
+
 }  // namespace tea::nvte

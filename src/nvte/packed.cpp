@@ -115,18 +115,10 @@ void nvte_fused_attn_bwd_qkvpacked(
     const Views views = views_of_qkv("QKV", QKV, qkv_layout);
     const Views gradients = views_of_qkv("dQKV", dQKV, qkv_layout);
     BackwardCall call{};
-    call.options = {qkv_layout,
-                    bias_type,
-                    attn_mask_type,
-                    softmax_type,
-                    window_size_left,
-                    window_size_right,
-                    bottom_right_diagonal,
-                    attn_scale,
-                    dropout,
-                    true,
-                    false,
-                    deterministic};
+    call.options = {qkv_layout,       bias_type,         attn_mask_type,        softmax_type,
+                    window_size_left, window_size_right, bottom_right_diagonal, attn_scale,
+                    dropout};
+    call.options.training = true, call.options.deterministic = deterministic;
     call.max_q = call.max_kv = signed_size(max_seqlen);
     set_inputs(call, views);
     set_gradients(call, gradients);
@@ -185,18 +177,10 @@ void nvte_fused_attn_bwd_kvpacked(
     const Views views = views_of_kv("KV", "Q", Q, KV, qkv_layout);
     const Views gradients = views_of_kv("dKV", "dQ", dQ, dKV, qkv_layout);
     BackwardCall call{};
-    call.options = {qkv_layout,
-                    bias_type,
-                    attn_mask_type,
-                    softmax_type,
-                    window_size_left,
-                    window_size_right,
-                    bottom_right_diagonal,
-                    attn_scale,
-                    dropout,
-                    true,
-                    false,
-                    deterministic};
+    call.options = {qkv_layout,       bias_type,         attn_mask_type,        softmax_type,
+                    window_size_left, window_size_right, bottom_right_diagonal, attn_scale,
+                    dropout};
+    call.options.training = true, call.options.deterministic = deterministic;
     call.max_q = signed_size(max_seqlen_q), call.max_kv = signed_size(max_seqlen_kv);
     set_inputs(call, views);
     set_gradients(call, gradients);
