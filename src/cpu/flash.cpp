@@ -550,6 +550,13 @@ constexpr Known kKnown[] = {
 
 std::span<const Known> flash_known_fields() { return kKnown; }
 
+#if !defined(__x86_64__)  // sets that other processors do not have
+const InstructionSet kAmx{"cpu-amx", [] { return false; }, nullptr, nullptr};
+const InstructionSet kAvx512Bf16{"cpu-avx512-bf16", [] { return false; }, nullptr, nullptr};
+const InstructionSet kAvx512{"cpu-avx512", [] { return false; }, nullptr, nullptr};
+const InstructionSet kAvx2{"cpu-avx2", [] { return false; }, nullptr, nullptr};
+#endif
+
 Attempt plan_with(const InstructionSet& set, const Problem& problem, const Device& device) {
   TEA_REFUSE_IF(!device.is_host(), "device is a GPU; it runs on the host");
   TEA_REFUSE_IF(!set.available(), "this processor lacks the instructions");

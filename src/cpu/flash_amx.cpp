@@ -136,10 +136,6 @@ bool multiplies(int32_t dtype) { return dtype == TEA_BF16 || dtype == TEA_FP32; 
 }  // namespace
 const InstructionSet kAmx{"cpu-amx", available, &kAmxKernels, nullptr, &kAvx512, multiplies};
 }  // namespace tea::cpu
-#else
-namespace tea::cpu {
-const InstructionSet kAmx{"cpu-amx", [] { return false; }, nullptr, nullptr};
-}
 #endif
 
 namespace tea::cpu {

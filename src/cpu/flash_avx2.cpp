@@ -16,14 +16,7 @@
 namespace tea::cpu {
 namespace {
 constexpr int kBytes = 32, kTall = 6, kStrip = 2;
-// Each of these needs the one before.
-// clang-format off
-#include "cpu/simd.h"
-#include "cpu/tile.h"
-#include "cpu/row_sums.h"
-#include "cpu/flash_kernel.h"
-#include "cpu/decode_kernel.h"
-// clang-format on
+#include "cpu/vector_kernels.h"
 }  // namespace
 }  // namespace tea::cpu
 #pragma GCC pop_options
@@ -37,10 +30,6 @@ bool available() {
 }  // namespace
 const InstructionSet kAvx2{"cpu-avx2", available, &kKernels<float>, &kKernels<double>};
 }  // namespace tea::cpu
-#else
-namespace tea::cpu {
-const InstructionSet kAvx2{"cpu-avx2", [] { return false; }, nullptr, nullptr};
-}
 #endif
 
 namespace tea::cpu {

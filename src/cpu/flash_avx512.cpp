@@ -11,14 +11,7 @@
 namespace tea::cpu {
 namespace {
 constexpr int kBytes = 64, kTall = 6, kStrip = 4;
-// Each of these needs the one before.
-// clang-format off
-#include "cpu/simd.h"
-#include "cpu/tile.h"
-#include "cpu/row_sums.h"
-#include "cpu/flash_kernel.h"
-#include "cpu/decode_kernel.h"
-// clang-format on
+#include "cpu/vector_kernels.h"
 }  // namespace
 }  // namespace tea::cpu
 #pragma GCC pop_options
@@ -32,10 +25,6 @@ bool available() {
 }  // namespace
 const InstructionSet kAvx512{"cpu-avx512", available, &kKernels<float>, &kKernels<double>};
 }  // namespace tea::cpu
-#else
-namespace tea::cpu {
-const InstructionSet kAvx512{"cpu-avx512", [] { return false; }, nullptr, nullptr};
-}
 #endif
 
 namespace tea::cpu {

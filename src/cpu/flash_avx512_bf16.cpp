@@ -11,11 +11,7 @@ namespace {
 constexpr int kBytes = 64, kTall = 6, kStrip = 4;
 // Each of these needs the one before.
 // clang-format off
-#include "cpu/simd.h"
-#include "cpu/tile.h"
-#include "cpu/row_sums.h"
-#include "cpu/flash_kernel.h"
-#include "cpu/decode_kernel.h"
+#include "cpu/vector_kernels.h"
 #include "cpu/amx_vectors.h"
 #include "cpu/packed_tiles.h"
 #include "cpu/dots.h"
@@ -92,10 +88,6 @@ bool multiplies(int32_t dtype) { return dtype == TEA_BF16; }
 const InstructionSet kAvx512Bf16{"cpu-avx512-bf16", available, &kPairKernels,
                                  nullptr,           &kAvx512,  multiplies};
 }  // namespace tea::cpu
-#else
-namespace tea::cpu {
-const InstructionSet kAvx512Bf16{"cpu-avx512-bf16", [] { return false; }, nullptr, nullptr};
-}
 #endif
 
 namespace tea::cpu {

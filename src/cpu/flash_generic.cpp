@@ -7,14 +7,7 @@ namespace {
 #define TEA_WIDEN_FP16(from, to) \
   for (int lane = 0; lane < 8; ++lane) (to)[lane] = fp16_decode((from)[lane])
 constexpr int kBytes = 16, kTall = 4, kStrip = 2;
-// Each of these needs the one before.
-// clang-format off
-#include "cpu/simd.h"
-#include "cpu/tile.h"
-#include "cpu/row_sums.h"
-#include "cpu/flash_kernel.h"
-#include "cpu/decode_kernel.h"
-// clang-format on
+#include "cpu/vector_kernels.h"
 bool available() { return true; }
 }  // namespace
 const InstructionSet kGeneric{"cpu-generic", available, &kKernels<float>, &kKernels<double>};
