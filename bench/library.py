@@ -62,16 +62,17 @@ class Library:
         return self._lib.tea_plan_engine(plan).decode()
 
 
-def strides(tensor: torch.Tensor) -> str:
+def strides(tensor: torch.Tensor, is_ragged: bool) -> str:
     """The strides of a [batch, head, row, dim] tensor as problem text: batch, row, head."""
     batch, head, row, _ = tensor.stride()
-    return f"{batch},{row},{head}"
+    return f"{0 if is_ragged else batch},{row},{head}"
 
 
 class Attention:
     """One planned problem on fixed tensors of shape [batch, head, row, dim].
 
-    With paged keys K and V are [page, head, slot, dim], and `max_kv` bounds the lengths.
+    With paged keys K and V are [page, head, slot, dim], and `max_kv` bounds the lengths. Ragged
+    tensors are [1, head, token, dim], and `longest` bounds the lengths in CU_SEQLENS_Q and _KV.
     """
 
     def __init__(
@@ -81,24 +82,29 @@ class Attention:
         tensors: dict[str, torch.Tensor],
         engine: str = "",
         max_kv: int = 0,
+        longest: int = 0,
     ) -> None:
         """Plans. `tensors`: by name of tea_tensor, with Q, K, V and O. `options`: problem text."""
         self._library, self._kept = library, tensors
         q, k = tensors["Q"], tensors["K"]
         text = (
             f"dtype={NAMES[q.dtype]} heads_q={q.shape[1]} heads_kv={k.shape[1]} "
-            f"seqlen_q={q.shape[2]} dim_qk={q.shape[3]} {options}"
+            f"dim_qk={q.shape[3]} {options}"
         )
         self._sizes = None
-        if max_kv:
-            text += f" kv_form=paged page_size={k.shape[2]}"
+        if longest:
+            text += " q_form=ragged kv_form=ragged"
+            batch = len(tensors["CU_SEQLENS_Q"]) - 1
+            self._sizes = (batch, longest, longest, q.shape[2], k.shape[2], 0, 0)
+        elif max_kv:
+            text += f" seqlen_q={q.shape[2]} kv_form=paged page_size={k.shape[2]}"
             self._sizes = (q.shape[0], 0, max_kv, 0, 0, k.shape[0], k.shape[0])
         else:
-            text += f" batch={q.shape[0]} seqlen_kv={k.shape[2]}"
+            text += f" batch={q.shape[0]} seqlen_q={q.shape[2]} seqlen_kv={k.shape[2]}"
         sides = ("Q", "K", "V", "O", "DOUT", "DQ", "DK", "DV")
         for name in sides:
             if name in tensors:
-                text += f" {name.lower()}={strides(tensors[name])}"
+                text += f" {name.lower()}={strides(tensors[name], bool(longest))}"
         problem = ctypes.create_string_buffer(PROBLEM_BYTES)
         ctypes.c_uint32.from_buffer(problem).value = PROBLEM_BYTES  # struct_size
         library.require("tea_problem_parse", text.encode(), problem)
