@@ -1,6 +1,6 @@
 """Drives the program of a rank: by torch.distributed, or all ranks in one process in lock-step."""
 
-import contextlib
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,17 +10,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from te_attention.torch._cp_exchange import Exchange, Program
+from te_attention.torch._cp_watch import Guard
+
+_guards: dict[str, Guard] = {}  # by the names of groups
 
 
 def drive(program: Program, transport: "GroupTransport") -> object:
     """Runs a program to its end; returns its result."""
-    value = None
-    while True:
-        try:
+    value, transport.driver = None, threading.get_ident()
+    try:
+        while True:
             request = program.send(value)
-        except StopIteration as stop:
-            return stop.value
-        value = transport.post(request) if isinstance(request, Exchange) else request.wait()
+            value = transport.post(request) if isinstance(request, Exchange) else request.wait()
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        transport.driver = None
 
 
 class _Done:
@@ -62,6 +67,8 @@ class GroupTransport:
         self.sizes = [dist.get_world_size(g) for g in self.groups]
         self.backend = dist.get_backend(self.groups[0])
         self.tags: dict[tuple[int, int], int] = defaultdict(int)
+        self.driver: int | None = None  # the thread that drives a program
+        self.places: dict[int, tuple[dist.ProcessGroup, int]] = {}  # of _locate()
 
     @property
     def world(self) -> int:
@@ -76,6 +83,13 @@ class GroupTransport:
         return self.ranks[1] * self.sizes[0] + self.ranks[0]
 
     def _locate(self, peer: int) -> tuple[dist.ProcessGroup, int]:
+        """The group that this rank shares with another one, and the rank of that one there."""
+        place = self.places.get(peer)
+        if place is None:
+            place = self.places[peer] = self._find(peer)
+        return place
+
+    def _find(self, peer: int) -> tuple[dist.ProcessGroup, int]:
         if len(self.groups) == 1:
             return self.groups[0], peer
         outer, inner = divmod(peer, self.sizes[0])
@@ -88,7 +102,7 @@ class GroupTransport:
             )
         return self.groups[1], outer
 
-    def post(self, exchange: Exchange) -> _Works | _Done:
+    def post(self, exchange: Exchange) -> "_Works | _Done":
         """Starts a transfer."""
         if not (exchange.sends or exchange.receives):
             return _Done()
@@ -96,25 +110,49 @@ class GroupTransport:
             return self._post_nccl(exchange)
         return self._post_gloo(exchange)
 
-    def _post_nccl(self, exchange: Exchange) -> _Works:
-        current = torch.cuda.current_stream()
-        if self.stream is not None:
-            self.stream.wait_stream(current)
-        context = contextlib.nullcontext()
-        if self.stream is not None:
-            context = torch.cuda.stream(self.stream)
-        by_group: dict[int, list] = defaultdict(list)
-        for operation, messages in ((dist.isend, exchange.sends), (dist.irecv, exchange.receives)):
-            for peer, tensor in messages:
-                group, rank = self._locate(peer)
-                if self.stream is not None:
-                    tensor.record_stream(self.stream)
-                by_group[id(group)].append(
-                    dist.P2POp(operation, tensor, group=group, group_peer=rank)
+    def _guard(self, group: dist.ProcessGroup) -> Guard:
+        """Of a group, made at its first transfer."""
+        guard = _guards.get(group.group_name)
+        if guard is None or guard.group is not group:
+            guard = _guards[group.group_name] = Guard(group, lambda: self.driver)
+        return guard
+
+    def _post_nccl(self, exchange: Exchange) -> "_Works":
+        kept = [tensor for _, tensor in (*exchange.sends, *exchange.receives)]
+        if self.stream is None:
+            return _Works(self._begin(exchange), kept=kept)
+        self.stream.wait_stream(torch.cuda.current_stream())
+        for tensor in kept:
+            tensor.record_stream(self.stream)
+        with torch.cuda.stream(self.stream):
+            return _Works(self._begin(exchange), kept=kept)
+
+    def _begin(self, exchange: Exchange) -> list[dist.Work]:
+        """One batch for each group. dist.batch_isend_irecv() does the same in twice the time."""
+        works, groups = [], self.groups
+        for group in groups:
+            batch = [
+                (begin, tensor, rank)
+                for begin, messages in (
+                    (group.send, exchange.sends),
+                    (group.recv, exchange.receives),
                 )
-        with context:
-            works = [w for ops in by_group.values() for w in dist.batch_isend_irecv(ops)]
-        return _Works(works, kept=[t for _, t in (*exchange.sends, *exchange.receives)])
+                for peer, tensor in messages
+                for owner, rank in (self._locate(peer),)
+                if owner is group
+            ]
+            if not batch:
+                continue
+            guard = self._guard(group)
+            guard.check()
+            device = batch[0][1].device
+            group._start_coalescing(device)
+            for begin, tensor, rank in batch:
+                begin([tensor], rank, 0)
+            work = group._end_coalescing(device)
+            guard.works.append(work)
+            works.append(work)
+        return works
 
     def _tag(self, sender: int, receiver: int) -> int:
         """The number of a message between two ranks, the same on both."""
