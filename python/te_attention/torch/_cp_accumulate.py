@@ -9,6 +9,7 @@ from te_attention.torch._arguments import Arguments
 from te_attention.torch._cp_layout import Shard, Side
 from te_attention.torch._cp_parts import (
     Operands,
+    Prepared,
     Problem,
     merge_rows,
     run_backward,
@@ -61,12 +62,12 @@ def region_of(side: Side, shard: Shard, pieces: tuple[int, ...]) -> Region:
     return found
 
 
-def statistic_like(p: Problem, q: Tensor, value: float) -> Tensor:
-    """A tensor of the shape of LSE."""
+def statistic_like(p: Problem, q: Tensor) -> Tensor:
+    """Memory of the shape of LSE."""
     heads, rows = q.shape[p.q.heads_axis], q.shape[p.q.axis]
     batch = () if p.q.ragged else (q.shape[1 if p.q.format == "sbhd" else 0],)
     shape = (rows, heads) if p.q.ragged else (*batch, heads, rows)
-    return torch.full(shape, value, dtype=statistic_dtype(q), device=q.device)
+    return torch.empty(shape, dtype=statistic_dtype(q), device=q.device)
 
 
 def empty_o(q: Tensor, dim_v: int, dtype: torch.dtype, form: str) -> Tensor:
@@ -85,21 +86,36 @@ class Output:
         q = operands.q
         self.dtype = operands.dtype if direct else wide(operands.dtype)
         self.o = empty_o(q, dim_v, self.dtype, p.q.format)
-        self.lse = statistic_like(p, q, -torch.inf)
-        self.max = statistic_like(p, q, -torch.inf) if p.max_logit else None
+        self.lse = statistic_like(p, q)
+        self.max = statistic_like(p, q) if p.max_logit else None
         self.written: set[int] = set()
         self.scratch: tuple | None = None
         self.views: dict[tuple, tuple] = {}  # of O or of the part, by their pieces
 
-    def add(self, pieces: tuple[int, ...], arguments: Arguments) -> None:
+    def add(self, pieces: tuple[int, ...], arguments: Arguments | Prepared) -> None:
         """Computes a part."""
         region = region_of(self.p.q, self.shard, pieces)
-        first = not (region.pieces & self.written)
+        first = self.written.isdisjoint(region.pieces)
         views = self._views(region, pieces, is_part=not first)
         run_forward(*views, arguments, self.operands.scales)
         if not first:
+            self._clear_statistics(region.pieces - self.written)
             self._merge(self._views(region, pieces, is_part=False), views)
         self.written |= region.pieces
+
+    def _clear_statistics(self, pieces: Iterable[int]) -> None:
+        """Of rows to which no part has written."""
+        for i in pieces:
+            region = region_of(self.p.q, self.shard, (i,))
+            for statistic in (self.lse, self.max):
+                if statistic is not None:
+                    region.of_rows(statistic).fill_(-torch.inf)
+
+    def replace(self, pieces: tuple[int, ...], arguments: Arguments | Prepared) -> None:
+        """Computes a part, whose rows have results that do not count."""
+        region = region_of(self.p.q, self.shard, pieces)
+        views = self._views(region, pieces, is_part=False)
+        run_forward(*views, arguments, self.operands.scales)
 
     def _views(self, region: Region, pieces: tuple[int, ...], is_part: bool) -> tuple:
         key = (pieces, is_part)
@@ -136,7 +152,9 @@ class Output:
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """O in the type of sums, LSE and the row maxima of the parts so far."""
-        _clear(self.p.q, self.shard, set(range(len(self.shard.pieces))) - self.written, [self.o])
+        missing = set(range(len(self.shard.pieces))) - self.written
+        _clear(self.p.q, self.shard, missing, [self.o])
+        self._clear_statistics(missing)
         return self.o, self.lse, self.max
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -226,7 +244,7 @@ class Gradients:
         pieces: tuple[tuple[int, ...], tuple[int, ...]],
         sums: "KeySums",
         incoming: tuple[Tensor, Tensor | None, Tensor, Tensor],
-        arguments: Arguments,
+        arguments: Arguments | Prepared,
         sink: bool = False,
     ) -> None:
         """Computes a part; `incoming`: dO, dLSE, O and LSE of all rows."""

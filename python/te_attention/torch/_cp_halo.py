@@ -1,12 +1,12 @@
 """Halo: a rank receives the rows of K and V that its queries attend to, and no others."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from te_attention.torch._cp_exchange import exchange_all
+from te_attention.torch._cp_exchange import Exchange, exchange_all
 from te_attention.torch._cp_layout import SHIFT, Number, Piece, Shard, Side
 from te_attention.torch._cp_parts import UNBOUNDED, Problem, flat, unflat
 
@@ -16,16 +16,19 @@ MOST = 256  # plans that are kept
 _PLANS: dict[tuple, "HaloPlan"] = {}
 
 
-def halo_plan(p: Problem) -> "HaloPlan":
-    """Which rows travel. That of a dense problem is made once."""
+def halo_plan(p: Problem, local: bool = False) -> "HaloPlan":
+    """Which rows travel. That of a dense problem is made once.
+
+    `local`: the rows of a rank are one sequence (_cp_window.py), where the problem splits.
+    """
     if p.q.ragged or p.kv.ragged or isinstance(p.shift, Tensor):
         return HaloPlan(p)
     key = (p.format, p.world, p.rank, p.q.zigzag, p.q.length, p.kv.length, p.causal, p.window,
-           p.shift)  # fmt: skip
+           p.shift, local)  # fmt: skip
     if key not in _PLANS:
         if len(_PLANS) >= MOST:
             _PLANS.clear()
-        _PLANS[key] = HaloPlan(p)
+        _PLANS[key] = HaloPlan(p, local)
     return _PLANS[key]
 
 
@@ -52,6 +55,17 @@ def _splits(p: Problem) -> bool:
     return left != UNBOUNDED and (p.causal or right == 0) and p.shift == 0
 
 
+def _runs(keys: Tensor, rows: Tensor) -> list[tuple[int, int]]:
+    """(first, count) of rows that follow each other both in the shard and in the sequence."""
+    if not len(rows):
+        return []
+    position = keys[rows]
+    breaks = ((rows.diff() != 1) | (position.diff() != 1)).nonzero()[:, 0] + 1
+    begins = [0, *breaks.tolist()]
+    ends = [*begins[1:], len(rows)]
+    return [(int(rows[a]), b - a) for a, b in zip(begins, ends, strict=True)]
+
+
 class HaloPlan:
     """Rows of each rank's shard that another one needs, as indices along the axis of rows.
 
@@ -60,11 +74,13 @@ class HaloPlan:
     and all others, which attend to keys of this rank alone, so that no copy of those is made.
     """
 
-    def __init__(self, p: Problem) -> None:
+    def __init__(self, p: Problem, local: bool = False) -> None:
         self.p = p
+        self.memo: dict = {}  # of the arguments of parts
         self.q, self.kv = _host_side(p.q), _host_side(p.kv)
         self.device = p.kv.starts.device if p.kv.ragged else None
         self.splits = _splits(p)
+        self.local = local and self.splits
         self.rows = self._rows() if self.splits else p.q.shard(p.rank)
         self.count = p.kv.starts.shape[0] - 1 if p.kv.ragged else 1
         keys = [self._keys(r) for r in range(p.world)]
@@ -77,15 +93,97 @@ class HaloPlan:
         self.sizes = [len(i) for i in self.wanted]
         self.shards = [(self._shard(held[self.order], a, b), 0) for a, b in spans[p.rank]]
         self._moved: dict[torch.device, list[Tensor]] = {}
+        if self.local:
+            self._find_runs(keys)
 
-    def _first_rows(self, piece: Piece) -> int:
-        """How many rows of a piece attend to keys before it."""
-        return min(self.p.window[0], piece.end - piece.begin) if piece.begin else 0
+    def _find_runs(self, keys: list[Tensor]) -> None:
+        """Rows that follow each other in a shard and where they are held: contiguous memory."""
+        rank, at, places = self.p.rank, 0, self.back.split(self.sizes)
+        self.gives = [_runs(keys[rank], i) for i in self.given]  # (first row of the shard, count)
+        self.takes = []  # (first held row, count)
+        for r in range(self.p.world):
+            at, rows = 0, []
+            for _, count in _runs(keys[r], self.wanted[r]):
+                rows.append((int(places[r][at]), count))
+                at += count
+            self.takes.append(rows)
+        spans = sorted((s.pieces[0].local, s.pieces[0].end - s.pieces[0].begin)
+                       for s, _ in self.shards)  # fmt: skip
+        spans = [(begin, begin + count) for begin, count in spans if count]
+        # Whether no two pieces need the same held row.
+        self.apart = all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+
+    def start(self, keys: tuple[Tensor, Tensor]) -> tuple[Exchange, list[Tensor], Callable]:
+        """The transfer of the wanted rows, their memory, and what completes it afterwards."""
+        axis, exchange, late = self.p.kv.axis, Exchange(), []
+        total = sum(self.sizes)
+        held = [torch.empty(self._shape(t, total), dtype=t.dtype, device=t.device) for t in keys]
+        for r in range(self.p.world):
+            if r == self.p.rank:
+                continue
+            for begin, count in self.gives[r]:
+                exchange.sends += [(r, t.narrow(axis, begin, count).contiguous()) for t in keys]
+            for begin, count in self.takes[r]:
+                for t in held:
+                    rows = t.narrow(axis, begin, count)
+                    message = rows if rows.is_contiguous() else torch.empty_like(
+                        rows, memory_format=torch.contiguous_format)  # fmt: skip
+                    exchange.receives.append((r, message))
+                    if message is not rows:
+                        late.append((rows, message))
+
+        def complete() -> None:
+            for (begin, count), (to, _) in self._own():
+                for t, h in zip(keys, held, strict=True):
+                    h.narrow(axis, to, count).copy_(t.narrow(axis, begin, count))
+            for rows, message in late:
+                rows.copy_(message)
+
+        return exchange, held, complete
+
+    def _own(self) -> list:
+        return list(zip(self.gives[self.p.rank], self.takes[self.p.rank], strict=True))
+
+    def send_back(self, total: list[Tensor], keys: tuple[Tensor, Tensor]) -> tuple:
+        """The transfer of sums of dK and dV to their owners, and what adds the received ones."""
+        axis, exchange, received = self.p.kv.axis, Exchange(), []
+        for r in range(self.p.world):
+            if r == self.p.rank:
+                continue
+            for begin, count in self.takes[r]:
+                exchange.sends += [(r, t.narrow(axis, begin, count).contiguous()) for t in total]
+            for begin, count in self.gives[r]:
+                for i, t in enumerate(total):
+                    shape = self._shape(keys[i], count)
+                    message = torch.empty(shape, dtype=t.dtype, device=t.device)
+                    exchange.receives.append((r, message))
+                    received.append((i, begin, count, message))
+
+        def add(sums: list[Tensor]) -> None:
+            for i, begin, count, message in received:
+                sums[i].narrow(axis, begin, count).add_(message)
+
+        return exchange, add
+
+    def add_own(self, total: list[Tensor], sums: list[Tensor]) -> None:
+        """Adds sums of held rows to those of the own rows."""
+        axis = self.p.kv.axis
+        for (begin, count), (at, _) in self._own():
+            for to, t in zip(sums, total, strict=True):
+                to.narrow(axis, begin, count).add_(t.narrow(axis, at, count))
+
+    def _first_rows(self, pieces: tuple[Piece, ...], i: int) -> int:
+        """How many rows of a piece attend to keys before it that are not just before it here."""
+        piece, start = pieces[i], pieces[i].begin
+        if self.local and i and pieces[i - 1].end == start:
+            start = pieces[i - 1].begin
+        reach = self.p.window[0] - (piece.begin - start)
+        return max(min(reach, piece.end - piece.begin), 0) if start else 0
 
     def _rows(self) -> Shard:
         whole, pieces = self.q.shard(self.p.rank), []
-        for x in whole.pieces:
-            n = self._first_rows(x)
+        for i, x in enumerate(whole.pieces):
+            n = self._first_rows(whole.pieces, i)
             pieces.append(Piece(x.begin, x.begin + n, x.local))
             pieces.append(Piece(x.begin + n, x.end, x.local + n))
         return Shard(tuple(pieces), whole.size)
@@ -107,8 +205,9 @@ class HaloPlan:
             shifts = (shift, shift)
         left, right = p.window
         right = 0 if p.causal else right
-        for piece in self.q.shard(rank).pieces:
-            last_row = piece.begin + self._first_rows(piece) if self.splits else piece.end
+        pieces = self.q.shard(rank).pieces
+        for i, piece in enumerate(pieces):
+            last_row = piece.begin + self._first_rows(pieces, i) if self.splits else piece.end
             begin, end = (_on_host(n, self.count) for n in (piece.begin, last_row))
             if not p.kv.ragged and p.q.ragged:  # sequences of queries differ, those of keys do not
                 begin = begin.min()[None] if begin.numel() else begin.new_zeros(1)

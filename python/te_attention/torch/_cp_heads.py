@@ -282,7 +282,7 @@ class Heads:
     def nothing(self, operands: Operands, keys: tuple[Tensor, Tensor]) -> tuple:
         """O, LSE and row maxima of no heads."""
         o = empty_o(operands.q, keys[1].shape[-1], operands.dtype, self.p.q.format)
-        lse = statistic_like(self.p, operands.q, -torch.inf)
+        lse = statistic_like(self.p, operands.q).fill_(-torch.inf)
         return o, lse, lse.clone() if self.p.max_logit else None
 
     def no_gradients(self, operands: Operands, keys: tuple[Tensor, Tensor]) -> tuple:

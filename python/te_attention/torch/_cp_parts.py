@@ -338,6 +338,33 @@ def arguments_of(
     )
 
 
+class Prepared(NamedTuple):
+    """The arguments of operators where nothing but q, k and v differs from call to call."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rest: tuple  # without trailing defaults
+
+
+def can_prepare(p: Problem, operands: Operands) -> bool:
+    """Whether the arguments of a part are kept, apart from its rows of q, k and v."""
+    others = (operands.bias, operands.sink, operands.slopes, operands.rng_state, *operands.descales)
+    return not (any(t is not None for t in others) or operands.head or operands.scales
+                or p.max_logit or p.q.has_lengths or p.kv.has_lengths)  # fmt: skip
+
+
+def prepare(arguments: Arguments) -> tuple:
+    """The constant arguments of Prepared."""
+    return trimmed(arguments)[NUM_INPUTS:]
+
+
+def _values(arguments: Arguments | Prepared) -> tuple:
+    if type(arguments) is Prepared:
+        return (*arguments[:NUM_INPUTS], *arguments.rest)
+    return trimmed(arguments)
+
+
 def _in_fp8(arguments: Arguments) -> Arguments:
     q, k, v = (t.view(E4M3.torch) for t in arguments[:NUM_INPUTS])
     return arguments._replace(q=q, k=k, v=v)
@@ -347,12 +374,12 @@ def run_forward(
     o: Tensor,
     lse: Tensor,
     max_logit: Tensor | None,
-    arguments: Arguments,
+    arguments: Arguments | Prepared,
     scales: "Scales | None" = None,
 ) -> None:
     """Writes O, LSE and the row maxima of a part."""
     if scales is None:
-        OPS.part_forward.default(o, lse, max_logit, *trimmed(arguments))
+        OPS.part_forward.default(o, lse, max_logit, *_values(arguments))
         return
     given = scales.of_forward()
     OPS.fp8_part_forward.default(o, lse, max_logit, *given, *trimmed(_in_fp8(arguments)))
@@ -362,13 +389,14 @@ def run_backward(
     gradients: tuple[Tensor, Tensor, Tensor],
     incoming: tuple[Tensor, Tensor | None, Tensor, Tensor],
     wants: tuple[bool, bool],
-    arguments: Arguments,
+    arguments: Arguments | Prepared,
     scales: "Scales | None" = None,
 ) -> tuple[Tensor, Tensor]:
     """Writes dQ, dK and dV of a part; dbias and dsink."""
-    arguments = arguments._replace(max_logit=False)
+    if type(arguments) is not Prepared:
+        arguments = arguments._replace(max_logit=False)
     if scales is None:
-        return OPS.part_backward.default(*gradients, *incoming, *wants, *trimmed(arguments))
+        return OPS.part_backward.default(*gradients, *incoming, *wants, *_values(arguments))
     incoming = (incoming[0].view(E5M2.torch), *incoming[1:])
     return OPS.fp8_part_backward.default(
         *(*gradients, *incoming, *wants), *scales.of_backward(), *trimmed(_in_fp8(arguments))

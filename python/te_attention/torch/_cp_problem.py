@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from te_attention.torch._arguments import FORMATS, Arguments, formats_of
+from te_attention.torch._arguments import FORMATS, NUM_INPUTS, Arguments, formats_of
 from te_attention.torch._cp_layout import Side
 from te_attention.torch._cp_parts import UNBOUNDED, Problem
 from te_attention.torch._cp_run import Inputs
@@ -150,8 +150,9 @@ def problem_of(
     how = (world, rank, strategy, inner, zigzag, seqlens, fp8)
     if a.cu_seqlens_q is not None or a.cu_seqlens_kv is not None:
         return make_problem(a, *how)
-    key = (*how[:-2], fp8, repr(seqlens), a.q.device,
-           *[(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in a])  # fmt: skip
+    key = (*how[:-2], fp8, repr(seqlens), a.q.device, a.q.shape, a.q.dtype,
+           a.k.shape, a.k.dtype, a.v.shape)  # fmt: skip
+    key = (*key, *[(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in a[NUM_INPUTS:]])
     kept = _problems.get(key)
     if kept is not None:
         return kept, inputs_of(a)

@@ -10,7 +10,16 @@ from te_attention.torch._arguments import Arguments
 from te_attention.torch._cp_accumulate import Gradients, KeySums, Output, region_of
 from te_attention.torch._cp_exchange import Exchange, Program
 from te_attention.torch._cp_layout import Shard
-from te_attention.torch._cp_parts import Operands, Part, Problem, arguments_of, ring_parts
+from te_attention.torch._cp_parts import (
+    Operands,
+    Part,
+    Prepared,
+    Problem,
+    arguments_of,
+    can_prepare,
+    prepare,
+    ring_parts,
+)
 
 Keys = tuple[Tensor, Tensor]
 
@@ -43,7 +52,7 @@ def _peer(p: Problem, member: int) -> int:
     return member % p.members * p.group + p.rank % p.group
 
 
-def _positions(p: Problem, operands: Operands) -> bool:
+def positions_matter(p: Problem, operands: Operands) -> bool:
     """Whether more than the mask depends on positions."""
     return bool(p.dropout) or p.alibi or operands.slopes is not None or operands.bias is not None
 
@@ -74,13 +83,14 @@ class Ring:
 
     def __init__(self, p: Problem, operands: Operands, keys: Keys) -> None:
         self.p, self.operands, self.keys = p, operands, keys
-        self.positions = _positions(p, operands)
+        self.positions = positions_matter(p, operands)
         found = p.memo.get(("ring", self.positions))
         if found is None:
             parts, sends, receives = ring_parts(p, self.positions)
-            found = (parts, sends, receives, p.members == 1 and _is_direct(p, parts))
+            found = (parts, sends, receives, p.members == 1 and _is_direct(p, parts), {})
             p.memo["ring", self.positions] = found
-        self.parts, self.sends, self.receives, self.direct = found
+        self.parts, self.sends, self.receives, self.direct, self.kept = found
+        self.prepares = can_prepare(p, operands)
 
     def own_parts(self) -> tuple[list[Part], list[Part]]:
         """Parts of backward with the own keys. The second ones wait for the end.
@@ -121,29 +131,19 @@ class Ring:
     def like(self, source: int, dtype: torch.dtype) -> Keys:
         return keys_like(self.p, self.keys, shard_of_keys(self.p, source).size, dtype)
 
-    def arguments(self, part: Part, held: Keys) -> Arguments:
-        """Those of a part. Where nothing of them is on a device, all but the tensors is kept."""
-        p, operands, key = self.p, self.operands, ("arguments", part, self.positions)
-        shard = shard_of_keys(p, part.source)
-        kept = p.memo.get(key)
-        if kept is None or operands.bias is not None:
-            kept = arguments_of_part(p, operands, part, held, (shard_of(p), shard), self.direct)
-            if not p.q.has_lengths and not p.kv.has_lengths and not operands.head:
-                p.memo[key] = kept._replace(q=None, k=None, v=None, sink=None, slopes=None,
-                                            rng_state=None, k_descale=None,
-                                            v_descale=None)  # fmt: skip
-            return kept
-        q, keys = region_of(p.q, shard_of(p), part.q), region_of(p.kv, shard, part.kv)
-        return kept._replace(
-            q=q.of(operands.q),
-            k=keys.of(held[0]),
-            v=keys.of(held[1]),
-            sink=operands.sink if self.direct else None,
-            slopes=operands.slopes,
-            rng_state=operands.rng_state,
-            k_descale=operands.descales[0],
-            v_descale=operands.descales[1],
-        )
+    def arguments(self, part: Part, held: Keys) -> Arguments | Prepared:
+        """Those of a part. All but q, k and v is kept where nothing else is on a device."""
+        p, operands = self.p, self.operands
+        kept = self.kept.get(part) if self.prepares else None
+        if kept is None:
+            mine, shard = shard_of(p), shard_of_keys(p, part.source)
+            made = arguments_of_part(p, operands, part, held, (mine, shard), self.direct)
+            if self.prepares:
+                regions = (region_of(p.q, mine, part.q), region_of(p.kv, shard, part.kv))
+                self.kept[part] = (*regions, prepare(made))
+            return made
+        rows, columns, rest = kept
+        return Prepared(rows.of(operands.q), columns.of(held[0]), columns.of(held[1]), rest)
 
     def length(self) -> int:
         """How many members further the own keys go."""

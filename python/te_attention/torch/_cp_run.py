@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from te_attention.torch import _cp_window as window
 from te_attention.torch._cp_accumulate import gradient_of_sink
 from te_attention.torch._cp_columns import gather, of_gathered, of_window, scatter
 from te_attention.torch._cp_exchange import Program, shared_state, sum_over_ranks
@@ -14,6 +15,7 @@ from te_attention.torch._cp_parts import Descales, Operands, Problem
 from te_attention.torch._cp_queries import Queries
 from te_attention.torch._cp_ring import Keys, Ring, backward_ring, forward_ring
 
+Halo = tuple[Tensor | None, Tensor | None]  # K and V of other ranks' rows
 RINGS = ("ring", "a2a")  # a2a: a ring of one member
 
 
@@ -39,6 +41,7 @@ class Saved:
     keys: Keys
     o: Tensor
     lse: Tensor
+    halo: Halo = (None, None)
 
 
 def forward(p: Problem, x: Inputs) -> Program:
@@ -51,6 +54,7 @@ def forward(p: Problem, x: Inputs) -> Program:
         (q, k, v), scales = yield from cast_inputs(p, q, k, v)
     operands = Operands(q, x.bias, x.sink, x.slopes, rng, scales=scales, descales=x.descales)
     keys: Keys = (k, v)
+    halo: Halo = (None, None)
     heads = Heads(p) if p.group > 1 else None
     if heads is not None:
         operands, keys = yield from heads.to_heads(operands, keys)
@@ -64,11 +68,14 @@ def forward(p: Problem, x: Inputs) -> Program:
         natural = yield from gather(p, keys)
         result = of_gathered(p, operands, natural).forward()
     else:
-        plan = halo_plan(p)
-        held = yield from plan.collect(keys)
-        result = of_window(p, operands, plan, held, keys).forward()
+        plan = halo_plan(p, window.serves(p, operands))
+        if plan.local:
+            result, halo = yield from window.forward_window(p, operands, keys, plan)
+        else:
+            held = yield from plan.collect(keys)
+            result = of_window(p, operands, plan, held, keys).forward()
     o, lse, most = result
-    saved = Saved(operands, keys, o, lse)
+    saved = Saved(operands, keys, o, lse, halo)
     if heads is not None:
         o, lse, most = yield from heads.to_rows(o, lse, most)
     return (o, lse, most), saved
@@ -84,6 +91,12 @@ def backward(p: Problem, x: Inputs, saved: Saved, dout: Tensor, dlse: Tensor | N
     if heads is not None:
         dout, dlse = yield from heads.gradients_to_heads(dout, dlse)
     incoming = (dout, dlse, saved.o, saved.lse)
+    if saved.halo[0] is not None:
+        plan = halo_plan(p, local=True)
+        dq, sums = yield from window.backward_window(
+            p, operands, keys, plan, saved.halo, incoming
+        )
+        return dq, *sums, None, None
     direct = False
     if heads is not None and heads.idle:
         grads, sums = heads.no_gradients(operands, keys)

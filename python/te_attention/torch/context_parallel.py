@@ -174,7 +174,7 @@ class _ContextParallel(torch.autograd.Function):
         operands = saved.operands
         ctx.scales = operands.scales
         ctx.save_for_backward(
-            *(q, k, v, bias, sink, saved.o, saved.lse, *saved.keys),
+            *(q, k, v, bias, sink, saved.o, saved.lse, *saved.keys, *saved.halo),
             *(operands.q, operands.bias, operands.sink, operands.slopes, operands.rng_state),
         )
         ctx.set_materialize_grads(False)
@@ -187,7 +187,8 @@ class _ContextParallel(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout, dlse=None, _dmax=None):
         q, k, v, bias, sink, o, lse, held_k, held_v, *rest = ctx.saved_tensors
-        saved = Saved(Operands(*rest, ctx.head, ctx.scales), (held_k, held_v), o, lse)
+        halo, rest = tuple(rest[:2]), rest[2:]
+        saved = Saved(Operands(*rest, ctx.head, ctx.scales), (held_k, held_v), o, lse, halo)
         x = Inputs(q, k, v, bias, sink)
         if dout is None:  # every rank takes part in the transfers
             dout = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
