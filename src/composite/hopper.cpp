@@ -13,7 +13,7 @@ namespace {
 
 // Whether runs of a problem may be served by the portable engine instead: the number of queries
 // decides whether the Hopper kernels serve a run.
-bool needs_portable(const Problem& p) { return p.kv_form == TEA_PAGED && p.q_form == TEA_RAGGED; }
+bool needs_portable(const Problem& p) { return hopper::decodes_only(p) && p.q_form == TEA_RAGGED; }
 
 }  // namespace
 

@@ -71,13 +71,14 @@ struct Hopper : Executable {
 struct NamedStrides {
   const char* name;
   const tea_strides& s;
+  int64_t multiple = 8;  // of 16 bytes
 };
 std::string bad_stride(std::initializer_list<NamedStrides> rows) {
   for (const auto& row : rows)
     for (const int64_t stride : {row.s.batch, row.s.seq, row.s.head})
-      if (stride % 8 || stride >= int64_t{1} << 39)
+      if (stride % row.multiple || stride >= int64_t{1} << 39)
         return "a stride of " + std::string(row.name) + " is " + shown(stride) +
-               "; needs a multiple of 8, less than 2^39";
+               "; needs a multiple of " + shown(row.multiple) + ", less than 2^39";
   return "";
 }
 
@@ -106,6 +107,8 @@ constexpr Known kKnown[] = {
     {"dropout"},
     {"scale"},
     {"has_scale", below(2)},
+    {"kv_dtype", 1u << TEA_E4M3 | 1u << TEA_E5M2},
+    {"kv_scale", below(2)},
 };
 
 // The arguments of a run of which only the sizes are known.
@@ -125,8 +128,10 @@ std::string decode_limit(const Problem& p, Geometry size) {
 
 std::span<const Known> known_fields() { return kKnown; }
 
+bool decodes_only(const Problem& p) { return p.kv_form == TEA_PAGED || p.kv_dtype; }
+
 bool serves(const Problem& p, const Run& run) {
-  return p.kv_form != TEA_PAGED || run_decode_limit(p, make_arguments(p, run)).empty();
+  return !decodes_only(p) || run_decode_limit(p, make_arguments(p, run)).empty();
 }
 
 Attempt plan(const Problem& p, const Device& device) {
@@ -141,11 +146,15 @@ Attempt plan(const Problem& p, const Device& device) {
   TEA_REFUSE_IF(p.seqlen_kv > kMaxSeqlen,
                 "seqlen_kv is " + shown(p.seqlen_kv) + "; needs at most 2^30");
   const Geometry size = default_geometry(p);
+  const int64_t of_kv = 16 / dtype_bytes(p.kv_type());
   const std::string stride =
-      bad_stride({{"q", size.q}, {"k", size.k}, {"v", size.v}, {"o", size.o}});
+      bad_stride({{"q", size.q}, {"k", size.k, of_kv}, {"v", size.v, of_kv}, {"o", size.o}});
   TEA_REFUSE_IF(!stride.empty(), stride);
   const std::string limit = decode_limit(p, size);
-  TEA_REFUSE_IF(p.kv_form == TEA_PAGED && !limit.empty(), "kv_form is paged, where " + limit);
+  TEA_REFUSE_IF(decodes_only(p) && !limit.empty(),
+                (p.kv_dtype ? "kv_dtype is " + std::string(dtype_name(p.kv_dtype))
+                            : std::string("kv_form is paged")) +
+                    ", where " + limit);
   auto ready = std::make_unique<Hopper>(p, device.index);
   if (p.q_form == TEA_RAGGED) return ready;
   if (!limit.empty() && p.seqlen_q < kFewRows)

@@ -1,5 +1,5 @@
-// The engine for GPUs of compute capability 9.0, for 16-bit types without FP8. It serves paged KV
-// where queries are few.
+// The engine for GPUs of compute capability 9.0, for 16-bit types. It serves paged KV
+// and KV in FP8 where queries are few.
 // Another engine runs the backward pass of problems that its own kernels do not serve.
 #pragma once
 #include "core/engine.h"
@@ -11,7 +11,10 @@ namespace tea::hopper {
 Attempt plan(const Problem& problem, const Device& device);
 uint64_t workspace(const Problem& problem, const Geometry& size, Direction direction);
 
-// Whether its forward kernels serve a run of a problem that plan() has accepted: false for paged KV
+// Whether the decoding kernels alone serve a problem: paged KV, and KV in FP8.
+bool decodes_only(const Problem& problem);
+
+// Whether its forward kernels serve a run of a problem that plan() has accepted: false for such KV
 // where the run has too many queries, whose number is not part of the problem if they are ragged.
 bool serves(const Problem& problem, const Run& run);
 

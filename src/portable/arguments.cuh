@@ -3,6 +3,7 @@
 #pragma once
 #include "gpu/amax.cuh"
 #include "gpu/arguments.cuh"
+#include "gpu/kv_scale.cuh"
 #include "portable/device/ptx.cuh"
 
 namespace tea::portable {
@@ -62,11 +63,6 @@ TEA_DEVICE int64_t first_statistic(const AttentionArguments& args, const Sequenc
 
 // An FP8 scalar that may be absent.
 TEA_DEVICE float scalar_or_1(const float* at) { return at ? *at : 1.0f; }
-
-// The scale of the keys or values of a kv head.
-TEA_DEVICE float kv_scale(const AttentionArguments& args, const float* at, int kv_head) {
-  return at ? at[kv_head * args.fp8.kv_stride] : 1.0f;
-}
 
 // Updates an amax with the maximum over the warp. All lanes must call.
 TEA_DEVICE void update_amax_by_warp(float* amax, float largest) {

@@ -54,6 +54,24 @@ TEST(HopperEngine, DecodesFewQueriesOverManyKeys) {
   EXPECT_FALSE(yields("seqlen_q=1 kv_form=paged page_size=1"));
 }
 
+TEST(HopperEngine, TakesFp8KeysAndValuesWhereQueriesAreFew) {
+  const auto cache = [](const std::string& more) {
+    return kit::answer(
+        kEngine, "dtype=bf16 kv_dtype=e4m3 heads_q=8 heads_kv=2 batch=2 seqlen_kv=512 " + more,
+        kH200);
+  };
+  EXPECT_EQ(cache("dim_qk=128 seqlen_q=4"), "accepts");
+  EXPECT_EQ(cache("dim_qk=192 dim_v=128 seqlen_q=1 kv_scale=head"), "accepts");
+  EXPECT_EQ(cache("dim_qk=128 seqlen_q=5"),
+            "kv_dtype is e4m3, where the queries of a sequence and a head of k and v are 20; needs "
+            "at most 16");
+  EXPECT_EQ(cache("dim_qk=72 seqlen_q=1"),
+            "a stride of k is 72; needs a multiple of 16, less than 2^39");
+  EXPECT_EQ(cache("dim_qk=72 seqlen_q=1 k=81920,160,80 v=81920,160,80"),
+            "kv_dtype is e4m3, where dim_qk is 72 and dim_v 72; FP8 keys and values need "
+            "multiples of 16");
+}
+
 TEST(HopperEngine, TakesPagesWhereQueriesAreFew) {
   const auto paged = [](const std::string& more) {
     return kit::answer(kEngine, "dtype=bf16 kv_form=paged page_size=16 " + more, kH200);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <span>
 
 #include "gpu/arguments.h"
 #include "hopper/device/types.h"
@@ -43,13 +44,35 @@ inline constexpr TileConfig kTiles[] = {
 // clang-format on
 inline constexpr int kNumTiles = static_cast<int>(std::size(kTiles));
 
+// Of K and V in FP8, whose blocks have half the bytes: more teams, since each must compute its
+// blocks in half the time.
+// clang-format off
+inline constexpr TileConfig kFp8KvTiles[] = {
+    {.dim = 64, .dim_v = 64, .mma_m = 1, .team_warps = 1, .teams = 8, .stages = 8},
+    {.dim = 128, .dim_v = 128, .mma_m = 1, .team_warps = 1, .teams = 8, .stages = 5, .passes = 2},
+    {.dim = 192, .dim_v = 128, .mma_m = 1, .team_warps = 1, .teams = 8, .stages = 4, .passes = 2},
+    {.dim = 256, .dim_v = 256, .mma_m = 1, .team_warps = 1, .teams = 4, .stages = 5, .passes = 4},
+};
+// clang-format on
+inline constexpr int kNumFp8KvTiles = static_cast<int>(std::size(kFp8KvTiles));
+
 // The template argument of a kernel's parts.
 struct KernelConfig {
   TileConfig tile;
-  Type type;
+  Type type;        // of Q
+  bool has_fp8_kv;  // K and V are FP8, E4M3 or E5M2
 };
 
+// The configurations that serve K and V of a type.
+inline std::span<const TileConfig> tiles_of(bool has_fp8_kv) {
+  return has_fp8_kv ? std::span<const TileConfig>(kFp8KvTiles)
+                    : std::span<const TileConfig>(kTiles);
+}
+
 // -------------------------------------------------------------------------------------- selection
+
+// Whether K and V alone are FP8.
+inline bool has_fp8_kv(const AttentionArguments& a) { return a.k.dtype != a.q.dtype; }
 
 // The rows of a tile: every query of a sequence with every query head of a group.
 inline int64_t packed_rows(const AttentionArguments& a) {
@@ -57,22 +80,23 @@ inline int64_t packed_rows(const AttentionArguments& a) {
 }
 
 // The most rows of a tile with these head dimensions, 0 if no configuration holds them.
-inline int most_rows(int dim, int dim_v) {
+inline int most_rows(bool has_fp8_kv, int dim, int dim_v) {
   int most = 0;
-  for (const TileConfig& c : kTiles)
+  for (const TileConfig& c : tiles_of(has_fp8_kv))
     if (dim <= c.dim && dim_v <= c.dim_v) most = std::max(most, c.block_m());
   return most;
 }
 // The first configuration that holds the rows and the head dimensions, or -1.
-inline int find_tile(int64_t rows, int dim, int dim_v) {
+inline int find_tile(bool has_fp8_kv, int64_t rows, int dim, int dim_v) {
+  const std::span<const TileConfig> tiles = tiles_of(has_fp8_kv);
   const auto serves = [&](const TileConfig& c) {
     return rows <= c.block_m() && dim <= c.dim && dim_v <= c.dim_v;
   };
-  const TileConfig* found = std::find_if(std::begin(kTiles), std::end(kTiles), serves);
-  return found == std::end(kTiles) ? -1 : static_cast<int>(found - kTiles);
+  const auto found = std::find_if(tiles.begin(), tiles.end(), serves);
+  return found == tiles.end() ? -1 : static_cast<int>(found - tiles.begin());
 }
 inline int select_tile(const AttentionArguments& a) {
-  return find_tile(packed_rows(a), a.dim_qk, a.dim_v);
+  return find_tile(has_fp8_kv(a), packed_rows(a), a.dim_qk, a.dim_v);
 }
 
 // --------------------------------------------------------------------- division of keys among CTAs

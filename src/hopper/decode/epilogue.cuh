@@ -57,12 +57,21 @@ struct Epilogue {
         const int row = x.first_row + 16 * m + lane() / 4 + 8 * r;
         const float sum = quad_sum(x.softmax[m].row_sum[r]);
         if (pass == 0 && lane() % 4 == 0) s.rows[x.team][row] = {x.softmax[m].row_max[r], sum};
-        float* const to = &s.o[x.team][row * T::kPassPitch + lane() % 4 * 2];
+        float* const to = &s.o[x.team][row * T::kPassPitch];
+        if constexpr (C.has_fp8_kv) {  // of 16 columns, the even ones and the odd ones
 #pragma unroll
-        for (int n = 0; n < T::kDimV / 8; ++n)
-          if (n / (T::kPassColumns / 8) == pass)
-            *reinterpret_cast<float2*>(to + n % (T::kPassColumns / 8) * 8) =
-                float2{x.o[m][4 * n + 2 * r], x.o[m][4 * n + 2 * r + 1]};
+          for (int n = 0; n < T::kDimV / 16; ++n)
+            if (n / (T::kPassColumns / 16) == pass)
+              *reinterpret_cast<float4*>(to + n % (T::kPassColumns / 16) * 16 + lane() % 4 * 4) =
+                  float4{x.o[m][8 * n + 2 * r], x.o[m][8 * n + 4 + 2 * r],
+                         x.o[m][8 * n + 2 * r + 1], x.o[m][8 * n + 4 + 2 * r + 1]};
+        } else {
+#pragma unroll
+          for (int n = 0; n < T::kDimV / 8; ++n)
+            if (n / (T::kPassColumns / 8) == pass)
+              *reinterpret_cast<float2*>(to + n % (T::kPassColumns / 8) * 8 + lane() % 4 * 2) =
+                  float2{x.o[m][4 * n + 2 * r], x.o[m][4 * n + 2 * r + 1]};
+        }
       }
   }
   TEA_DEVICE Part add_teams(int row, int column) const {
@@ -128,13 +137,14 @@ struct Epilogue {
       if (x.max) x.max[at] = result.max;
       if (x.sum_exp) x.sum_exp[at] = result.sum_exp;
     }
-    const float f = result.factor;
+    float f = result.factor;
+    if constexpr (C.has_fp8_kv) f *= kv_scale(a, a.fp8.v_inv, item.head_kv);
     const int64_t row_begin = batch * a.o.batch + position * a.o.seq + head * a.o.head;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (column + i * kHalf >= a.dim_v) break;
       float4 o = {sum.o[i].x * f, sum.o[i].y * f, sum.o[i].z * f, sum.o[i].w * f};
-      if (f == 0) o = {};  // no visible key: 0 even if O is NaN
+      if (result.factor == 0) o = {};  // no visible key: 0 even if O is NaN
       const int64_t at = row_begin + column + i * kHalf;
       if (a.o.dtype == TEA_FP32)
         *reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + at) = o;

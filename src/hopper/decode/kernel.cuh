@@ -88,13 +88,14 @@ struct DecodeKernel {
 
 // The configuration and the type are plain integers and enumerators here: see
 // forward/kernel.cuh.
-template <int kTile, Type kType>
-inline constexpr KernelConfig kKernelConfig{kTiles[kTile], kType};
+template <int kTile, Type kType, bool kHasFp8Kv>
+inline constexpr KernelConfig kKernelConfig{kHasFp8Kv ? kFp8KvTiles[kTile] : kTiles[kTile], kType,
+                                            kHasFp8Kv};
 
-template <int kTile, Type kType>
-__global__ void __launch_bounds__(kTiles[kTile].threads(), 1)
+template <int kTile, Type kType, bool kHasFp8Kv>
+__global__ void __launch_bounds__(kKernelConfig<kTile, kType, kHasFp8Kv>.tile.threads(), 1)
     decode_kernel(const __grid_constant__ LaunchParams p) {
-  DecodeKernel<kKernelConfig<kTile, kType>>::run(p);
+  DecodeKernel<kKernelConfig<kTile, kType, kHasFp8Kv>>::run(p);
 }
 
 }  // namespace tea::hopper::decode

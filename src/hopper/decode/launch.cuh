@@ -21,7 +21,7 @@ Outcome encode_maps(LaunchParams& p) {
   if (paged) layout.form = TEA_DENSE, layout.max_seqlen = layout.page_size;
   const auto encode = [&](TensorMap* to, const StridedTensor& x, const PageTable& table, int dim) {
     return encode_rows(to, x.data, x, layout, dim, a.heads_kv, paged ? table.pages : a.batch,
-                       C.type, T::kSwizzle, kBlockN);
+                       C.has_fp8_kv ? Type::kE4M3 : C.type, T::kSwizzle, kBlockN);
   };
   if (const int code = encode(&p.k, a.k, a.page_table_k, a.dim_qk))
     return failure(code, "cuTensorMapEncodeTiled of k");
@@ -31,39 +31,44 @@ Outcome encode_maps(LaunchParams& p) {
   return {};
 }
 
-template <int kTile, Type kType>
+template <int kTile, Type kType, bool kHasFp8Kv>
 Outcome launch(const KernelParams& params, cudaStream_t stream) {
-  constexpr int kSharedBytes = sizeof(typename Traits<kKernelConfig<kTile, kType>>::SharedStorage);
+  constexpr KernelConfig kConfig = kKernelConfig<kTile, kType, kHasFp8Kv>;
+  constexpr int kSharedBytes = sizeof(typename Traits<kConfig>::SharedStorage);
   static OncePerDevice allowed;
-  const void* const kernel = reinterpret_cast<const void*>(decode_kernel<kTile, kType>);
+  const void* const kernel = reinterpret_cast<const void*>(decode_kernel<kTile, kType, kHasFp8Kv>);
   int sms = 0;
   if (const Outcome ready = prepare_launch(kernel, kSharedBytes, allowed, &sms); ready.code)
     return ready;
   LaunchParams p = {params, false, {}, {}};
-  if (const Outcome made = encode_maps<kKernelConfig<kTile, kType>>(p); made.code) return made;
+  if (const Outcome made = encode_maps<kConfig>(p); made.code) return made;
   const int max_ctas = std::min(sms, kMaxCtas), heads = heads_at_once(p.args.heads_kv, max_ctas);
   p.heads_at_once = FastDivisor(heads);
   cudaLaunchConfig_t config = {};
   config.gridDim = std::max(1, num_ctas(p.args, heads, max_ctas));
-  config.blockDim = kTiles[kTile].threads();
+  config.blockDim = kConfig.tile.threads();
   config.dynamicSmemBytes = kSharedBytes, config.stream = stream;
   void* arguments[] = {&p};
   const cudaError_t code = launch_dependent(kernel, config, arguments, true);
   return code == cudaSuccess ? Outcome{} : failure(code, "the launch of the decoding kernel");
 }
 
-template <Type kType, int... kTile>
-constexpr std::array<Launcher, kNumTiles> make_launchers(std::integer_sequence<int, kTile...>) {
-  return {launch<kTile, kType>...};
+template <Type kType, bool kHasFp8Kv, int... kTile>
+constexpr std::array<Launcher, sizeof...(kTile)> make_launchers(
+    std::integer_sequence<int, kTile...>) {
+  return {launch<kTile, kType, kHasFp8Kv>...};
 }
 
 }  // namespace
 
 template <Type kType>
-Launcher find_launcher(int tile) {
+Launcher find_launcher(bool has_fp8_kv, int tile) {
   static constexpr auto kLaunchers =
-      make_launchers<kType>(std::make_integer_sequence<int, kNumTiles>());
-  return kLaunchers[static_cast<size_t>(tile)];
+      make_launchers<kType, false>(std::make_integer_sequence<int, kNumTiles>());
+  static constexpr auto kFp8KvLaunchers =
+      make_launchers<kType, true>(std::make_integer_sequence<int, kNumFp8KvTiles>());
+  const auto number = static_cast<size_t>(tile);
+  return has_fp8_kv ? kFp8KvLaunchers[number] : kLaunchers[number];
 }
 
 }  // namespace tea::hopper::decode

@@ -12,6 +12,6 @@ namespace tea::hopper::decode {
 using Launcher = Outcome (*)(const KernelParams& params, cudaStream_t stream);
 
 template <Type kType>
-Launcher find_launcher(int tile);
+Launcher find_launcher(bool has_fp8_kv, int tile);
 
 }  // namespace tea::hopper::decode

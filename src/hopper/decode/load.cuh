@@ -70,7 +70,7 @@ struct Loader {
     } else {
       at += (a.keys.form == TEA_RAGGED ? 0 : item.batch * x.batch) + key() * x.seq;
     }
-    return reinterpret_cast<int64_t>(x.data) + 2 * at;
+    return reinterpret_cast<int64_t>(x.data) + T::kKvBytes * at;
   }
 
   // Moves to the team's first block from `block` on.
@@ -129,17 +129,18 @@ struct Loader {
   // has row 0; rows: those that are valid.
   template <int kColumns>
   TEA_DEVICE void copy_rows(uint8_t* to, int64_t from, int first_lane, int rows, int dim) const {
-    constexpr int kChunks = kColumns / 8, kCopies = kBlockN * kChunks / 32;
+    constexpr int kChunks = kColumns * T::kKvBytes / 16, kCopies = kBlockN * kChunks / 32;
+    constexpr int kOfSlab = width(T::kSwizzle) / 16;
     const uint32_t base = shared_address(to);
 #pragma unroll(4)  // more would spill registers
     for (int i = 0; i < kCopies; i += T::kTeamWarps) {
       const int at = (i + warp_in_team) * 32 + lane();
       const int row = at / kChunks, chunk = at % kChunks;
       const int64_t start = __shfl_sync(0xffffffff, from, first_lane + row);
-      const bool valid = row < rows && chunk * 8 < dim;
+      const bool valid = row < rows && chunk * 16 < dim * T::kKvBytes;
       const char* const source = reinterpret_cast<const char*>(start) + (valid ? chunk * 16 : 0);
       const uint32_t offset =
-          chunk / 8 * T::kSlabBytes + swizzled(T::kSwizzle, row, chunk % 8 * 16);
+          chunk / kOfSlab * T::kSlabBytes + swizzled(T::kSwizzle, row, chunk % kOfSlab * 16);
       cp_async_16(base + offset, source, valid, kCache);
     }
   }
@@ -175,6 +176,19 @@ TEA_DEVICE void clear_slabs(const KernelParams& p, typename Traits<C>::SharedSto
       *reinterpret_cast<uint4*>(s.stages[i / T::kStages][i % T::kStages].k + at) = uint4{};
 }
 
+// Stores eight elements of a row of Q. With K in FP8, a thread has four adjacent columns of K where
+// two fragments of 16 bits have two each: the columns of each 16 are in that order.
+template <KernelConfig C>
+TEA_DEVICE void store_q(uint8_t* row, int chunk, const uint4& x) {
+  if constexpr (C.has_fp8_kv) {
+    uint8_t* const to = row + chunk / 2 * 32 + chunk % 2 * 8;
+    *reinterpret_cast<uint2*>(to) = {x.x, x.z};
+    *reinterpret_cast<uint2*>(to + 16) = {x.y, x.w};
+  } else {
+    *reinterpret_cast<uint4*>(row + chunk * 16) = x;
+  }
+}
+
 // Loads the packed rows of Q. Called by all threads of the CTA.
 template <KernelConfig C>
 TEA_DEVICE void load_q(const KernelParams& p, typename Traits<C>::SharedStorage& s,
@@ -194,7 +208,7 @@ TEA_DEVICE void load_q(const KernelParams& p, typename Traits<C>::SharedStorage&
       const int64_t at = first + query * a.q.seq + head * a.q.head + chunk * 8;
       x = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.q.data) + at);
     }
-    *reinterpret_cast<uint4*>(s.q + row * T::kPitchQ + chunk * 16) = x;
+    store_q<C>(s.q + row * T::kPitchQ, chunk, x);
   }
 }
 

@@ -1,9 +1,11 @@
 // The mainloop of a warp: S = Q K^T, softmax and O += P V over its team's key blocks of a work
 // item.
 #pragma once
+#include "gpu/kv_scale.cuh"
 #include "gpu/mma.cuh"
 #include "hopper/decode/load.cuh"
 #include "hopper/decode/score_mod.cuh"
+#include "hopper/decode/widen.cuh"
 #include "hopper/device/pipeline.cuh"
 
 namespace tea::hopper::decode {
@@ -27,6 +29,7 @@ struct Mainloop {
   OnlineSoftmax softmax[kMmaM];
   uint32_t q[kQInRegisters ? kMmaM : 1][kQInRegisters ? kSteps : 1][4];
   int unmasked_begin, unmasked_end;  // the keys that all rows attend to
+  float k_scale;                     // of K in FP8
 
   // The addresses of a lane in the 16 x 16 elements of an operand that ldmatrix_x4() reads: the 8 x
   // 8 matrices right, then below; or below, then right. The first is of the first columns of K or
@@ -38,9 +41,9 @@ struct Mainloop {
   static TEA_DEVICE uint32_t below_then_right(const void* base) {
     return shared_address(base) + swizzled(T::kSwizzle, lane() % 16, lane() / 16 * 16);
   }
-  // 16 * n columns behind `address`: the swizzle exchanges columns within a slab.
+  // 32 * n bytes behind `address`: the swizzle exchanges columns within a slab.
   static TEA_DEVICE uint32_t swizzled_columns(uint32_t address, int n) {
-    constexpr int kPerSlab = T::kSlabColumns / 16;
+    constexpr int kPerSlab = width(T::kSwizzle) / 32;
     return (address ^ n % kPerSlab * 32) + n / kPerSlab * T::kSlabBytes;
   }
   TEA_DEVICE void load_q_fragment(uint32_t (&a)[4], int m, int step) const {
@@ -53,6 +56,7 @@ struct Mainloop {
     const SequenceBounds& b = s.work.item.bounds;
     unmasked_begin = max(b.seqlen_q - 1 + b.lo, 0);
     unmasked_end = min(b.hi + 1, b.seqlen_kv);
+    if constexpr (C.has_fp8_kv) k_scale = kv_scale(p.args, p.args.fp8.k_inv, s.work.item.head_kv);
 #pragma unroll
     for (int m = 0; m < kMmaM; ++m) {
       softmax[m].start();
@@ -77,10 +81,17 @@ struct Mainloop {
 #pragma unroll
       for (int i = 0; i < 8; ++i) scores[m][i] = odd[m][i] = 0;
     const uint32_t address = right_then_below(from.k);
+    uint32_t codes[4];
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       uint32_t b[4];
-      ldmatrix_x4(b, swizzled_columns(address, k));
+      if constexpr (C.has_fp8_kv) {  // 16 keys by 32 columns at a time
+        if (k % 2 == 0) ldmatrix_x4(codes, swizzled_columns(address, k / 2));
+        widen(b[0], b[1], codes[k % 2]);
+        widen(b[2], b[3], codes[2 + k % 2]);
+      } else {
+        ldmatrix_x4(b, swizzled_columns(address, k));
+      }
 #pragma unroll
       for (int m = 0; m < kMmaM; ++m) {
         float* const to = k % 2 ? odd[m] : scores[m];
@@ -98,7 +109,38 @@ struct Mainloop {
 #pragma unroll
     for (int m = 0; m < kMmaM; ++m)
 #pragma unroll
-      for (int i = 0; i < 8; ++i) scores[m][i] += odd[m][i];
+      for (int i = 0; i < 8; ++i) {
+        scores[m][i] += odd[m][i];
+        if constexpr (C.has_fp8_kv) scores[m][i] *= k_scale;
+      }
+  }
+  // Four codes as two pairs of the type of Q.
+  TEA_DEVICE void widen(uint32_t& low, uint32_t& high, uint32_t codes) const {
+    widen_fp8<C.type>(low, high, codes, p.args.k.dtype);
+  }
+
+  // O += P V. With V in FP8 each load has 16 keys by 32 columns, and of each 16 columns the even
+  // ones and the odd ones make a product: see Epilogue::stage_pass().
+  TEA_DEVICE void gemm_pv(const uint32_t (&probabilities)[kMmaM][4], const Stage& from) {
+    const uint32_t address = below_then_right(from.v);
+    uint32_t codes[4];
+#pragma unroll
+    for (int n = 0; n < T::kDimV / 16; ++n) {
+      uint32_t b[4];
+      if constexpr (C.has_fp8_kv) {
+        if (n % 2 == 0) ldmatrix_x4_trans(codes, swizzled_columns(address, n / 2));
+        constexpr uint32_t kByColumn = 0x3120;  // of two keys by two columns
+        widen(b[0], b[2], __byte_perm(codes[n % 2 * 2], 0, kByColumn));
+        widen(b[1], b[3], __byte_perm(codes[n % 2 * 2 + 1], 0, kByColumn));
+      } else {
+        ldmatrix_x4_trans(b, swizzled_columns(address, n));
+      }
+#pragma unroll
+      for (int m = 0; m < kMmaM; ++m) {
+        mma_m16n8k16<kIsBf16>(o[m] + 8 * n, probabilities[m], b[0], b[1]);
+        mma_m16n8k16<kIsBf16>(o[m] + 8 * n + 4, probabilities[m], b[2], b[3]);
+      }
+    }
   }
 
   TEA_DEVICE void modify(float (&x)[8], int m, int key, const uint32_t (&visible)[2],
@@ -142,17 +184,7 @@ struct Mainloop {
       update(scores[m], m, block * kBlockN);
       accumulator_as_operand<C.type>(probabilities[m], scores[m], 0);
     }
-    const uint32_t address = below_then_right(from.v);
-#pragma unroll
-    for (int n = 0; n < T::kDimV / 16; ++n) {
-      uint32_t b[4];
-      ldmatrix_x4_trans(b, swizzled_columns(address, n));
-#pragma unroll
-      for (int m = 0; m < kMmaM; ++m) {
-        mma_m16n8k16<kIsBf16>(o[m] + 8 * n, probabilities[m], b[0], b[1]);
-        mma_m16n8k16<kIsBf16>(o[m] + 8 * n + 4, probabilities[m], b[2], b[3]);
-      }
-    }
+    gemm_pv(probabilities, from);
   }
 
   // The warps of a team have reached the same point, and their writes are visible to each other.

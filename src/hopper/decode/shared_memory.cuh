@@ -1,7 +1,7 @@
 // The shapes of a decoding kernel and its shared memory.
 //
 // The eight rows that ldmatrix reads at once are in different banks: K and V are stored in slabs of
-// 64 columns with TMA's swizzle, rows of Q are padded by 16 bytes.
+// 64 columns (FP8: 64 or 128) with TMA's swizzle, rows of Q are padded by 16 bytes.
 #pragma once
 #include "hopper/decode/scheduler.cuh"
 #include "hopper/device/copy.cuh"
@@ -15,8 +15,12 @@ struct Traits {
   static constexpr int kMmaM = C.tile.mma_m, kBlockM = C.tile.block_m();
   static constexpr int kTeamWarps = C.tile.team_warps, kTeams = C.tile.teams;
   static constexpr int kThreads = C.tile.threads(), kStages = C.tile.stages;
-  static constexpr Swizzle kSwizzle = Swizzle::k128;
-  static constexpr int kSlabColumns = width(kSwizzle) / 2, kSlabBytes = kBlockN * width(kSwizzle);
+  static constexpr int kKvBytes = C.has_fp8_kv ? 1 : 2;  // of an element of K and V
+  // A slab is as wide as the swizzle, and slabs divide the rows of K and V.
+  static constexpr Swizzle kSwizzle =
+      kDim * kKvBytes % 128 == 0 && kDimV * kKvBytes % 128 == 0 ? Swizzle::k128 : Swizzle::k64;
+  static constexpr int kSlabColumns = width(kSwizzle) / kKvBytes,
+                       kSlabBytes = kBlockN * width(kSwizzle);
   static constexpr int kPitchQ = 2 * kDim + 16;  // bytes
   static constexpr int kPassColumns = kDimV / C.tile.passes;
   static constexpr int kPassPitch = kPassColumns + 8;  // floats, for the same reason

@@ -3,6 +3,6 @@
 
 namespace tea::hopper::decode {
 
-template Launcher find_launcher<Type::kBf16>(int tile);
+template Launcher find_launcher<Type::kBf16>(bool has_fp8_kv, int tile);
 
 }  // namespace tea::hopper::decode
