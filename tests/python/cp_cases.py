@@ -135,6 +135,10 @@ def _run(case: Case, sides: list[Shared], how: tuple, device: str) -> str:
             options[f"offsets_{name}"] = side.starts.to(device)
             options[f"max_seqlen_{name}"] = side.side.longest
     options["origin"] = None
+    if case.field("kv_dtype", "default") != "default":
+        for name in "KV":
+            scale = case[f"{name}_SCALE_INV"]
+            options[f"{name.lower()}_descale"] = None if scale is None else scale.to(device)
     bias = options.pop("bias")
     whole = [s.spread(case[n]).to(device) for n, s in zip("QKV", (*sides, kv_side), strict=True)]
     # The host reads lengths that are not on a GPU.

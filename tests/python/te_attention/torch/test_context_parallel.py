@@ -65,6 +65,10 @@ def test_the_gradient_of_a_bias_that_parts_share_is_rounded_once(how: tuple[str,
         assert not cp_cases.run(kit.draw(seed), seed, "cpu", how)
 
 
+def test_keys_and_values_in_fp8_have_scales_of_their_own() -> None:
+    assert not cp_cases.run(kit.draw(573), 573)
+
+
 @pytest.mark.parametrize("how", [("ring", 1), ("gather_q", 1)])
 def test_a_bias_with_one_row_where_every_rank_has_one(how: tuple[str, int]) -> None:
     assert not cp_cases.run(kit.draw(613), 613, "cpu", how)
