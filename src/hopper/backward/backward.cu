@@ -9,29 +9,23 @@
 namespace tea::hopper::backward {
 namespace {
 
-// The row blocks that a tile visits for one head, in the mean over the tiles of long sequences.
-int row_blocks_of_tile(const AttentionArguments& a, int block_m) {
+// The number of key heads, or parts of them, whose tiles are interleaved. The tiles of a head that
+// run at the same time add to dQ in order, so that the last of them begins late: few heads suit
+// tiles of many steps only. Under a mask the tiles of a head also end at different times, and there
+// should be 8 query heads. More heads than needed cost power: their Q, dO and dQ exceed L2, and
+// with 16 heads of 16384 rows DRAM moved 1.3 TB/s, with 4 heads 0.2 (measured).
+int heads_at_once(const AttentionArguments& a, int block_m, int heads_per_tile, int64_t heads) {
   const Band band = tea::band(a.mask, 0, 0, 0);
-  int64_t rows = a.queries.max_seqlen;
   const bool left = band.lo > -kUnbounded, right = band.hi < kUnbounded;
+  int64_t rows = a.queries.max_seqlen;  // that attend to a key, in the mean over long sequences
   if (left && right)
     rows = std::min(rows, band.hi - band.lo + kBlockN);
   else if (left || right)
     rows /= 2;
-  return static_cast<int>((rows + block_m - 1) / block_m);
-}
-
-// The number of key heads, or parts of them, whose tiles are interleaved. The tiles of a head that
-// run at the same time add to dQ one behind the other, so that the last of them begins late: few
-// heads suit tiles of many steps only. Under a mask the tiles of a head end at different times,
-// too, and there should be 8 query heads. More heads than needed cost power: their Q, dO and dQ
-// exceed L2, and with 16 heads of 16384 rows DRAM moved 1.3 TB/s, with 4 heads 0.2 (measured).
-int heads_at_once(const AttentionArguments& a, int block_m, int heads_per_tile, int64_t heads) {
-  const int steps = heads_per_tile * row_blocks_of_tile(a, block_m);
-  const int by_steps = 256 / std::max(steps, 1);
-  const bool masked = a.mask.causal || a.mask.window_left || a.mask.window_right;
-  const int fewest = (masked ? 8 : 2) / heads_per_tile;
-  const int most = std::min(std::max({by_steps, fewest, 1}), 32);
+  const int64_t steps = heads_per_tile * ((rows + block_m - 1) / block_m);
+  const int64_t by_steps = 256 / std::max<int64_t>(steps, 1);
+  const int64_t fewest = (left || right ? 8 : 2) / heads_per_tile;
+  const int64_t most = std::min<int64_t>(std::max({by_steps, fewest, int64_t{1}}), 32);
   return static_cast<int>(std::clamp<int64_t>(heads, 1, most));
 }
 
