@@ -106,7 +106,7 @@ void fp8_quantize_joint_current(const tea_fp8_joint_cast& args, const Place& pla
     return;
   }
   TEA_REQUIRE(args.maxima, "maxima", args.maxima, "memory: a GPU keeps maxima between two kernels");
-  if constexpr (kGpuCode) quantize_on_gpu(args, find_maxima_on_gpu(args, place), place);
+  on_gpu([&] { quantize_on_gpu(args, find_maxima_on_gpu(args, place), place); });
 }
 
 void fp8_dequantize_joint(const tea_fp8_joint_cast& args, const Place& place) {
@@ -117,10 +117,8 @@ void fp8_dequantize_joint(const tea_fp8_joint_cast& args, const Place& place) {
   TEA_REQUIRE(args.amax_floor == 0, "amax_floor", args.amax_floor, "0: dequantising has none");
   TEA_REQUIRE(!args.scale, "scale", args.scale, "NULL: dequantising reads scale_inv");
   TEA_REQUIRE(!args.amax, "amax", args.amax, "NULL: dequantising records none");
-  if (is_host(place))
-    cast(args, args.scale_inv ? *args.scale_inv : 1);
-  else if constexpr (kGpuCode)
-    dequantize_on_gpu(args, place);
+  if (!is_host(place)) return on_gpu([&] { dequantize_on_gpu(args, place); });
+  cast(args, args.scale_inv ? *args.scale_inv : 1);
 }
 
 void fp8_quantize(const tea_fp8_cast& args, const Place& place) {
@@ -148,7 +146,7 @@ void fp8_quantize_current(const tea_fp8_cast& args, const Place& place) {
     fill_elements({args.amax, TEA_FP32, 1}, 0, place);
     update_amax({args.input, args.input_dtype, args.count}, args.amax, place);
   }
-  if constexpr (kGpuCode) quantize_on_gpu(joint, {args.amax, 1}, place);
+  on_gpu([&] { quantize_on_gpu(joint, {args.amax, 1}, place); });
 }
 
 void update_amax(const ConstElements& of, float* amax, const Place& place) {
