@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from gpu_vs_torch import machine
+from gpu_vs_torch import difference, machine
 from library import Attention, Library
 
 TOKENS, WIDTH = 16384, 2048  # batch * rows, heads * dim
@@ -144,10 +144,10 @@ def milliseconds(task: Callable[[], None], launches: int) -> float:
     return start.elapsed_time(end) / launches
 
 
-def difference(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+def largest_difference(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
     """The largest |ours - theirs| / |theirs|; NaN is infinite."""
-    apart = [float((a - b).norm() / b.norm()) for a, b in zip(ours, theirs, strict=True)]
-    return max(math.inf if math.isnan(x) else x for x in apart)
+    found = [difference(a, b) for a, b in zip(ours, theirs, strict=True)]
+    return max(math.inf if math.isnan(x) else x for x in found)
 
 
 def measure(cell: Cell, builds: dict[str, Library], rounds: int) -> dict:
@@ -157,7 +157,7 @@ def measure(cell: Cell, builds: dict[str, Library], rounds: int) -> dict:
         tasks[name] = cell.task(library)
         tasks[name]()
         results.append(cell.results())
-    record = {"case": cell.group, "what": cell.what, "difference": difference(*results)}
+    record = {"case": cell.group, "what": cell.what, "difference": largest_difference(*results)}
     one = max(milliseconds(task, 3) for task in tasks.values())
     launches = max(2, int(BURST_MS / one))
     times: dict[str, list[float]] = {name: [] for name in tasks}

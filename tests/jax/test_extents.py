@@ -50,7 +50,8 @@ def test_an_operand_of_another_size_is_refused(monkeypatch, name: str) -> None:
 def test_origins_of_each_sequence() -> None:
     """Rows 4 and 5 of a sequence of 6 at their place, with the diagonal shifted as that of 9 keys.
 
-    Of two sequences in a batch each has an origin of its own; words of another size are refused.
+    Of two sequences in a batch each has an origin of its own. Another size of that array is
+    refused.
     """
     q, k, v = (jax.random.normal(jax.random.key(i), (2, 6, 2, 16)) for i in range(3))
     whole = [

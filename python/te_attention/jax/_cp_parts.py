@@ -52,7 +52,7 @@ class Shape(NamedTuple):
         return self.strategy == "all_gather" and self.stride == 1
 
     def start(self, member: jax.Array, piece: int, rows: int) -> jax.Array:
-        """Position of the first row of a piece; those of single stripes are `size` apart."""
+        """Position of the first row of a piece; single stripes follow in steps of `size` rows."""
         if self.layout == "striped":
             return (piece * self.size + member) * self.stripe
         if self.layout == "contiguous":

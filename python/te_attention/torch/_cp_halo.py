@@ -111,7 +111,7 @@ class HaloPlan:
                        for s, _ in self.shards)  # fmt: skip
         spans = [(begin, begin + count) for begin, count in spans if count]
         # Whether no two pieces need the same held row.
-        self.apart = all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+        self.disjoint = all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
 
     def start(self, keys: tuple[Tensor, Tensor]) -> tuple[Exchange, list[Tensor], Callable]:
         """The transfer of the wanted rows, their memory, and what completes it afterwards."""

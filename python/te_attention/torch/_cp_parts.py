@@ -348,7 +348,7 @@ class Prepared(NamedTuple):
 
 
 def can_prepare(p: Problem, operands: Operands) -> bool:
-    """Whether the arguments of a part are kept, apart from its rows of q, k and v."""
+    """Whether the arguments of a part are kept, except its rows of q, k and v."""
     others = (operands.bias, operands.sink, operands.slopes, operands.rng_state, *operands.descales)
     return not (any(t is not None for t in others) or operands.head or operands.scales
                 or p.max_logit or p.q.has_lengths or p.kv.has_lengths)  # fmt: skip

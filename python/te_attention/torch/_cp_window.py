@@ -120,8 +120,8 @@ class _FirstRows:
 
     def differentiate(self, small: list[tuple[Part, Shard]], held: Keys) -> list[Tensor]:
         """dK and dV of the held rows."""
-        p, dtype, apart = self.p, wide(self.operands.dtype), self.plan.apart
-        make = torch.empty if apart else torch.zeros
+        p, dtype, disjoint = self.p, wide(self.operands.dtype), self.plan.disjoint
+        make = torch.empty if disjoint else torch.zeros
         total = [make(t.shape, dtype=dtype, device=t.device) for t in held]
         dout, dlse, o, lse = self.incoming
         for part, shard in small:
@@ -132,10 +132,10 @@ class _FirstRows:
             arguments = _arguments(p, self.operands, self.plan, part, held, shard)
             dq = torch.empty(arguments.q.shape, dtype=dtype, device=held[0].device)
             views = [region_of(p.kv, shard, part.kv).of(t) for t in total]
-            parts = views if apart else [torch.empty_like(t) for t in views]
+            parts = views if disjoint else [torch.empty_like(t) for t in views]
             run_backward((dq, *parts), given, (False, False), arguments)
             for view, one in zip(views, parts, strict=True):
-                if not apart:
+                if not disjoint:
                     view.add_(one)
             self.dq.append((region.of, dq))
         return total

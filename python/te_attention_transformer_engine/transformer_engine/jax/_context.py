@@ -51,7 +51,9 @@ def sharing_of(
     axis: str, strategy: CPStrategy, layout: QKVLayout, is_balanced: bool, stripe: int | None
 ) -> Sharing:
     """The order of rows that TransformerEngine's arguments stand for."""
-    require(not layout.is_qkvpacked(), "qkv_layout", layout.name, "K apart from Q, as rows move")
+    require(
+        not layout.is_qkvpacked(), "qkv_layout", layout.name, "K separate from Q, as its rows move"
+    )
     how = "ring" if strategy == CPStrategy.RING else "all_gather"
     if not layout.is_thd():
         needed = f"None with {layout.name}: its order is DualChunkSwap"
