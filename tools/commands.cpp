@@ -118,18 +118,25 @@ std::vector<std::string> gpu_texts() {
 // The command that checks one random case again, where it was checked.
 std::string replay_of(uint64_t seed, const Options& options) {
   std::string command = "te-attn check --replay " + shown(seed);
-  if (options.parts) command += " --parts";
-  if (options.decoding) command += " --decoding";
+  if (!options.draws.empty()) command += " " + options.draws;
   if (!options.engine.empty()) command += " --engine " + options.engine;
   if (options.device != kHost) command += " --device " + shown(options.device);
   return command;
 }
 
+struct Draws {
+  std::string_view option;
+  kit::Case (*draw)(uint64_t seed);
+};
+constexpr Draws kDraws[] = {
+    {"", kit::draw},
+    {"--parts", kit::draw_part},
+    {"--decoding", kit::draw_decoding},
+    {"--training", kit::draw_training},
+};
+
 kit::Case drawn(uint64_t seed, const Options& options) {
-  TEA_REQUIRE(!(options.parts && options.decoding), "--parts", "given with --decoding",
-              "one of both");
-  if (options.decoding) return kit::draw_decoding(seed);
-  return options.parts ? kit::draw_part(seed) : kit::draw(seed);
+  return std::ranges::find(kDraws, options.draws, &Draws::option)->draw(seed);
 }
 
 }  // namespace

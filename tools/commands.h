@@ -11,8 +11,7 @@ struct Options {
   std::string argument;  // the problem or the case
   std::string engine;    // empty: the one that the library chooses
   bool json = false;
-  bool parts = false;     // random cases are parts of problems
-  bool decoding = false;  // random cases are of decoding
+  std::string draws;  // the option that selects the random cases; empty: of every kind
   int device = -1;
   uint64_t count = 0;              // random cases
   uint64_t seed = 1;               // of the first one

@@ -363,6 +363,7 @@ ROWS = {
     "fuzz-others": Suite.fuzz_others,
     "fuzz-parts": lambda s: s.fuzz_some("--parts"),
     "fuzz-decoding": lambda s: s.fuzz_some("--decoding"),
+    "fuzz-training": lambda s: s.fuzz_some("--training"),
     "fuzz": Suite.fuzz,
     "first-call": lambda s: s.tests("FirstCall.*", 60),
     "device": lambda s: s.tests("Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*", 100),

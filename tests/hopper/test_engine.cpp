@@ -4,6 +4,8 @@
 
 #include "hopper/engine.h"
 #include "kit/answer.h"
+#include "kit/draw.h"
+#include "kit/layout.h"
 
 namespace tea::hopper {
 namespace {
@@ -135,6 +137,17 @@ TEST(HopperEngine, SaysWhichBackwardPassesItsKernelsDoNotServe) {
   EXPECT_EQ(limit("dim_qk=64 dropout=0.1"), "the problem has dropout; needs none");
   EXPECT_EQ(limit("dim_qk=64 dk=65540,128,64"),
             "a stride of dk is 65540; needs a multiple of 8, less than 2^39");
+}
+
+// So that te-attn fuzz --training counts gradients of these kernels alone.
+TEST(HopperEngine, ServesEveryRandomCaseOfTraining) {
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    const kit::Case c = kit::draw_training(seed);
+    const Problem p = kit::placed(c, kit::extents(c)).normalised();
+    const Attempt attempt = kEngine.attempt(p, kH200);
+    const auto* const refusal = std::get_if<Refusal>(&attempt);
+    EXPECT_EQ(refusal ? refusal->why : backward_limit(p), "") << c.text();
+  }
 }
 
 // A unit of 16 KiB for each 64 x 64 elements of dQ, and little else.

@@ -12,6 +12,10 @@ Case draw(uint64_t seed);
 // over up to 4096 keys, which are often in pages.
 Case draw_decoding(uint64_t seed);
 
+// A random case of training in 16 bits that the backward kernels of hopper serve: without a change
+// of the scores or dropout, head dimensions up to 128, a few tiles of rows and keys.
+Case draw_training(uint64_t seed);
+
 // A draw as one part of a larger problem: results of 16-bit inputs in fp32, and an origin and a
 // shift for each sequence. For the engines of the host, which alone compute these.
 Case draw_part(uint64_t seed);

@@ -27,6 +27,8 @@ TEST(Draw, IsReplayedByOneIntegerAndByItsText) {
     EXPECT_EQ(c, Case::parse(c.text())) << c.text();
     const Case decoding = draw_decoding(seed);
     EXPECT_EQ(decoding, Case::parse(decoding.text())) << decoding.text();
+    const Case training = draw_training(seed);
+    EXPECT_EQ(training, Case::parse(training.text())) << training.text();
     const Case part = draw_part(seed);
     EXPECT_EQ(part, Case::parse(part.text())) << part.text();
   }
@@ -79,6 +81,7 @@ void expect_agreement(Case (*drawn)(uint64_t), uint64_t share = 1) {
 
 TEST(Draw, EveryCaseAgreesWithTheOracle) { expect_agreement(draw); }
 TEST(Draw, EveryCaseOfDecodingAgreesWithTheOracle) { expect_agreement(draw_decoding, 20); }
+TEST(Draw, EveryCaseOfTrainingAgreesWithTheOracle) { expect_agreement(draw_training, 20); }
 TEST(Draw, EveryPartAgreesWithTheOracle) { expect_agreement(draw_part); }
 
 }  // namespace

@@ -118,6 +118,7 @@ TEST(TeAttn, FuzzCountsWhatFails) {
   EXPECT_EQ(te_attn("fuzz 5 --json --engine reference").out,
             "{\"cases\": 5, \"failed\": 0, \"refused\": 0}\n");
   EXPECT_EQ(te_attn("fuzz 5 --parts").out, "0 of 5 cases failed, 0 refused\n");
+  EXPECT_EQ(te_attn("fuzz 5 --training").out, "0 of 5 cases failed, 0 refused\n");
 }
 
 TEST(TeAttn, FuzzNamesTheCommandThatRepeatsAFailure) {
