@@ -235,6 +235,20 @@ class Timer:
         return start, end
 
 
+def take_turns(timers: dict[str, Timer], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of a call, by round; each round has another order."""
+    shuffle = random.Random(1)
+    taken: dict[str, list] = {name: [] for name in timers}
+    for _ in range(rounds):
+        for name in shuffle.sample(list(timers), len(timers)):
+            taken[name].append(timers[name].take())
+    torch.cuda.synchronize()
+    return {
+        name: [start.elapsed_time(end) / timers[name].calls for start, end in events]
+        for name, events in taken.items()
+    }
+
+
 class Bench:
     """All cells."""
 
@@ -282,7 +296,7 @@ class Bench:
                 timers[name] = Timer(tasks, self.arguments.window_ms)
             except RuntimeError as error:
                 refused[name] = str(error).splitlines()[0]
-        times = self.rounds(timers)
+        times = take_turns(timers, self.arguments.rounds)
         ms = {name: statistics.median(x) for name, x in times.items()}
         peers = [name for name in PEERS if name in ms]
         best = min(peers, key=ms.get, default=None)
@@ -301,19 +315,6 @@ class Bench:
         no_graph = [name for name, timer in timers.items() if not timer.graph]
         more = {"wrong": wrong, "refused": refused, "no_graph": no_graph}
         return record | {key: value for key, value in more.items() if value}
-
-    def rounds(self, timers: dict[str, Timer]) -> dict[str, list[float]]:
-        """Milliseconds of a call, by round."""
-        shuffle = random.Random(1)
-        taken: dict[str, list] = {name: [] for name in timers}
-        for _ in range(self.arguments.rounds):
-            for name in shuffle.sample(list(timers), len(timers)):
-                taken[name].append(timers[name].take())
-        torch.cuda.synchronize()
-        return {
-            name: [start.elapsed_time(end) / timers[name].calls for start, end in events]
-            for name, events in taken.items()
-        }
 
     def cells(self) -> Iterator[dict]:
         """Every cell whose name matches, until the time is over."""

@@ -123,7 +123,8 @@ class Attention:
             run.sizes = (ctypes.c_int64 * 7)(*self._sizes)
         sizes = ctypes.byref(run) if self._sizes else None
         self._library.require("tea_plan_workspace", self._plan, sizes, *map(ctypes.byref, need))
-        size = max(n.value for n in need)
+        self.workspace_bytes = tuple(n.value for n in need)  # forward, backward
+        size = max(self.workspace_bytes)
         self._memory = torch.empty(size + 256, dtype=torch.uint8, device=self._kept["Q"].device)
         pointers = (ctypes.c_void_p * INDEX["TENSOR_COUNT"])()
         for name, tensor in self._kept.items():
