@@ -4,16 +4,17 @@ usage: jax_mesh_draws.py COUNT [SEED]
 
 Each case draws sizes, options, how many devices, and who shares what: rows by a strategy and a
 layout, or batch and heads by automatic axes. Forward and gradients must be those of one device.
-Prints how many were accepted, refused (and why), and failed, and the seeds; the exit code says
-whether any did.
+Prints how many failed, how often each way of sharing was drawn, and the seeds; the exit code says
+whether any failed.
 """
 
 import collections
-import itertools
 import os
 import sys
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+# Most of the time is compilation: LLVM need not optimise programs that run once.
+FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = FLAGS
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
@@ -24,8 +25,6 @@ from jax.sharding import PartitionSpec as P
 import jax_mesh_cases as cases
 from te_attention.jax import attention
 
-# Refusals of context_parallel() for rows that are not adjacent; any other ValueError is a failure.
-REFUSED = ("alibi is given; needs", "dropout is 0.3; needs", "local_window_size is (")
 CLEAR = 50  # cases after which compiled programs are forgotten
 
 
@@ -88,12 +87,11 @@ def automatic(rng: np.random.Generator, static: dict, small: dict, qkv: list) ->
     )
     axes = (("dp", dp), (None, 1), ("tp", tp))
     specs = [
-        P(*(name if x.shape[i] % n == 0 else None for i, (name, n) in enumerate(axes)))
-        for x in qkv
+        P(*(name if x.shape[i] % n == 0 else None for i, (name, n) in enumerate(axes))) for x in qkv
     ]
     given = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(qkv, specs, strict=True)]
     cases.compare(attention, static, small, given, qkv)
-    return f"batch over {dp}, heads over {tp}"
+    return "batch and heads"
 
 
 def shared(rng: np.random.Generator, static: dict, small: dict, qkv: list) -> str:
@@ -101,15 +99,15 @@ def shared(rng: np.random.Generator, static: dict, small: dict, qkv: list) -> st
     size = (2, 4, 8)[rng.integers(3)]
     strategy, layout = cases.EVERY[rng.integers(len(cases.EVERY))]
     stripe = 1
-    if (strategy, layout) == ("all_gather", "striped"):
+    if layout == "striped":
         stripe = (1, 2, 16 // size)[rng.integers(3)]
     attend = cases.shared(size, strategy, layout, small, stripe=stripe)
     cases.compare(attend, static, small, qkv, qkv)
-    return f"{size} devices, {strategy}, {layout} by {stripe}"
+    return f"{strategy}, {layout}" + f" by {stripe}" * (stripe > 1)
 
 
 def draw(seed: int) -> tuple[str, str]:
-    """The outcome of a case, and what it was."""
+    """How a case shares what, and the text of a failure, or nothing."""
     rng = np.random.default_rng(seed)
     heads_kv = (1, 2, 4)[rng.integers(3)]
     heads = heads_kv * (1, 2, 3, 4)[rng.integers(4)]
@@ -127,30 +125,25 @@ def draw(seed: int) -> tuple[str, str]:
     words = f"{sizes}, {static.keys()}, {static.get('local_window_size')}, {small.keys()}"
     over = automatic if rng.random() < 0.4 else shared
     try:
-        return "accepted", f"{over(rng, static, small, qkv)}, {words}"
-    except Exception as error:  # any that is no refusal is a failure
-        if isinstance(error, ValueError) and over is shared and str(error).startswith(REFUSED):
-            return "refused", str(error).splitlines()[0]
+        return over(rng, static, small, qkv), ""
+    except Exception as error:  # a refusal too: every case is one that works
         return "failed", f"{over.__name__}: {words}\n{error}"
 
 
 def main() -> None:
-    """Runs cases until COUNT are accepted."""
+    """Runs COUNT cases."""
     count, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    found, refused = collections.Counter(), collections.Counter()
-    for number in itertools.count(seed):
-        outcome, text = draw(number)
-        found[outcome] += 1
-        if outcome == "refused":
-            refused[text] += 1
-        if outcome == "failed":
-            print(f"seed {number}: {text}", flush=True)
+    found = collections.Counter()
+    for number in range(seed, seed + count):
+        how, failure = draw(number)
+        found[how] += 1
+        if failure:
+            print(f"seed {number}: {failure}", flush=True)
         if number % CLEAR == 0:
             jax.clear_caches()
-        if found["accepted"] + found["failed"] == count:
-            break
-    print(f"{found['failed']} failed of {count}; {found['refused']} refused: {dict(refused)}")
-    print(f"seeds {seed} to {number}")
+    for how, cases_of in sorted(found.items()):
+        print(f"{cases_of:6} {how}")
+    print(f"{found['failed']} failed of {count}: seeds {seed} to {seed + count - 1}")
     sys.exit(found["failed"] > 0)
 
 

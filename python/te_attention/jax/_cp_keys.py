@@ -69,7 +69,8 @@ def _reordered(shape: Shape, x: jax.Array, *, inverse: bool) -> jax.Array:
     """Gathered rows in the order of the sequence, or back; single stripes stay as they are."""
     if shape.stride > 1:
         return x
-    return reorder(x, shape.size, shape.layout, inverse=inverse, stripe_size=shape.stripe)
+    layout, stripe = shape.held or (shape.layout, shape.stripe)
+    return reorder(x, shape.size, layout, inverse=inverse, stripe_size=stripe)
 
 
 class Ring:

@@ -33,6 +33,7 @@ class Shape(NamedTuple):
     bottom_right: bool = False
     segments: int = 0  # bound of the sequences in a row; 0: a row is one sequence
     aligned: bool = True  # whether the diagonal of each sequence is that of the whole rows
+    held: tuple[str, int] | None = None  # layout and stripe of the caller's rows, where another
 
     @property
     def pieces(self) -> int:

@@ -11,6 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 from te_attention.jax import _call, _cp_operands
 from te_attention.jax._autodiff import SMALL, Wanted, zero_of
 from te_attention.jax._batching import batched
+from te_attention.jax._cp_exchange import exchanged
 from te_attention.jax._cp_keys import STRATEGIES, wide
 from te_attention.jax._cp_operands import add_rows
 from te_attention.jax._cp_parts import Shape
@@ -130,23 +131,29 @@ def _nothing(config: Config, arrays: dict, rows: int) -> dict:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(config: Config, arrays: dict) -> tuple[jax.Array, ...]:
-    out = _forward(config, config.options.dropout > 0, arrays)
+    out = _forward(config, config.options.dropout > 0, exchanged(config.shape, arrays))
+    return _results(config, out)
+
+
+def _results(config: Config, out: dict) -> tuple[jax.Array, ...]:
+    out = exchanged(config.shape, {name: out[name] for name in config.outputs}, back=True)
     return tuple(out[name] for name in config.outputs)
 
 
 def _attention_forward(config: Config, primals: dict) -> tuple[tuple, tuple]:
-    arrays = {name: x.value for name, x in primals.items()}
+    arrays = exchanged(config.shape, {name: x.value for name, x in primals.items()})
     wanted = Wanted(name for name in SMALL if name in primals and primals[name].perturbed)
     out = _forward(config, True, arrays)
     out |= {name: named(out[name], config.checkpoint_name) for name in ("o", "lse")}
-    return tuple(out[name] for name in config.outputs), (arrays, out["o"], out["lse"], wanted)
+    return _results(config, out), (arrays, out["o"], out["lse"], wanted)
 
 
 def backward(config: Config, kept: tuple, cotangents: tuple) -> tuple[dict]:
-    """The gradients of all arrays, from the residuals of forward."""
+    """The gradients of all arrays, from the residuals of forward, in the order of the parts."""
     given, o, lse, wanted = kept
     arriving = dict(zip(config.outputs, cotangents, strict=True))
     arriving = {n: x for n, x in arriving.items() if not isinstance(x, SymbolicZero)}
+    arriving = exchanged(config.shape, {n: arriving[n] for n in ("o", "lse") if n in arriving})
     dout, dlse = arriving.get("o", jnp.zeros_like(o)), arriving.get("lse")
     options, arrays = _without_sink(config, given)
     shape, me = config.shape, jax.lax.axis_index(config.shape.axis)
@@ -180,7 +187,7 @@ def backward(config: Config, kept: tuple, cotangents: tuple) -> tuple[dict]:
         change = -change if dlse is None else dlse - change
         gradients["sink"] = jnp.sum(_ratio(sink, lse) * change, (0, 2))
     own = {name: x.astype(given[name].dtype) for name, x in gradients.items()}
-    own = cast_to_varying(own, given)
+    own = cast_to_varying(exchanged(shape, own, back=True), given)
     return ({name: own.get(name, zero_of(x)) for name, x in given.items()},)
 
 

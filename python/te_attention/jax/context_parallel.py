@@ -9,6 +9,7 @@ from te_attention._alibi import published_slopes
 from te_attention.jax import _call, _cp_operands
 from te_attention.jax._arguments import flag, refuse
 from te_attention.jax._autodiff import Wanted
+from te_attention.jax._cp_exchange import adjacent, exchanged
 from te_attention.jax._cp_keys import STRATEGIES
 from te_attention.jax._cp_parts import LAYOUTS, Shape
 from te_attention.jax._cp_run import Config, backward, compiled
@@ -30,16 +31,6 @@ def _check(shape: Shape, prepared: Prepared) -> None:
         if rows % unit:
             how = f" with layout {shape.layout}"
             raise refuse(f"rows of {name} on a device", rows, f"a multiple of {unit}{how}")
-    if shape.layout == "striped" and shape.stripe == 1:
-        adjacent = "with single stripes: contiguous, zigzag, or all_gather with a stripe_size"
-        if options.alibi or "slopes" in arrays:
-            raise refuse("alibi", "given", f"None {adjacent}")
-        if options.dropout:
-            raise refuse("dropout", options.dropout, f"0 {adjacent}")
-        if not shape.aligned and max(options.window_left, options.window_right) >= 0:
-            seen = (options.window_left, options.window_right)
-            needed = f"None for sequences whose diagonals differ, {adjacent}"
-            raise refuse("local_window_size", seen, needed)
     columns = shape.size * shape.rows_kv
     if "bias" in arrays and arrays["bias"].shape[3] not in (1, columns):
         seen = f"of shape {list(arrays['bias'].shape)}"
@@ -73,8 +64,8 @@ def _shape_of(sharing: Sharing, prepared: Prepared) -> Shape:
             raise refuse(name, repr(value_), f"one of {', '.join(known)}")
     if not isinstance(stripe, int) or stripe < 1:
         raise refuse("stripe_size", stripe, "an integer from 1")
-    if stripe > 1 and (strategy, layout) != ("all_gather", "striped"):
-        raise refuse("stripe_size", stripe, f"1 with {strategy} and {layout}: all_gather, striped")
+    if stripe > 1 and layout != "striped":
+        raise refuse("stripe_size", stripe, f"1 with layout {layout}, or layout striped")
     arrays = prepared.arrays
     is_bottom_right = "bottom_right" in prepared.options.mask
     return Shape(
@@ -154,6 +145,7 @@ def prepared_call(
     if has_segments:
         prepared = prepared._replace(arrays=prepared.arrays | spans)
     prepared = _with_further_axes(shape, sharing, prepared)
+    shape = adjacent(shape, prepared.options, prepared.arrays)
     outputs += ("max",) * prepared.options.max_logit
     return Config(shape, prepared.options, outputs, checkpoint_name), prepared
 
@@ -187,24 +179,26 @@ def context_parallel(
         layout: which rows a device has: "contiguous": one run of them; "zigzag": chunks r and
             2 n - 1 - r of 2 n, so that a causal mask costs all of n devices the same; "striped":
             every n-th stripe. :func:`reorder` brings an array into that order.
-        stripe_size: adjacent rows of a stripe; above 1 with "all_gather" alone, which computes each
-            stripe of query on its own.
+        stripe_size: adjacent rows of a stripe. Dropout, ALiBi, and a window of sequences whose
+            diagonals differ (`bottom_right` with lengths, `kv_segment_ids`) need adjacent rows, and
+            so does a ring of stripes of several rows: there the rows of Q (in a ring also of K and
+            V) are exchanged for those of another layout, by one message each and one back for O.
+            Otherwise "all_gather" computes each stripe of several rows on its own.
         batch_axes, head_axes: further axes of the `shard_map` that split batch and heads: dropout
             then draws the bits of one device, and ``alibi=True`` has the slopes of these heads.
         return_residual, checkpoint_name, options: as in :func:`attention`, which has
             `implementation` in addition. Lengths and segments are those of the whole sequences, of
             which segment ids are given for the rows of this device.
             `batch_invariant` holds for what one call computes: where partial results are merged (a
-            ring, and single stripes), the bits depend on the number of devices.
+            ring, and single stripes that are not exchanged), the bits depend on the number of
+            devices.
 
     Returns:
         As :func:`attention`, the rows of this device.
 
     Raises:
-        ValueError, TypeError: as :func:`attention`; with single stripes, whose rows are not
-            adjacent, also for dropout, ALiBi, and a window of sequences whose diagonals differ
-            (`bottom_right` with lengths, `kv_segment_ids`); and for ``alibi=True`` within further
-            axes without `head_axes`.
+        ValueError, TypeError: as :func:`attention`; also for ``alibi=True`` within further axes
+            without `head_axes`.
     """
     sharing = Sharing(axis_name, strategy, layout, stripe_size, batch_axes, head_axes)
     outputs = ("o", *("lse",) * flag("return_residual", return_residual))
@@ -242,8 +236,10 @@ def context_parallel_gradients(
     """
     sharing = Sharing(axis_name, strategy, layout, stripe_size, batch_axes, head_axes)
     config, prepared = prepared_call(query, key, value, None, None, sharing, ("o",), "", options)
-    arrays = prepared.arrays
-    kept = (arrays, output, lse.swapaxes(1, 2), Wanted(n for n in ("sink",) if n in arrays))
+    given = {"o": output, "lse": lse.swapaxes(1, 2)}
+    arrays = exchanged(config.shape, prepared.arrays | given)
+    o, lse = arrays.pop("o"), arrays.pop("lse")
+    kept = (arrays, o, lse, Wanted(n for n in ("sink",) if n in arrays))
     (out,) = backward(config._replace(outputs=("o",)), kept, (doutput,))
     names = {"q": "query", "k": "key", "v": "value", "sink": "sink"}
     return {names[n]: x for n, x in out.items() if n in names}

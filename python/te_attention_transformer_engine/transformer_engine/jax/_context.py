@@ -62,14 +62,11 @@ def sharing_of(
     if not is_balanced:
         require(stripe is None, "stripe_size", stripe, "None: rows are not load balanced")
         return Sharing(axis, how, "contiguous", 1)
-    if how == "ring":
-        require(stripe in (None, 1), "stripe_size", stripe, "None or 1 with RING")
     return Sharing(axis, how, "striped", stripe or 1)
 
 
 def sequence_options(
     descriptor: SequenceDescriptor,
-    sharing: Sharing,
     mask: AttnMaskType,
     layout: QKVLayout,
     window: tuple[int, int],
@@ -88,9 +85,7 @@ def sequence_options(
         needed = f"segment ids [{shape[0]}, {rows}] of {name}: rows are shared by devices"
         require(x.shape == (shape[0], rows), "sequence_descriptor", "of other parts", needed)
     arrays = {"q_segment_ids": ids[0].astype("int32")}
-    # A window over single stripes needs the same sequences on both sides, which self attention has.
-    is_single = sharing.layout == "striped" and sharing.stripe_size == 1
-    if not (is_single and max(window) >= 0 and ids[0].shape == ids[1].shape):
+    if ids[1] is not ids[0]:
         arrays["kv_segment_ids"] = ids[1].astype("int32")
     return arrays, {"max_segments": segments}
 
@@ -138,9 +133,7 @@ def _over_devices(
             for name, x in arrays.items()
         }
     outputs = {name: spec(dimensions) for name, dimensions in results.items()}
-    split = jax.shard_map(
-        local, mesh=mesh, in_specs=(specs,), out_specs=outputs, check_vma=False
-    )
+    split = jax.shard_map(local, mesh=mesh, in_specs=(specs,), out_specs=outputs, check_vma=False)
     return split(arrays)
 
 
@@ -153,9 +146,7 @@ def split_options(options: dict) -> tuple[dict, dict]:
     return arrays, {name: x for name, x in options.items() if name not in unused}
 
 
-def forward(
-    sharing: Sharing, arrays: dict, options: dict, *, return_lse: bool = False
-) -> dict:
+def forward(sharing: Sharing, arrays: dict, options: dict, *, return_lse: bool = False) -> dict:
     """O as "o", differentiable; with return_lse also LSE ``[batch, rows, heads]`` as "lse"."""
     more, static = split_options(options)
     results = {"o": "bsh-", "lse": "bsh"} if return_lse else {"o": "bsh-"}

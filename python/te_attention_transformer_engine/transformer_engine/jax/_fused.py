@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from te_attention.jax import attention, ragged_attention
 from transformer_engine._refusal import refuse, require
-from transformer_engine.jax._arrays import Sizes, given, seed_of, separate, sizes_of
 from transformer_engine.jax import _context
+from transformer_engine.jax._arrays import Sizes, given, seed_of, separate, sizes_of
 from transformer_engine.jax._descriptor import (
     SequenceDescriptor,
     descriptor_of_mask,
@@ -104,7 +104,7 @@ def fused_attn(
             of THD in that of Striped, as reorder_causal_load_balancing() makes it.
         context_parallel_axis: the mesh axis that shares the rows. Default: cp_resource of the
             MeshResource. One of one device is without effect.
-        stripe_size: of Striped: adjacent rows of a stripe; above 1 with ALL_GATHER alone.
+        stripe_size: of Striped: adjacent rows of a stripe.
         context_checkpoint_name: the name of the results for checkpoint policies.
         softmax_offset: float32 ``[1, heads, 1, 1]``, for LEARNABLE_SOFTMAX.
     """
@@ -150,7 +150,7 @@ def fused_attn(
         return _attention(q, k, v, sizes, sequences_of(descriptor, *where), options)
     how = (context_parallel_strategy, qkv_layout, context_parallel_causal_load_balanced)
     sharing = _context.sharing_of(axis, *how, stripe_size)
-    arrays, bound = _context.sequence_options(descriptor, sharing, *where)
+    arrays, bound = _context.sequence_options(descriptor, *where)
     names = ("query", "key", "value")
     rows = [x.reshape(-1, *x.shape[-3:]) for x in (q, k, v)]
     arrays |= dict(zip(names, rows, strict=True))

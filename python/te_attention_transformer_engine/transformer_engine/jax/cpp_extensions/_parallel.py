@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from transformer_engine.jax import _context
@@ -34,7 +33,7 @@ def _problem(
     descriptor = SequenceDescriptor(*(tuple(leaves[i : i + 2]) for i in range(0, DESCRIPTOR, 2)))
     where = (config.attn_mask_type, config.qkv_layout, config.window_size)
     arrays, options = _context.sequence_options(
-        descriptor, sharing, *where, config.max_segments_per_seq, shape
+        descriptor, *where, config.max_segments_per_seq, shape
     )
     rows = [x.reshape(-1, *x.shape[-3:]) for x in separate((q, k, v), config.qkv_layout)]
     arrays |= dict(zip(("query", "key", "value"), rows, strict=True))

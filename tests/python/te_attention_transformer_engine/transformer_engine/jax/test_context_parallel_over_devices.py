@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-DOORS = """
+COMMON = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh
 import transformer_engine.jax as te
@@ -32,11 +32,11 @@ def close(name, a, b, limit):
         x, y = (np.asarray(z, np.float32) for z in (x, y))
         assert x.shape == y.shape, name
         assert np.abs(x - y).max() <= limit * (1 + np.abs(y).max()), (name, np.abs(x - y).max())
-
+"""
+DOORS = """
 for mask, layout, kind in (BSHD, THD):
     thd = layout.is_thd()
     for strategy in CPStrategy:
-        dropout = 0.0 if thd else 0.2
         def there(x): return reorder_causal_load_balancing(x, kind, 2, 1)
         def back(x): return inverse_reorder_causal_load_balancing(x, kind, 2, 1)
         whole = SequenceDescriptor.from_segment_ids_and_pos(ids, is_thd=True)
@@ -48,7 +48,7 @@ for mask, layout, kind in (BSHD, THD):
 
         def attention(q, k, v, offset, descriptor, **more):
             return fused_attn((q, k, v), None, descriptor, SEED, NONE, mask, layout, SOFT, 0.25,
-                              dropout, True, bound, softmax_offset=offset, **more)
+                              0.2, True, bound, softmax_offset=offset, **more)
 
         def gradients(q, k, v, offset, dout):
             o, pull = jax.vjp(lambda *x: attention(*x, whole), q, k, v, offset)
@@ -62,7 +62,7 @@ for mask, layout, kind in (BSHD, THD):
 
         def below(q, k, v, offset, dout):
             qkv = tuple(map(there, (q, k, v)))
-            kinds = (NONE, mask, layout, SOFT, 0.25, dropout, True, bound)
+            kinds = (NONE, mask, layout, SOFT, 0.25, 0.2, True, bound)
             o, lse, state = fused_attn_fwd(qkv, None, offset, split, SEED, *kinds, **more)
             assert lse.shape == ((2, 32, 4, 1) if thd else (2, 4, 32, 1))
             dqkv, _, doffset = fused_attn_bwd(qkv, None, offset, lse, state, o, there(dout), split,
@@ -91,7 +91,7 @@ with mesh, te.autocast(mesh_resource=resource):
     lengths = SequenceDescriptor.from_seqlens_and_offsets(jnp.full((2, 1), 32), jnp.zeros((2, 2)))
     for changes, text in (
         ({"descriptor": lengths}, "needs segment ids [2, 32] of query"),
-        ({"stripe_size": 4, "strategy": CPStrategy.RING}, "stripe_size is 4; needs None or 1"),
+        ({"stripe_size": 0, "strategy": CPStrategy.RING}, "stripe_size is 0; needs None, or at"),
     ):
         strategy = changes.pop("strategy", CPStrategy.ALL_GATHER)
         try:
@@ -103,6 +103,34 @@ with mesh, te.autocast(mesh_resource=resource):
             raise AssertionError(text)
 """
 
+STRIPES = """
+other = jnp.repeat(jnp.array([[1, 2, 2, 2], [1, 1, 2, 3]], jnp.int32), 8, axis=1)
+mask, layout, kind = THD
+for stripe in (1, 4):
+    def there(x): return reorder_causal_load_balancing(x, kind, 2, 1, stripe)
+    def back(x): return inverse_reorder_causal_load_balancing(x, kind, 2, 1, stripe)
+    whole = SequenceDescriptor.from_segment_ids_and_pos((ids, other), is_thd=True)
+    pairs = (tuple(map(there, x)) for x in (whole.segment_ids, whole.segment_pos))
+    split = SequenceDescriptor(**dict(zip(("segment_ids", "segment_pos"), pairs)))
+
+    def gradients(q, k, v, dout, descriptor, **more):
+        def attention(*qkv):
+            return fused_attn(qkv, None, descriptor, SEED, NONE, mask, layout,
+                              AttnSoftmaxType.VANILLA_SOFTMAX, 0.25, 0.0, True, 3, (5, 0), **more)
+        o, pull = jax.vjp(attention, q, k, v)
+        return o, *pull(dout)
+
+    wanted = jax.jit(gradients)(q, k, v, dout, whole)
+    for strategy in CPStrategy:
+        more = {"context_parallel_strategy": strategy, "stripe_size": stripe,
+                "context_parallel_causal_load_balanced": True}
+        def shared(*arrays):
+            return tuple(map(back, gradients(*map(there, arrays), split, **more)))
+        with mesh, te.autocast(mesh_resource=resource):
+            ours = jax.jit(shared)(q, k, v, dout)
+        close((strategy, stripe), ours, wanted, 0.02)
+"""
+
 
 def run(*command: str) -> None:
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
@@ -111,7 +139,12 @@ def run(*command: str) -> None:
 
 
 def test_both_doors_and_the_module_compute_what_one_device_does() -> None:
-    run("-c", DOORS)
+    run("-c", COMMON + DOORS)
+
+
+def test_a_window_over_stripes_with_other_segments_of_key() -> None:
+    """The segments of key are read also where each side has as many rows."""
+    run("-c", COMMON + STRIPES)
 
 
 @pytest.mark.parametrize("devices", [2, 4])
