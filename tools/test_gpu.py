@@ -3,7 +3,8 @@
 
 usage: test_gpu.py BUILD [--draws N] [--log FOLDER] [--jobs N] [ROW...]
 
-BUILD is a build folder with device code. Rows are named in the summary; none means all of them.
+BUILD is a build folder with device code. Rows are named in the summary; none means all of them,
+those of several GPUs only where there are as many.
 N rows (4) run side by side, and the summary has them as they end. Each row's output and
 summary.jsonl are in FOLDER (BUILD/test-gpu unless given).
 Exit code 0 only if every row passed; a machine without a GPU is a failure, not a pass.
@@ -213,6 +214,13 @@ class Suite:
         command = [*self.jax_python(), ROOT / "tests/python/jax_draws.py", *arguments]
         return last(self.run([*command, "--jobs", str(PYTESTS), "--limit", "500"], 560))
 
+    def jax_devices(self, parts: str) -> str:
+        """Parts of context parallelism of JAX, over two GPUs of one process."""
+        command = [*self.jax_python(), ROOT / "bench/jax_context_parallel.py", "--parts", parts]
+        text = self.run(command, 560)
+        count = text.count('"ok": true')
+        return f"{count} figures"
+
 
 def pytest_passed(text: str) -> int:
     """As passed_tests(), for pytest."""
@@ -319,8 +327,8 @@ def allow_list() -> list[str]:
     return [line for line in ALLOWED.read_text().splitlines() if line and line[0] != "#"]
 
 
-def gpu_name() -> str:
-    """The first GPU, or why there is none."""
+def gpu_names() -> list[str]:
+    """The GPUs of the machine."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
@@ -329,8 +337,8 @@ def gpu_name() -> str:
             check=True,
         )
     except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else ""
+        return []
+    return done.stdout.strip().splitlines()
 
 
 def last(text: str) -> str:
@@ -379,7 +387,18 @@ ROWS = {
         for tool in ("memcheck", "initcheck", "synccheck")
     },
     "hopper-primitives": lambda s: last(s.run([s.program("tests/hopper/hopper_primitives")], 60)),
+    "jax-devices": lambda s: s.jax_devices("bits,messages,results"),
+    "jax-devices-grid": lambda s: s.jax_devices("grid"),
 }
+GPUS = {"jax-devices": 2, "jax-devices-grid": 2}  # that a row needs; 1 where nothing is said
+
+
+def default_rows(gpus: int) -> list[str]:
+    """The rows that so many GPUs can run; says which are left out."""
+    for row, needed in GPUS.items():
+        if needed > gpus:
+            print(f"  {row:15} not run: needs {needed} GPUs", flush=True)
+    return [row for row in ROWS if GPUS.get(row, 1) <= gpus]
 
 
 def outcome(suite: Suite) -> dict:
@@ -405,17 +424,16 @@ def main() -> None:
     unknown = set(options.rows) - set(ROWS)
     if unknown:
         parser.error(f"rows {sorted(unknown)}: need some of {', '.join(ROWS)}")
-    gpu = gpu_name()
-    if not gpu:
+    gpus = gpu_names()
+    if not gpus:
         sys.exit("test-gpu: FAILED: this machine has no GPU (nvidia-smi shows none)")
     log = (options.log or options.build / "test-gpu").resolve()
     if log.exists() and any(log.iterdir()) and not (log / "summary.jsonl").exists():
         parser.error(f"--log {log}: holds files of others; needs a new folder or an earlier log")
     shutil.rmtree(log, ignore_errors=True)
-    suites = [
-        Suite(options.build.resolve(), log, options.draws, row) for row in options.rows or ROWS
-    ]
-    print(f"{gpu}, {os.cpu_count()} cores, cuDNN: {prefer_cudnn_of_torch()}", flush=True)
+    print(f"{gpus[0]}, {os.cpu_count()} cores, cuDNN: {prefer_cudnn_of_torch()}", flush=True)
+    rows = options.rows or default_rows(len(gpus))
+    suites = [Suite(options.build.resolve(), log, options.draws, row) for row in rows]
     failed, begin = [], time.perf_counter()
     with ThreadPoolExecutor(options.jobs) as pool:
         for done in as_completed([pool.submit(outcome, suite) for suite in suites]):

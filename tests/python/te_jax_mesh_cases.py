@@ -117,7 +117,8 @@ def refused(shared: Shared) -> str:
 def run(shared: Shared) -> str:
     """The error of a case, or an empty text."""
     case, size = shared.case, shared.mesh[1]
-    mesh = Mesh(np.array(jax.devices()).reshape(shared.mesh), AXES)
+    devices = jax.devices()[: np.prod(shared.mesh)]
+    mesh = Mesh(np.array(devices).reshape(shared.mesh), AXES)
     kind = (ReorderStrategy.Striped if case.is_thd else ReorderStrategy.DualChunkSwap, size, 1)
 
     def order(x: jax.Array) -> jax.Array:

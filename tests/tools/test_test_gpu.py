@@ -103,6 +103,17 @@ class Cudnn(unittest.TestCase):
                 self.assertEqual(test_gpu.cudnn_of(sys.executable), name)
 
 
+class Gpus(unittest.TestCase):
+    def test_rows_of_two_gpus_run_where_there_are_two(self):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            one, two = test_gpu.default_rows(1), test_gpu.default_rows(2)
+        self.assertEqual(two, list(test_gpu.ROWS))
+        self.assertEqual([row for row in two if row not in one], list(test_gpu.GPUS))
+        for row in test_gpu.GPUS:
+            self.assertRegex(printed.getvalue(), rf"{row} +not run: needs 2 GPUs")
+
+
 def said(ran: int, skipped: int = 0) -> str:
     """The end of what GoogleTest prints."""
     return f"[  PASSED  ] {ran} tests.\n" + f"[  SKIPPED ] {skipped} test\n" * bool(skipped)
@@ -283,7 +294,7 @@ class Summary(unittest.TestCase):
             arguments = ["test_gpu.py", folder, "--log", str(log), "--jobs", "2"]
             with (
                 mock.patch.object(test_gpu, "ROWS", {"good": passes, "bad": fails}),
-                mock.patch.object(test_gpu, "gpu_name", lambda: "a GPU"),
+                mock.patch.object(test_gpu, "gpu_names", lambda: ["a GPU"]),
                 mock.patch.object(test_gpu, "prefer_cudnn_of_torch", lambda: "none"),
                 mock.patch.object(sys, "argv", arguments),
                 contextlib.redirect_stdout(io.StringIO()) as out,
