@@ -43,8 +43,8 @@ GRID = Path(__file__).resolve().parents[1] / "tests/python/te_jax_mesh_cases.py"
 DIM = 128
 TIMED = (("ring", "zigzag"), ("ring", "striped"), ("all_gather", "zigzag"))
 CAUSAL = {"is_causal": True}
-# Parts of O and of gradients are rounded to bf16 before they are added up.
-LIMIT = 2 * 2.0**-8
+# The results of one device, those of several, and the parts of these are each rounded to bf16.
+LIMIT = 4 * 2.0**-8
 MESSAGE = re.compile(
     r"= .*? (all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 )

@@ -54,12 +54,9 @@ def test_an_axis_of_one_device(strategy: str, layout: str) -> None:
 REFUSED = {
     "strategy is 'a2a'; needs one of all_gather, ring": {"strategy": "a2a"},
     "layout is 'odd'; needs one of contiguous, zigzag, striped": {"layout": "odd"},
-    "alibi is given; needs None with single stripes": {"layout": "striped", "alibi": True},
+    "stripe_size is 2; needs 1 with layout zigzag": {"layout": "zigzag", "stripe_size": 2},
     "bias is of shape .*; needs 1 or all 8 columns": {"bias": np.zeros((8, 4), np.float32)},
     "bias is of shape .*; needs .1, 2, 8, 8.": {"bias": np.zeros((4, 8), np.float32)},
-    "dropout is 0.5; needs 0 with single stripes": {
-        **{"layout": "striped", "dropout": 0.5, "dropout_key": jax.random.key(0)},
-    },
     "rows of query on a device is 7; needs a multiple of 2": {"q": Q[:, :7], "layout": "zigzag"},
     # K and V are sent as one array, in which a dtype or a shape of its own would be lost.
     "key.dtype is bfloat16; needs float32 as q": {"k": jnp.asarray(Q, jnp.bfloat16)},
