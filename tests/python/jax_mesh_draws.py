@@ -47,21 +47,29 @@ def segments_of(rng: np.random.Generator, batch: int, rows: int, rows_kv: int) -
     return out
 
 
+def masks_of(rng: np.random.Generator, sizes: dict) -> dict:
+    """Masks, and the sequences in the rows."""
+    batch, rows, rows_kv = (sizes[n] for n in ("batch", "rows", "rows_kv"))
+    out = {"is_causal": bool(rng.integers(2))}
+    if rng.random() < 0.4:
+        bounds = (int(rng.integers(rows)), int(rng.integers(rows)))
+        out["local_window_size"] = tuple(x if rng.random() < 0.7 else None for x in bounds)
+    if rng.random() < 0.3:
+        out["bottom_right"] = True
+    if rng.random() < 0.3:
+        out |= segments_of(rng, batch, rows, rows_kv)
+    elif rng.random() < 0.3:
+        out["query_seq_lengths"] = rng.integers(0, rows + 1, batch).astype(np.int32)
+        out["key_value_seq_lengths"] = rng.integers(0, rows_kv + 1, batch).astype(np.int32)
+    if rng.random() < 0.15:
+        out["origin"] = tuple(int(x) for x in rng.integers(0, rows, 4))
+    return out
+
+
 def options_of(rng: np.random.Generator, sizes: dict) -> tuple[dict, dict]:
     """Options, and the arrays that have a gradient."""
     batch, heads, rows, rows_kv = (sizes[n] for n in ("batch", "heads", "rows", "rows_kv"))
-    static, small = {"is_causal": bool(rng.integers(2))}, {}
-    if rng.random() < 0.4:
-        bounds = (int(rng.integers(rows)), int(rng.integers(rows)))
-        static["local_window_size"] = tuple(x if rng.random() < 0.7 else None for x in bounds)
-    if rng.random() < 0.3:
-        static["bottom_right"] = True
-    has_segments = rng.random() < 0.3
-    if has_segments:
-        static |= segments_of(rng, batch, rows, rows_kv)
-    elif rng.random() < 0.3:
-        static["query_seq_lengths"] = rng.integers(0, rows + 1, batch).astype(np.int32)
-        static["key_value_seq_lengths"] = rng.integers(0, rows_kv + 1, batch).astype(np.int32)
+    static, small = masks_of(rng, sizes), {}
     if rng.random() < 0.2:
         static["softcap"] = float(rng.uniform(1, 20))
     if rng.random() < 0.2:
@@ -73,7 +81,7 @@ def options_of(rng: np.random.Generator, sizes: dict) -> tuple[dict, dict]:
         static["sink"] = "off_by_one"
     elif sink == 1:
         small["sink"] = rng.normal(size=heads).astype(np.float32)
-    if rng.random() < 0.3 and not has_segments:
+    if rng.random() < 0.3 and "q_segment_ids" not in static:
         full = (batch, heads, rows, rows_kv)
         shape = [n if rng.random() < 0.7 else 1 for n in full]
         small["bias"] = rng.normal(size=shape).astype(np.float32)

@@ -1,8 +1,9 @@
 """Rows of devices that hold stripes, exchanged for rows that are adjacent, and back.
 
 The parts of single stripes shift a mask by whole stripes. Dropout and ALiBi need the position of
-each row and column, and so do windows of sequences whose diagonals differ; a ring computes no
-stripes of several rows. Such calls run in another layout, between two all-to-all messages.
+each row and column, and so do windows of sequences whose diagonals differ, and masks that an origin
+of the caller moves; a ring computes no stripes of several rows. Such calls run in another layout,
+between two all-to-all messages.
 """
 
 import jax
@@ -20,8 +21,9 @@ def _needs_adjacent_rows(shape: Shape, options: Options, arrays: dict) -> bool:
     if shape.stripe > 1:
         return shape.strategy == "ring"
     has_window = max(options.window_left, options.window_right) >= 0
+    is_moved = "origin" in arrays and (has_window or options.mask != "none")
     needs_positions = options.dropout or options.alibi or "slopes" in arrays
-    return bool(needs_positions or (has_window and not shape.aligned))
+    return bool(needs_positions or (not shape.aligned and (has_window or is_moved)))
 
 
 def adjacent(shape: Shape, options: Options, arrays: dict) -> Shape:

@@ -32,7 +32,7 @@ class Shape(NamedTuple):
     stripe: int = 1  # adjacent rows of a striped layout
     bottom_right: bool = False
     segments: int = 0  # bound of the sequences in a row; 0: a row is one sequence
-    aligned: bool = True  # whether the diagonal of each sequence is that of the whole rows
+    aligned: bool = True  # whether the diagonal of each sequence is that of the whole rows, at 0
     held: tuple[str, int] | None = None  # layout and stripe of the caller's rows, where another
 
     @property

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from te_attention._alibi import published_slopes
 from te_attention.jax import _call, _cp_operands
@@ -90,6 +91,16 @@ def _with_segments(shape: Shape, given: dict, arrays: dict) -> tuple[Shape, dict
     return shape, out
 
 
+def _moves_diagonal(origin: Any) -> bool:
+    """Whether rows and columns begin at different positions; True if only the device knows."""
+    if origin is None:
+        return False
+    is_known = isinstance(origin, (list, tuple, np.ndarray)) and not any(
+        isinstance(x, jax.Array) for x in origin
+    )
+    return not is_known or origin[2] != origin[3]
+
+
 def _with_further_axes(shape: Shape, sharing: Sharing, prepared: Prepared) -> Prepared:
     """ALiBi's slopes of the heads of this device, and an origin with its first batch and head."""
     options, arrays = prepared.options, dict(prepared.arrays)
@@ -139,6 +150,8 @@ def prepared_call(
     shape = _shape_of(sharing, prepared)
     if has_segments:
         shape, spans = _with_segments(shape, given, prepared.arrays)
+    if _moves_diagonal(given["origin"]):
+        shape = shape._replace(aligned=False)
     _check(shape, prepared)
     if shape.size == 1:  # every order is that of the sequence
         shape = shape._replace(layout="contiguous", stripe=1)
@@ -179,11 +192,12 @@ def context_parallel(
         layout: which rows a device has: "contiguous": one run of them; "zigzag": chunks r and
             2 n - 1 - r of 2 n, so that a causal mask costs all of n devices the same; "striped":
             every n-th stripe. :func:`reorder` brings an array into that order.
-        stripe_size: adjacent rows of a stripe. Dropout, ALiBi, and a window of sequences whose
-            diagonals differ (`bottom_right` with lengths, `kv_segment_ids`) need adjacent rows, and
-            so does a ring of stripes of several rows: there the rows of Q (in a ring also of K and
-            V) are exchanged for those of another layout, by one message each and one back for O.
-            Otherwise "all_gather" computes each stripe of several rows on its own.
+        stripe_size: adjacent rows of a stripe. Some calls need adjacent rows: dropout, ALiBi, a
+            window of sequences whose diagonals differ (`bottom_right` with lengths,
+            `kv_segment_ids`), a mask with an `origin`, and a ring of stripes of several rows. There
+            the rows of Q, and in a ring of K and V, are exchanged for those of another layout by
+            one message each, and one puts those of O back. Otherwise "all_gather" computes each
+            stripe of several rows on its own.
         batch_axes, head_axes: further axes of the `shard_map` that split batch and heads: dropout
             then draws the bits of one device, and ``alibi=True`` has the slopes of these heads.
         return_residual, checkpoint_name, options: as in :func:`attention`, which has

@@ -222,6 +222,23 @@ def test_dropout_draws_the_bits_of_one_device(strategy: str, layout: str) -> Non
     np.testing.assert_array_equal(ours, one)
 
 
+ORIGINS = {
+    "causal": {"origin": (0, 0, 8, 0), "is_causal": True},
+    "of the device": {"origin": jnp.array([0, 0, 3, 0]), "is_causal": True},
+    "window": {"origin": (0, 0, 0, 7), "local_window_size": (9, 3)},
+    "the same for rows and columns": {"origin": (1, 2, 5, 5), "local_window_size": (9, 0)},
+    "dropout": {"origin": (3, 1, 2, 8), "dropout": 0.3, "dropout_key": KEY, "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("case", ORIGINS)
+@pytest.mark.parametrize(("strategy", "layout"), EVERY)
+def test_an_origin_of_the_caller_moves_the_mask(strategy: str, layout: str, case: str) -> None:
+    """Which parts are visible does not follow from the positions of the rows alone."""
+    qkv = qkv_of()
+    compare(shared(4, strategy, layout, {}), ORIGINS[case], {}, qkv, qkv)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("size", "rows"), [(4, 3 * 4), (8, 3 * 8), (8, 8), (4, 5 * 4)])
 def test_exchanged_rows_that_no_message_divides(size: int, rows: int, strategy: str) -> None:
