@@ -45,6 +45,14 @@ KernelParams make_params(const AttentionArguments& a) {
   return p;
 }
 
+// By configuration, and whether the type is fp16.
+constexpr Outcome (*kLaunch[][2])(KernelParams*, cudaStream_t, int) = {
+    {launch<0, Type::kBf16>, launch<0, Type::kFp16>},
+    {launch<1, Type::kBf16>, launch<1, Type::kFp16>},
+    {launch<2, Type::kBf16>, launch<2, Type::kFp16>},
+};
+static_assert(std::size(kLaunch) == kNumTiles);
+
 // Whether the number of tiles exceeds 31 bits.
 bool has_too_many_tiles(const AttentionArguments& a) {
   const int64_t tiles = (a.keys.max_seqlen / kBlockN + 1) * a.heads_q;
@@ -74,14 +82,9 @@ Outcome run(const AttentionArguments& a, void* cuda_stream, int max_ctas) {
   const int tile = find_tile(a.dim_qk, a.dim_v);
   if (const Outcome done = launch_preprocess(p, tile, stream); done.code) return done;
   const bool half = a.q.dtype == TEA_FP16;
-  Outcome done;
-  if (a.batch == 0 || a.queries.max_seqlen == 0 || a.keys.max_seqlen == 0)
-    done = {};  // there are no tiles
-  else if (tile == 0)
-    done = (half ? launch<0, Type::kFp16> : launch<0, Type::kBf16>)(&p, stream, max_ctas);
-  else
-    done = (half ? launch<1, Type::kFp16> : launch<1, Type::kBf16>)(&p, stream, max_ctas);
-  if (done.code) return done;
+  const bool has_tiles = a.batch > 0 && a.queries.max_seqlen > 0 && a.keys.max_seqlen > 0;
+  if (has_tiles)
+    if (const Outcome done = kLaunch[tile][half](&p, stream, max_ctas); done.code) return done;
   return launch_sink_gradient(p, tile, stream);
 }
 

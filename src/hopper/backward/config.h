@@ -20,14 +20,19 @@ struct TileConfig {
 
 inline constexpr int kBlockN = 128;  // keys of a tile
 
-// In the order in which find_tile() looks for a configuration. block_m * dim is constant, and so
-// are the registers and the shared memory that a step needs.
+// In the order in which find_tile() looks for a configuration. block_m * dim is at most 64 * 128,
+// which bounds the registers and the shared memory that a step needs.
 // clang-format off
 inline constexpr TileConfig kTiles[] = {
     {.dim = 64, .block_m = 128},
+    {.dim = 96, .block_m = 64},
     {.dim = 128, .block_m = 64},
 };
 // clang-format on
+inline constexpr int kNumTiles = static_cast<int>(std::size(kTiles));
+
+// Gradients are accumulated in memory in units of 64 columns (workspace.h).
+constexpr int units_per_row(int dim) { return (dim + 63) / 64; }
 
 // The template argument of a kernel.
 struct KernelConfig {

@@ -39,14 +39,15 @@ struct Epilogue {
     state.advance();
     state.advance();
   }
-  // Stages 64 x 64 sums: elements kFirst to kFirst + 31 of an accumulator.
+  // Stages 64 x 64 sums: elements kFirst to kFirst + 31 of an accumulator, zeros where it has
+  // fewer.
   template <int kFirst = 0, int kCount>
   TEA_DEVICE void stage_unit(const float (&x)[kCount]) {
     float4* const to = reinterpret_cast<float4*>(acquire()) + threadIdx.x % 128;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const int i = kFirst + 4 * j;
-      to[128 * j] = float4{x[i], x[i + 1], x[i + 2], x[i + 3]};
+      to[128 * j] = i < kCount ? float4{x[i], x[i + 1], x[i + 2], x[i + 3]} : float4{};
     }
     publish();
   }
@@ -65,7 +66,7 @@ struct Epilogue {
                                  int dim, float factor) {
     if (p.parts > 1) {
       stage_gradient(x);
-      if constexpr (T::kSlabs == 2) stage_gradient<32>(x);
+      if constexpr (T::kUnitsPerTensor == 2) stage_gradient<32>(x);
     } else {
 #pragma unroll
       for (int r = 0; r < 2; ++r)
@@ -205,12 +206,12 @@ struct StoreWarp {
                                     .by_rows = kBlockM == 128};
              });
   }
-  // Adds 64 columns of dV or dK: slab `slab` of both, dV's first.
+  // Adds 64 columns of dV or dK: unit `unit` of both, dV's first.
   TEA_DEVICE void add_gradient(const WorkTile& w, const StridedTensor& x, int dim, float factor,
-                               int slab, int column) {
+                               int unit, int column) {
     if (!take_pair()) return;
     const int64_t block = w.head_kv * p.work.key_blocks.per_head + w.key_block + w.key_block_index;
-    const int64_t pair = block * (2 * T::kSlabs) + slab;
+    const int64_t pair = block * (2 * T::kUnitsPerTensor) + unit;
     float* const sums = p.work.dkv + pair * (2 * kUnitFloats);
     add_pair(sums, p.work.dkv_order + pair, w.part, p.parts, [&] {
       const int64_t at = T::batch_of(p.args.keys, w) * x.batch + w.head_kv * x.head +
@@ -228,10 +229,10 @@ struct StoreWarp {
     const AttentionArguments& a = p.args;
     if (p.parts == 1) return;  // the consumers store them
 #pragma unroll 1
-    for (int slab = 0; slab < 2 * T::kSlabs; ++slab) {
-      const bool is_v = slab < T::kSlabs;
-      add_gradient(w, is_v ? a.dv : a.dk, is_v ? a.dim_v : a.dim_qk, is_v ? 1.0f : a.scale, slab,
-                   slab % T::kSlabs * 64);
+    for (int unit = 0; unit < 2 * T::kUnitsPerTensor; ++unit) {
+      const bool is_v = unit < T::kUnitsPerTensor;
+      add_gradient(w, is_v ? a.dv : a.dk, is_v ? a.dim_v : a.dim_qk, is_v ? 1.0f : a.scale, unit,
+                   unit % T::kUnitsPerTensor * 64);
     }
   }
   TEA_DEVICE void run() {

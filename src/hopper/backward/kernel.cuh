@@ -41,7 +41,8 @@ struct BackwardKernel {
     extern __shared__ __align__(1024) uint8_t memory[];
     SharedStorage& s = *reinterpret_cast<SharedStorage*>(memory);
     if (threadIdx.x == 0) init(p, s);
-    if (T::num_slabs(p.args.dim_qk) < T::kSlabs || T::num_slabs(p.args.dim_v) < T::kSlabs)
+    if (T::kColumnsOfK > T::kDim || T::num_slabs(p.args.dim_qk) < T::kSlabs ||
+        T::num_slabs(p.args.dim_v) < T::kSlabs)
       zero_operands<C>(s);
     __syncthreads();
     wait_on_dependent_grids();

@@ -30,7 +30,7 @@ struct Mainloop {
   using T = Traits<C>;
   static constexpr int kDim = T::kDim, kBlockM = T::kBlockM, kSlabBytes = T::kSlabBytes;
   static constexpr int kScores = kBlockM / 2;  // per thread
-  static constexpr int kDsSlabBytes = kBlockM * kSlabBytes;
+  static constexpr int kDsSlabBytes = T::kDsSlabBytes;
   static constexpr int kDqBarrier = 1;  // named barrier: dS of both consumers has been written
 
   using Scores = float[kScores];
@@ -57,7 +57,7 @@ struct Mainloop {
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
-      const int slab = k / 4, at = k % 4 * 32;
+      const int slab = k * 32 / kSlabBytes, at = k * 32 % kSlabBytes;
       wgmma<WgmmaShape{kBlockM, C.type, C.type}>(
           x, advance_descriptor(a, slab * kBlockN * kSlabBytes + at),
           advance_descriptor(b, slab * kBlockM * kSlabBytes + at), k > 0);
@@ -78,9 +78,11 @@ struct Mainloop {
   // Issues this consumer's part of dQ: 64 columns if a step has 64 rows, else 64 rows.
   TEA_DEVICE void gemm_dq(float (&x)[32]) {
     constexpr bool kByRows = kBlockM == 128;
-    const uint8_t* const ds = s.ds[step_state.stage] + (kByRows ? consumer * 64 * kSlabBytes : 0);
-    const uint8_t* const k = s.k + (kByRows ? 0 : consumer * kBlockN * kSlabBytes);
-    const uint64_t a = make_descriptor(ds, T::kSwizzle);
+    const int columns = kByRows ? 0 : consumer * 64;
+    const uint8_t* const ds =
+        s.ds[step_state.stage] + (kByRows ? consumer * 64 * width(T::kDsSwizzle) : 0);
+    const uint8_t* const k = s.k + columns / T::kSlabDim * kBlockN * kSlabBytes;
+    const uint64_t a = make_descriptor(ds, T::kDsSwizzle);
     const uint64_t b = make_descriptor(k, T::kSwizzle, kBlockN * kSlabBytes);
     wgmma_fence();
 #pragma unroll
@@ -156,7 +158,7 @@ struct Mainloop {
     const int at = warp_in_warpgroup() * 32 + lane() / 8 % 2 * 16;
 #pragma unroll
     for (int c = 0; c < kBlockM / 16; ++c)
-      stmatrix_x4_trans(to + swizzled(T::kSwizzle, 16 * c + lane() / 16 * 8 + lane() % 8, at),
+      stmatrix_x4_trans(to + swizzled(T::kDsSwizzle, 16 * c + lane() / 16 * 8 + lane() % 8, at),
                         a[c]);
     fence_proxy_async();  // by each writing thread, before the barrier that lets wgmma read
   }

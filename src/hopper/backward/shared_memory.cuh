@@ -1,7 +1,7 @@
 // The shapes of a kernel and its shared memory.
 //
-// Operands are stored in slabs one swizzle (64 elements) wide. dS has the rows of the query block
-// and one slab for each consumer's keys; there are two, so that one barrier in a step is enough:
+// Operands are stored in slabs one swizzle wide. dS has the rows of the query block and one slab of
+// 128 bytes for each consumer's keys; there are two, so that one barrier in a step is enough:
 // a consumer writes dS of step i + 2 only after the barrier of step i + 1, before which all
 // products of step i have completed.
 #pragma once
@@ -18,15 +18,20 @@ struct Traits {
   static constexpr int kServiceThreads = 256, kThreads = kServiceThreads + 128 * kConsumers;
   static constexpr int kQStages = C.tile.q_stages, kDoutStages = C.tile.dout_stages;
   static constexpr int kStagingStages = C.tile.dq_stages;
-  static constexpr Swizzle kSwizzle = Swizzle::k128;
-  static constexpr int kSlabBytes = 128, kSlabDim = 64, kSlabs = kDim / kSlabDim;
+  static constexpr Swizzle kSwizzle = kDim % 64 == 0 ? Swizzle::k128 : Swizzle::k64;
+  static constexpr int kSlabBytes = width(kSwizzle), kSlabDim = kSlabBytes / 2;
+  static constexpr int kSlabs = kDim / kSlabDim;
   static_assert(kDim % kSlabDim == 0 && (kBlockM == 64 || kBlockM == 128));
-  static_assert(kBlockM * kDim == 64 * 128, "dQ of a step is one unit for each consumer");
   // Units of dV and dK that a consumer accumulates in memory if several tiles share a key block.
-  static constexpr int kUnitsPerTensor = kDim / 64;
+  static constexpr int kUnitsPerTensor = units_per_row(kDim);
+  static_assert(kBlockM * kUnitsPerTensor == 128, "dQ of a step is one unit for each consumer");
+  static constexpr Swizzle kDsSwizzle = Swizzle::k128;
+  static constexpr int kDsSlabBytes = kBlockM * width(kDsSwizzle);
+  // dQ's product reads columns of K up to the end of a unit: zeros beyond kDim.
+  static constexpr int kColumnsOfK = 64 * kUnitsPerTensor;
 
   struct SharedStorage {
-    alignas(1024) uint8_t k[kBlockN * kDim * 2];
+    alignas(1024) uint8_t k[kBlockN * kColumnsOfK * 2];
     alignas(1024) uint8_t v[kBlockN * kDim * 2];
     alignas(1024) uint8_t q[kQStages][kBlockM * kDim * 2];
     alignas(1024) uint8_t dout[kDoutStages][kBlockM * kDim * 2];

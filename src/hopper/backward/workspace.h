@@ -55,7 +55,7 @@ struct CompletedQueue {
 struct Workspace {
   float* statistics;  // [heads_q][row block][2][block_m]: LSE * log2(e), then delta
   float* dq;          // [heads_q][row block][2] units
-  float* dkv;         // [heads_kv][key block][2 * dim / 64][2] units, used if groups have parts
+  float* dkv;  // [heads_kv][key block][2 * units_per_row][2] units, used if groups have parts
   // How many contributions a pair of units has received: of dq, then of dkv.
   uint32_t *dq_order, *dkv_order;
   CompletedQueue completed;
@@ -85,7 +85,7 @@ inline Workspace make_workspace(const AttentionArguments& a, int tile, void* mem
   w.row_blocks = make_blocks(a.queries, block_m, batch);
   w.key_blocks = make_blocks(a.keys, kBlockN, batch);
   const int64_t row_blocks = w.row_blocks.per_head * a.heads_q;
-  const int64_t dkv_pairs = accumulated_key_blocks(a, w.key_blocks) * 2 * (dim / 64);
+  const int64_t dkv_pairs = accumulated_key_blocks(a, w.key_blocks) * 2 * units_per_row(dim);
   char* at = static_cast<char*>(memory);
   const auto take = [&](int64_t bytes) {
     char* const taken = at + w.bytes;

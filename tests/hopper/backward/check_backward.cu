@@ -7,6 +7,7 @@
 //
 // usage: check_backward [STEP [WORD]]    runs every STEP-th case, of the groups named with WORD
 #include "hopper/apart.h"
+#include "hopper/backward/config.h"
 #include "hopper/backward/exact.h"
 
 namespace tea::primitives {
@@ -93,7 +94,7 @@ int check_dims(int dim, int dim_v, int step) {
 // More tiles than SMs, groups that are not divided, and lengths of thousands.
 int check_large(int step) {
   int number = 0;
-  for (const int dim : {64, 128})
+  for (const int dim : {64, 96, 128})
     for (const MaskRule& rule : {kRules[2], kRules[0]})
       for (const Lengths& n : {Lengths{512, 512}, Lengths{2048, 2048}, Lengths{3000, 4100}})
         if (number++ % step == 0)
@@ -152,7 +153,8 @@ int main(int count, char** arguments) {
   using namespace tea::primitives;
   const int step = count > 1 ? std::max(1, atoi(arguments[1])) : 1;
   const std::string word = count > 2 ? arguments[2] : "";
-  constexpr int kDims[][2] = {{64, 64}, {128, 128}, {96, 96}, {8, 8}, {72, 40}, {64, 128}, {40, 8}};
+  constexpr int kDims[][2] = {{64, 64}, {96, 96}, {128, 128}, {8, 8},
+                              {72, 40}, {80, 96}, {64, 128},  {40, 8}};
   std::vector<tea::Apart> groups;  // at once: most of the time is the host's
   const auto start_group = [&](const std::string& name, auto&& work) {
     if (name.find(word) != name.npos) groups.push_back(tea::start_apart(name, kSeconds, work));
@@ -166,7 +168,7 @@ int main(int count, char** arguments) {
   start_group("sizes", check_sizes);
   start_group("priorities", check_priorities);
   for (const auto& d : kDims) start("dim ", check_dims, d);
-  for (int i = 0; i < 2; ++i) {  // one of each row of the table
+  for (int i = 0; i < tea::hopper::backward::kNumTiles; ++i) {  // one of each configuration
     start("ragged ", check_ragged, kDims[i]);
     start("padded ", check_padded, kDims[i]);
     start("ctas ", check_ctas, kDims[i]);

@@ -118,7 +118,7 @@ class Model {
 
 TEST(Staging, NoOrderOfWarpsReusesABufferTooEarly) {
   for (const TileConfig& tile : kTiles) {
-    const int gradients = 2 * tile.dim / 64;  // pairs of units of dV and dK
+    const int gradients = 2 * units_per_row(tile.dim);  // pairs of units of dV and dK
     EXPECT_EQ(Model(tile.dq_stages, 3, gradients, true).explore(), "") << tile.dim;
     // Without a barrier between them, the second consumer overtook a store warp by a whole round.
     EXPECT_NE(Model(tile.dq_stages, 3, gradients, false).explore(), "") << tile.dim;

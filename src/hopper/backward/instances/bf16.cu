@@ -5,5 +5,6 @@ namespace tea::hopper::backward {
 
 template Outcome launch<0, Type::kBf16>(KernelParams*, cudaStream_t, int);
 template Outcome launch<1, Type::kBf16>(KernelParams*, cudaStream_t, int);
+template Outcome launch<2, Type::kBf16>(KernelParams*, cudaStream_t, int);
 
 }  // namespace tea::hopper::backward
