@@ -154,20 +154,23 @@ def over_three_axes(of_device: dict, how: dict) -> jax.Array:
     names, spec = ("dp", "cp", "tp"), jax.sharding.PartitionSpec("dp", "cp", "tp")
     kinds = (jax.sharding.AxisType.Auto,) * 3
     mesh = jax.make_mesh((2, 2, 2), names, axis_types=kinds)
-    axes = {"batch_axes": "dp", "head_axes": "tp", "axis_name": "cp", "layout": "zigzag"}
+    axes = {"batch_axes": "dp", "head_axes": "tp", "axis_name": "cp", "layout": "zigzag"} | how
     split = jax.shard_map(
-        lambda *x: context_parallel(*x, **of_device, **(axes | how)),
+        lambda *x: context_parallel(*x, **of_device, **axes),
         **{"mesh": mesh, "in_specs": spec, "out_specs": spec, "check_vma": False},
     )
-    return reorder(jax.jit(split)(*(reorder(x, 2, "zigzag") for x in qkv_of())), 2, "zigzag",
-                   inverse=True)  # fmt: skip
+    o = jax.jit(split)(*(reorder(x, 2, axes["layout"]) for x in qkv_of()))
+    return reorder(o, 2, axes["layout"], inverse=True)
 
 
+@pytest.mark.parametrize("layout", ["zigzag", "striped"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_published_slopes_and_dropout_with_heads_over_a_further_axis(strategy: str) -> None:
+def test_published_slopes_and_dropout_with_heads_over_a_further_axis(
+    strategy: str, layout: str
+) -> None:
     """The slopes are those of the heads of a device, not those of as many heads."""
     options = {"alibi": True, "is_causal": True, **DROPPING}
-    o = over_three_axes(options, {"strategy": strategy})
+    o = over_three_axes(options, {"strategy": strategy, "layout": layout})
     np.testing.assert_allclose(o, attention(*qkv_of(), **options), atol=3e-5)
 
 
