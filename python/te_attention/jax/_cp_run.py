@@ -111,7 +111,7 @@ def _forward(config: Config, training: bool, given: dict) -> dict:
     axis = {"o": 1, "lse": 2, "max": 2}
     rows = shape.rows_q // shape.pieces
     for i, x in enumerate(found):
-        found[i] = x if x is not None else _nothing(config, arrays, rows)
+        found[i] = x if x is not None else _nothing(arrays, rows)
     out = {n: jnp.concatenate([x[n] for x in found], axis=axis[n]) for n in names}
     if _has_late_sink(config, given):
         sink = _sink_of(config, given, me)
@@ -121,7 +121,7 @@ def _forward(config: Config, training: bool, given: dict) -> dict:
     return cast_to_varying(out | {"o": out["o"].astype(arrays["q"].dtype)}, given)
 
 
-def _nothing(config: Config, arrays: dict, rows: int) -> dict:
+def _nothing(arrays: dict, rows: int) -> dict:
     """The results of rows that attend to nothing on any device."""
     batch, _, heads, _ = arrays["q"].shape
     o = jnp.zeros((batch, rows, heads, arrays["v"].shape[-1]), wide(arrays["q"]).dtype)
