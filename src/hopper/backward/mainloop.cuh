@@ -160,7 +160,6 @@ struct Mainloop {
     for (int c = 0; c < kBlockM / 16; ++c)
       stmatrix_x4_trans(to + swizzled(T::kDsSwizzle, 16 * c + lane() / 16 * 8 + lane() % 8, at),
                         a[c]);
-    fence_proxy_async();  // by each writing thread, before the barrier that lets wgmma read
   }
 
   // One step. `adjusts`: whether it calls adjust(); `last`: of the tile.
@@ -186,6 +185,9 @@ struct Mainloop {
     to_operand(dsa, dp);
     write_ds(dsa);
     gemm_gradient(dv, pa, s.dout[stage]);
+    // By each thread that wrote dS, before the barrier that lets wgmma read it. The fence waits for
+    // the writes, so that dV is issued first.
+    fence_proxy_async();
     named_barrier_sync(kDqBarrier, 128 * T::kConsumers);
     float dq[32];
     gemm_dq(dq);
