@@ -182,8 +182,8 @@ inline Selection select_kernel(const AttentionArguments& a) {
 // Whether CTAs fetch tiles from a counter because tiles differ in the time that they take: lengths
 // are known to the device only, a mask is present, or the last tile of a sequence has no rows for
 // some consumers. In all other cases CTA i takes tiles i, i + gridDim.x, and so on. O in fp32 is
-// that of a part of a problem, during which the transfer of the next keys may hold SMs: a CTA that
-// has to wait for one must have no tiles of its own.
+// that of a part of the keys under context parallelism, while NCCL transfers the next part on some
+// SMs: a CTA that has to wait for such an SM must have no tiles of its own.
 inline bool needs_tile_counter(const AttentionArguments& a, const Selection& s) {
   if (a.batch == 0) return false;
   if (!is_dense(a) || has_mask(a.mask) || a.o.dtype == TEA_FP32) return true;
