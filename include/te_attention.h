@@ -157,8 +157,16 @@ typedef struct tea_problem {
      to, but on no other row of the batch, nor on how the rows of a sequence are divided among
      calls. The problems must otherwise be equal, sizes and strides aside. */
   int32_t batch_invariant;
-  int32_t reserved; /* zero */
+  /* GPUs: at most so many CTAs of a kernel that computes tiles at a time, so that kernels of other
+     streams find SMs. 0: as many as have room. */
+  int32_t max_ctas;
 } tea_problem;
+
+/* Bits of tea_run.accumulate: the results that are there already, of other keys or rows. */
+typedef enum tea_accumulate {
+  TEA_ACCUMULATE_ROWS = 1, /* forward: O and LSE, which are merged; backward: dQ is added */
+  TEA_ACCUMULATE_KEYS = 2  /* backward: dK and dV are added */
+} tea_accumulate;
 
 /* The tensors of the operation, with one name and index in all layers. cu_seqlens, offsets and
    tables are int32; scales and amax are fp32 scalars; rng_state is int64 {seed, offset}. LSE, MAX,
@@ -265,7 +273,8 @@ typedef struct tea_run {
   /* Backward: 1: O and LSE are of more keys than those of this run, whose results were merged. In
      fp64 dO . O is then taken from O, else from the probabilities of all keys. */
   int32_t partial;
-  int32_t reserved; /* zero */
+  /* Bits of tea_accumulate, for a plan of which tea_plan_accumulates() is 1; else 0. */
+  int32_t accumulate;
 } tea_run;
 
 /* Exact counts for one execution; a multiply and an add are two operations. */
@@ -294,6 +303,8 @@ TEA_API tea_status tea_plan_create(const tea_problem* problem, int device, const
                                    tea_plan** plan);
 TEA_API void tea_plan_release(tea_plan* plan);
 TEA_API const char* tea_plan_engine(const tea_plan* plan);
+/* 1 if runs of a direction may have `accumulate`, else 0. backward: 0 or 1. */
+TEA_API int32_t tea_plan_accumulates(const tea_plan* plan, int32_t backward);
 
 /* Both functions neither allocate device memory nor synchronise, so they can be captured in a CUDA
    graph. Exception: the engine `cudnn`, selected explicitly, must first have run once with the same

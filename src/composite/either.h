@@ -18,12 +18,14 @@ struct Either final : Executable {
       : problem(p), first(std::move(a)), second(std::move(b)), takes_first(c) {
     yields = first->yields;
   }
+  // Runs with `accumulate` are for the first engine, if it can.
+  bool accumulates(Direction direction) const override { return first->accumulates(direction); }
   void forward(const Run& run) const override { of(run, Direction::kForward).forward(run); }
   void backward(const Run& run) const override { of(run, Direction::kBackward).backward(run); }
 
  private:
   const Executable& of(const Run& run, Direction direction) const {
-    return takes_first(problem, run, direction) ? *first : *second;
+    return run.accumulate || takes_first(problem, run, direction) ? *first : *second;
   }
 };
 

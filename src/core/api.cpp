@@ -50,6 +50,11 @@ void tea_plan_release(tea_plan* plan) { delete plan; }
 
 const char* tea_plan_engine(const tea_plan* plan) { return plan ? plan->ref->engine.data() : ""; }
 
+int32_t tea_plan_accumulates(const tea_plan* plan, int32_t backward) {
+  const auto direction = backward ? tea::Direction::kBackward : tea::Direction::kForward;
+  return plan && plan->ref->executable->accumulates(direction);
+}
+
 tea_status tea_forward(const tea_plan* plan, const tea_run* run) {
   return guarded([&] {
     TEA_REQUIRE(plan, "plan", plan, "a plan");

@@ -19,6 +19,8 @@ struct Executable {
   virtual ~Executable() = default;
   virtual void forward(const Run& run) const = 0;
   virtual void backward(const Run& run) const = 0;
+  // Whether runs of a direction may have `accumulate`.
+  virtual bool accumulates(Direction) const { return false; }
 };
 
 struct Refusal {

@@ -241,6 +241,8 @@ Run imported(const Plan& plan, const tea_run* run, Direction d) {
               "NULL: the plan is for a GPU");
   TEA_REQUIRE(plan.device.is_host() || !out.threads, "run.threads", out.threads,
               "0: the plan is for a GPU");
+  TEA_REQUIRE(!out.accumulate || plan.executable->accumulates(d), "run.accumulate", out.accumulate,
+              "0: tea_plan_accumulates() is 0 for this plan and direction");
   return out;
 }
 }  // namespace

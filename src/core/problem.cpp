@@ -79,7 +79,7 @@ constexpr Field kFields[] = {
     NAMED(kEnum, kv_dtype, kDtypes),
     NAMED(kEnum, kv_scale, kKvScale),
     NAMED(kEnum, batch_invariant, kBool),
-    PLAIN(kInt32, reserved),
+    PLAIN(kInt32, max_ctas),
 };
 #undef ROW
 #undef PLAIN

@@ -356,7 +356,9 @@ Run import_run(const Problem& p, const Checks& checks, const tea_run* caller, Di
   require_origin("run.", from.origin, from.origin_device);
   check_shift(from);
   TEA_REQUIRE(from.partial == 0 || from.partial == 1, "run.partial", from.partial, "0 or 1");
-  TEA_REQUIRE(from.reserved == 0, "run.reserved", from.reserved, "0");
+  const bool forward = d == Direction::kForward;
+  TEA_REQUIRE(!(from.accumulate & ~(forward ? 1 : 3)), "run.accumulate", from.accumulate,
+              forward ? "0 or 1" : "0 to 3");
   TEA_REQUIRE(is_aligned(from.status, sizeof *from.status), "run.status", "not aligned",
               "an address that is a multiple of 4");
   TEA_REQUIRE(from.parallel_for || !from.parallel_context, "run.parallel_context",
@@ -366,7 +368,7 @@ Run import_run(const Problem& p, const Checks& checks, const tea_run* caller, Di
   std::memcpy(run.origin, from.origin, sizeof run.origin);
   run.origin_device = from.origin_device, run.status = from.status;
   run.origin_stride = from.origin_stride, run.shift = from.shift;
-  run.partial = from.partial;
+  run.partial = from.partial, run.accumulate = from.accumulate;
   run.parallel_for = from.parallel_for, run.parallel_context = from.parallel_context;
   run.threads = from.threads;
   return run;

@@ -71,7 +71,7 @@ struct Run {
   int64_t origin[4];
   const int64_t* origin_device;
   int64_t origin_stride, shift;
-  int32_t partial;
+  int32_t partial, accumulate;
   int32_t* status;
   tea_parallel_for parallel_for;  // NULL: the engine's own threads
   void* parallel_context;

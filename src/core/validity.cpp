@@ -121,7 +121,7 @@ void check_numbers(const Problem& p) {
   TEA_REQUIRE(fits_arithmetic(p, p.softcap), "softcap", p.softcap, kFp32Range);
   TEA_REQUIRE(fits_arithmetic(p, p.scale), "scale", p.scale, kFp32Range);
   TEA_REQUIRE(p.has_scale || p.scale == 0, "scale", p.scale, "has_scale = 1, else 0");
-  TEA_REQUIRE(p.reserved == 0, "reserved", p.reserved, "0");
+  TEA_REQUIRE(p.max_ctas >= 0, "max_ctas", p.max_ctas, "0 (no limit) or more");
   const auto alignment = static_cast<uint32_t>(p.alignment);
   const auto element = static_cast<uint32_t>(dtype_bytes(p.dtype));
   TEA_REQUIRE(

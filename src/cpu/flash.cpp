@@ -544,6 +544,7 @@ constexpr Known kKnown[] = {
     {"kv_dtype", below(7)},
     {"kv_scale", below(2)},
     {"batch_invariant", below(2)},
+    {"max_ctas"},
 };
 
 }  // namespace

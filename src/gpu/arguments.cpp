@@ -147,6 +147,7 @@ struct Builder {
     a.alibi = p.alibi, a.softmax = p.softmax;
     a.has_dropout = p.drops();
     a.batch_invariant = p.batch_invariant;
+    a.max_ctas = p.max_ctas, a.accumulate = run.accumulate;
     a.dropout_threshold = p.drops() ? dropout_threshold(static_cast<float>(p.dropout)) : 0;
     a.keep_factor = p.drops() ? static_cast<float>(1 / (1 - p.dropout)) : 1.0f;
     a.scale = static_cast<float>(p.scale_value()), a.softcap = static_cast<float>(p.softcap);

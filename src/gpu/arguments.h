@@ -91,11 +91,18 @@ struct AttentionArguments {
   float keep_factor;           // 1 / (1 - dropout)
   float scale, softcap;        // softcap 0: none
   int32_t batch_invariant;     // as in tea_problem
+  int32_t max_ctas;            // as in tea_problem
+  int32_t accumulate;          // bits TEA_ACCUMULATE_*
   int32_t dp_dtype;            // of dS in dQ = dS K and dK = dS^T Q: an FP8 type, or that of dO
 };
 
 // Pointers that `run` does not have are null.
 AttentionArguments make_arguments(const Problem& problem, const Run& run);
+
+// How many CTAs a kernel has at a time where `most` have room.
+inline int64_t limited_ctas(const AttentionArguments& args, int64_t most) {
+  return args.max_ctas && args.max_ctas < most ? args.max_ctas : most;
+}
 
 // Bias, soft cap and ALiBi change scores between scale and mask.
 TEA_HOST_DEVICE bool has_score_mod(const AttentionArguments& args) {

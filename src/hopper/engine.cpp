@@ -33,6 +33,18 @@ std::string run_decode_limit(const Problem& problem, const AttentionArguments& a
   return problem.training ? "training is 1; needs 0" : decode::limit(args);
 }
 
+// Rows that belong to no sequence, or whose sequence has no key, are overwritten by zeros, and rows
+// of TEA_MAX and TEA_SUM_EXP are not merged.
+bool accumulates_forward(const Problem& p) {
+  return p.q_form == TEA_DENSE && p.kv_form == TEA_DENSE && !decodes_only(p) &&
+         p.o_type() == TEA_FP32 && p.writes_lse() && !(p.outputs & ~TEA_OUTPUT_LSE) &&
+         p.softmax == TEA_SOFTMAX_VANILLA;
+}
+bool accumulates_backward(const Problem& p) {
+  return p.training && p.dqkv_type() == TEA_FP32 && p.softmax == TEA_SOFTMAX_VANILLA &&
+         backward_limit(p).empty();
+}
+
 struct Hopper : Executable {
   Problem problem;
   int device;
@@ -43,13 +55,17 @@ struct Hopper : Executable {
     require_seqlens(run);
     const driver::OnDevice current(device);
     const AttentionArguments args = make_arguments(problem, run);
-    const bool decodes = run_decode_limit(problem, args).empty();
+    const bool decodes = !run.accumulate && run_decode_limit(problem, args).empty();
     require_success(decodes ? decode::run(args, run.stream) : hopper::forward(args, run.stream));
   }
   void backward(const Run& run) const override {
     require_seqlens(run);
     const driver::OnDevice current(device);
     require_success(backward::run(make_arguments(problem, run), run.stream));
+  }
+  bool accumulates(Direction direction) const override {
+    return direction == Direction::kForward ? accumulates_forward(problem)
+                                            : accumulates_backward(problem);
   }
 
  private:
@@ -109,6 +125,7 @@ constexpr Known kKnown[] = {
     {"has_scale", below(2)},
     {"kv_dtype", 1u << TEA_E4M3 | 1u << TEA_E5M2},
     {"kv_scale", below(2)},
+    {"max_ctas"},
 };
 
 // The arguments of a run of which only the sizes are known.

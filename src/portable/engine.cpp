@@ -55,6 +55,7 @@ constexpr Known kKnown[] = {
     {"kv_dtype", kDtypes},
     {"kv_scale", below(2)},
     {"batch_invariant", below(2)},
+    {"max_ctas"},
 };
 
 }  // namespace

@@ -49,15 +49,16 @@ struct Gradients {
 // The requested gradients of bias and sink.
 struct SmallGradients {
   std::optional<Tensor> dbias, dsink;
+  bool ran = false;
 };
 
 Tensor or_empty(const std::optional<Tensor>& tensor, const Tensor& like) {
   return tensor ? *tensor : empty_tensor(like);
 }
 
-// Fills `out`; returns the gradients of bias and sink.
+// Fills `out`; returns the gradients of bias and sink. accumulate: see Call::backward().
 SmallGradients differentiate(const Incoming& in, const Arguments& arguments, Call& call,
-                             const Gradients& out) {
+                             const Gradients& out, int accumulate = 0) {
   tea_problem& p = call.problem();
   p.training = 1;
   p.outputs = TEA_OUTPUT_LSE;
@@ -83,7 +84,7 @@ SmallGradients differentiate(const Incoming& in, const Arguments& arguments, Cal
     small.dsink = empty_contiguous_like(*arguments.sink);
     call.add_memory(TEA_DSINK, small.dsink->data_ptr());
   }
-  call.backward();
+  small.ran = call.backward(accumulate);
   return small;
 }
 
@@ -207,7 +208,7 @@ void fp8_backward(Stack& stack) {
     return empty(of, torch_dtype(call.problem().dqkv_dtype), view.rank, view.size);
   };
   const Gradients out{gradient(arguments.q), gradient(arguments.k), gradient(arguments.v)};
-  const auto [dbias, dsink] = run_fp8_backward(call, incoming, fp8, arguments, out);
+  const auto [dbias, dsink, _] = run_fp8_backward(call, incoming, fp8, arguments, out);
   stack.give(out.dq, out.dk, out.dv, or_empty(dbias, out.dq), or_empty(dsink, out.dq), amax);
 }
 
@@ -221,7 +222,7 @@ void fp8_backward_out(Stack& stack) {
   call.problem().dqkv_dtype = dtype_of(out.dq);
   call.add_scale(TEA_DP_AMAX, "dp_amax", dp_amax);
   call.add_scale(TEA_DQ_AMAX, "dqkv_amax", dqkv_amax);
-  const auto [dbias, dsink] = run_fp8_backward(call, incoming, fp8, arguments, out);
+  const auto [dbias, dsink, _] = run_fp8_backward(call, incoming, fp8, arguments, out);
   stack.give(or_empty(dbias, out.dq), or_empty(dsink, out.dq));
 }
 
@@ -266,7 +267,7 @@ void backward(Stack& stack) {
   const Arguments arguments = read_arguments(stack);
   const Gradients out = Gradients::like(arguments);
   Call call(arguments);
-  const auto [dbias, dsink] = differentiate(incoming, arguments, call, out);
+  const auto [dbias, dsink, _] = differentiate(incoming, arguments, call, out);
   stack.give(out.dq, out.dk, out.dv, or_empty(dbias, out.dq), or_empty(dsink, out.dq));
 }
 
@@ -284,7 +285,7 @@ void backward_out(Stack& stack) {
   const Incoming incoming = Incoming::all(stack);
   const Arguments arguments = read_arguments(stack);
   Call call(arguments);
-  const auto [dbias, dsink] = differentiate(incoming, arguments, call, out);
+  const auto [dbias, dsink, _] = differentiate(incoming, arguments, call, out);
   stack.give(or_empty(dbias, out.dq), or_empty(dsink, out.dq));
 }
 
@@ -304,12 +305,13 @@ struct PartOutputs {
   std::optional<Tensor> max;
 
   static PartOutputs of(Stack& in) { return {in.tensor(), in.tensor(), in.maybe_tensor()}; }
-  void compute(Call& call) const {
+  // accumulate: see Call::forward().
+  bool compute(Call& call, bool accumulate = false) const {
     call.problem().o_dtype = dtype_of(o);
     call.problem().o = call.add_rows(TEA_O, "o", o);
     call.add_row_statistic_slice(TEA_LSE, "lse", lse);
     if (max) call.add_row_statistic_slice(TEA_MAX, "max_logit", *max);
-    call.forward();
+    return call.forward(accumulate ? TEA_ACCUMULATE_ROWS : 0);
   }
 };
 
@@ -317,10 +319,11 @@ struct PartOutputs {
 
 void part_forward(Stack& stack) {
   const PartOutputs out = PartOutputs::of(stack);
+  const bool accumulate = stack.flag();
   const Arguments arguments = read_arguments(stack);
   Call call(arguments);
   if (arguments.training) call.problem().dout_dtype = call.problem().dtype;
-  out.compute(call);
+  stack.give(out.compute(call, accumulate));
 }
 
 void fp8_part_forward(Stack& stack) {
@@ -340,21 +343,22 @@ void fp8_part_backward(Stack& stack) {
   Call call(arguments);
   call.problem().dqkv_dtype = dtype_of(out.dq);
   call.set_partial();
-  const auto [dbias, dsink] = run_fp8_backward(call, incoming, fp8, arguments, out);
+  const auto [dbias, dsink, _] = run_fp8_backward(call, incoming, fp8, arguments, out);
   stack.give(or_empty(dbias, out.dq), or_empty(dsink, out.dq));
 }
 
 void part_backward(Stack& stack) {
   const Gradients out = Gradients::given(stack);
   const Incoming incoming = Incoming::all(stack);
+  const auto accumulate = static_cast<int>(stack.integer());
   const Arguments arguments = read_arguments(stack);
   Call call(arguments);
   call.problem().o_dtype = dtype_of(incoming.o);
   call.problem().dout_dtype = dtype_of(incoming.dout);
   call.problem().dqkv_dtype = dtype_of(out.dq);
   call.set_partial();
-  const auto [dbias, dsink] = differentiate(incoming, arguments, call, out);
-  stack.give(or_empty(dbias, out.dq), or_empty(dsink, out.dq));
+  const auto [dbias, dsink, ran] = differentiate(incoming, arguments, call, out, accumulate);
+  stack.give(or_empty(dbias, out.dq), or_empty(dsink, out.dq), ran);
 }
 
 // ---- aten::_scaled_dot_product_fused_attention_overrideable ------------------------------------

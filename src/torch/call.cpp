@@ -116,11 +116,12 @@ Tensor Call::new_row_statistic() const {
   return empty(in_.q, torch_dtype(description_.statistic_type()), shape.rank, shape.size);
 }
 
-void Call::run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward) {
+bool Call::run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward) {
   description_.finish();
   tea_run& run = description_.run;
   const tea_run* const sizes = description_.has_run_sizes() ? &run : nullptr;
   const Planned plan = planned(problem(), sizes, where_.device, in_.engine);
+  if (run.accumulate && !tea_plan_accumulates(plan.plan, !is_forward)) return false;
   const uint64_t bytes = is_forward ? plan.workspace_forward : plan.workspace_backward;
   constexpr uint64_t kAlignment = 256;
   std::optional<Tensor> workspace;
@@ -136,6 +137,7 @@ void Call::run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forw
   run.status = report.word();
   require(verb(plan.plan, &run));
   report.refuse_invalid("cu_seqlens_q, cu_seqlens_kv or their offsets");
+  return true;
 }
 
 std::string Call::explain() {

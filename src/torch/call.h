@@ -44,13 +44,21 @@ class Call {
   Tensor new_row_statistic() const;
   // One direction, with workspace from PyTorch's allocator.
   void forward() { run(tea_forward, true); }
-  void backward() { run(tea_backward, false); }
+  // The same, with bits TEA_ACCUMULATE_*. False: the plan cannot accumulate, and nothing ran.
+  bool forward(int accumulate) {
+    description_.run.accumulate = accumulate;
+    return run(tea_forward, true);
+  }
+  bool backward(int accumulate = 0) {
+    description_.run.accumulate = accumulate;
+    return run(tea_backward, false);
+  }
   // O and LSE of backward are of more keys than those of this call.
   void set_partial() { description_.run.partial = 1; }
   std::string explain();  // the problem's line, then the answer of each engine
 
  private:
-  void run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward);
+  bool run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward);
 
   const Arguments& in_;
   const frontend::Options options_;

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "composite/either.h"
 #include "composite/hopper.h"
 #include "core/registry.h"
 #include "kit/answer.h"
@@ -33,6 +34,29 @@ TEST(CompositeHopper, NeedsTheWorkspaceOfTheEngineOfEachDirection) {
   EXPECT_EQ(hopper_workspace(p, size, Direction::kBackward),
             std::max(hopper::workspace(p, size, Direction::kBackward),
                      portable::workspace(p, size, Direction::kBackward)));
+}
+
+struct Counter final : Executable {
+  int& runs;
+  explicit Counter(int& count) : runs(count) {}
+  void forward(const tea::Run&) const override { ++runs; }
+  void backward(const tea::Run&) const override { ++runs; }
+  bool accumulates(Direction d) const override { return d == Direction::kBackward; }
+};
+
+TEST(CompositeHopper, LeavesRunsThatAccumulateToTheFirstEngine) {
+  int first = 0, second = 0;
+  const Problem p = Problem::parse(kSizes);
+  const Either both(p, std::make_unique<Counter>(first), std::make_unique<Counter>(second),
+                    [](const Problem&, const tea::Run&, Direction) { return false; });
+  EXPECT_FALSE(both.accumulates(Direction::kForward));
+  EXPECT_TRUE(both.accumulates(Direction::kBackward));
+  tea::Run run{};
+  both.backward(run);
+  EXPECT_EQ(second, 1);
+  run.accumulate = TEA_ACCUMULATE_KEYS;
+  both.backward(run);
+  EXPECT_EQ(first, 1);
 }
 
 // The faster engine comes first, and each refusal has a reason.

@@ -222,7 +222,7 @@ INSTANTIATE_TEST_SUITE_P(
         Row{kDense, "table_k_stride=4", "table_k_stride is 4", "kv_form = paged"},
         Row{kRagged, "table_v_stride=4", "table_v_stride is 4", "kv_form = paged"},
         Row{kInference, "kv_scale=head", "kv_scale is head", "a kv_dtype that is not dtype"},
-        Row{kInference, "reserved=1", "reserved is 1", "0"}));
+        Row{kInference, "max_ctas=-1", "max_ctas is -1", "0 (no limit) or more"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Strides, Refusal,

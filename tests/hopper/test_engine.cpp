@@ -36,6 +36,35 @@ TEST(HopperEngine, TakesEveryOptionOfForward) {
   EXPECT_EQ(answer("training=1 o_dtype=fp32 dout_dtype=bf16 dqkv_dtype=fp32"), "accepts");
 }
 
+bool accumulates(const std::string& more, Direction direction) {
+  const Problem p = Problem::parse("dtype=fp16 dim_qk=64" + std::string(kSizes) + more);
+  const Attempt attempt = kEngine.attempt(p.normalised(), kH200);
+  return std::get<std::unique_ptr<Executable>>(attempt)->accumulates(direction);
+}
+
+TEST(HopperEngine, MergesOfDenseTensorsInFp32) {
+  const auto can = [](const std::string& more) { return accumulates(more, Direction::kForward); };
+  EXPECT_TRUE(can("o_dtype=fp32 outputs=lse causal=1 dropout=0"));
+  EXPECT_TRUE(can("o_dtype=fp32 training=1 dout_dtype=fp16 dropout=0.1 bias=post_scale"));
+  EXPECT_FALSE(can("outputs=lse"));                   // O in 16 bits
+  EXPECT_FALSE(can("o_dtype=fp32"));                  // no LSE
+  EXPECT_FALSE(can("o_dtype=fp32 outputs=lse+max"));  // largest scores are not merged
+  EXPECT_FALSE(can("o_dtype=fp32 outputs=lse softmax=learnable"));
+  EXPECT_FALSE(can("o_dtype=fp32 outputs=lse q_form=padded"));  // padding is overwritten by zeros
+  EXPECT_FALSE(can("o_dtype=fp32 outputs=lse kv_form=padded"));
+}
+
+TEST(HopperEngine, AddsToGradientsInFp32) {
+  const auto can = [](const std::string& more) {
+    return accumulates("training=1 " + more, Direction::kBackward);
+  };
+  EXPECT_TRUE(can("dqkv_dtype=fp32"));
+  EXPECT_TRUE(can("dqkv_dtype=fp32 q_form=padded kv_form=padded causal=1"));
+  EXPECT_FALSE(can(""));
+  EXPECT_FALSE(can("dqkv_dtype=fp32 softmax=off_by_one"));
+  EXPECT_FALSE(can("dqkv_dtype=fp32 softcap=3"));  // another engine's backward
+}
+
 bool yields(const std::string& more) {
   const Problem p = Problem::parse("dtype=fp16 heads_q=4 heads_kv=2 dim_qk=64 " + more);
   const Attempt attempt = kEngine.attempt(p.normalised(), kH200);

@@ -111,6 +111,7 @@ Case draw(uint64_t seed) {
   draw_scores(r, p);
   draw_sizes(r, c);
   draw_words(r, c);
+  draw_limit(r, p);
   return c;
 }
 
@@ -152,6 +153,7 @@ Case draw_decoding(uint64_t seed) {
   }
   draw_words(r, c);
   if (r.one_in(4)) p.o_dtype = TEA_FP32, c.shift = r.below(600) - 300;
+  draw_limit(r, p);
   return c;
 }
 
@@ -196,6 +198,7 @@ Case draw_training(uint64_t seed) {
   draw_words(r, c);
   p.alignment = p.alignment < 16 ? 0 : p.alignment;
   if (r.one_in(3)) draw_origins(r, c);
+  draw_limit(r, p);
   return c;
 }
 

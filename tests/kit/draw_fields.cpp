@@ -122,4 +122,8 @@ void draw_words(Random& r, Case& c) {
   fit_values(c);
 }
 
+void draw_limit(Random& r, Problem& p) {
+  if (r.one_in(8)) p.max_ctas = static_cast<int32_t>(1 + r.below(40));
+}
+
 }  // namespace tea::kit

@@ -18,6 +18,9 @@ void draw_cache(Random& r, Problem& p);
 void draw_mask(Random& r, Problem& p);
 void draw_scores(Random& r, Problem& p);
 
+// Of the thread blocks of a kernel. Last, so that the other fields of a seed do not depend on it.
+void draw_limit(Random& r, Problem& p);
+
 // The sizes of the sides that are dense.
 void set_sizes(Problem& p, int64_t batch, int64_t q, int64_t kv);
 

@@ -113,7 +113,7 @@ constexpr Row kRows[] = {
     {"kv_dtype", kMemory, kPaged, "kv_dtype=e4m3"},
     {"kv_scale", kResult, kCache, "kv_scale=head"},
     {"batch_invariant", kSameBits, kBase, "batch_invariant=1"},
-    {"reserved", kRefused, kBase, ""},
+    {"max_ctas", kSameBits, kBase, "max_ctas=3"},
 };
 
 // And what only a run says.
@@ -210,7 +210,8 @@ bool matters(const Row& row, const Case& base, const Case& changed, const Report
     case Effect::kOutputs:
       return shape_of_outputs(check(base, "reference")) != shape_of_outputs(report);
     case Effect::kSameBits:
-      return changed.problem.deterministic || changed.problem.batch_invariant;
+      return changed.problem.deterministic || changed.problem.batch_invariant ||
+             changed.problem.max_ctas;
     case Effect::kRefused:
       break;
   }

@@ -82,6 +82,7 @@ def options_of(case: Case, device: str) -> dict:
         "origin": torch.tensor(case.origin, device=device) if any(case.origin) else None,
         "deterministic": case.field("deterministic") == "1",
         "batch_invariant": case.field("batch_invariant") == "1",
+        "max_ctas": int(case.field("max_ctas")) or None,
     }
 
 

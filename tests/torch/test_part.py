@@ -26,11 +26,11 @@ def test_results_may_be_wider_than_the_inputs(dtype: torch.dtype) -> None:
     o.backward(dout.double())
     arguments = Arguments(q, k, v, "bshd", "causal", True)
     got, got_lse = torch.empty(2, ROWS, HEADS, DIM), torch.empty(2, HEADS, ROWS)
-    OPS.part_forward(got, got_lse, None, *arguments)
+    OPS.part_forward(got, got_lse, None, False, *arguments)
     torch.testing.assert_close(got.double(), o, atol=6e-3, rtol=6e-3)
     assert (got != got.to(dtype).float()).any()  # more than the type of q can say
     grads = tuple(torch.empty(t.shape) for t in (q, k, v))
-    OPS.part_backward(*grads, dout, None, got.to(dtype), got_lse, False, False, *arguments)
+    OPS.part_backward(*grads, dout, None, got.to(dtype), got_lse, False, False, 0, *arguments)
     for gradient, wanted in zip(grads, exact, strict=True):
         torch.testing.assert_close(gradient.double(), wanted.grad, atol=2e-2, rtol=2e-2)
 
@@ -41,7 +41,7 @@ def test_forward_writes_into_slices() -> None:
     most = torch.full((2, HEADS, 3 * ROWS), 7.0)
     rows = slice(ROWS, 2 * ROWS)
     arguments = Arguments(q, k, v, "bshd", max_logit=True)
-    OPS.part_forward(o[:, rows], lse[..., rows], most[..., rows], *arguments)
+    OPS.part_forward(o[:, rows], lse[..., rows], most[..., rows], False, *arguments)
     wanted, wanted_lse, largest = attention(
         q, k, v, format="bshd", return_lse=True, return_max_logit=True
     )
@@ -83,7 +83,7 @@ def test_gradients_of_parts_of_the_keys_add_up(dtype: torch.dtype) -> None:
             some = (q, k[:, keys], v[:, keys])
             grads = [torch.empty_like(t) for t in some]
             arguments = Arguments(*some, "bshd", "none", True)
-            OPS.part_backward(*grads, dout, dlse, o, lse, False, False, *arguments)
+            OPS.part_backward(*grads, dout, dlse, o, lse, False, False, 0, *arguments)
             for to, part in zip((total[0], *(t[:, keys] for t in total[1:])), grads, strict=True):
                 to.add_(part)
     for got, exact in zip(total, wanted, strict=True):
@@ -114,7 +114,7 @@ def test_merge_into_slices_of_larger_tensors() -> None:
     rows = slice(ROWS, None)
     for half in (slice(8), slice(8, None)):
         arguments = Arguments(q, k[:, half], v[:, half], "bshd")
-        OPS.part_forward(part[:, rows], part_lse[..., rows], None, *arguments)
+        OPS.part_forward(part[:, rows], part_lse[..., rows], None, False, *arguments)
         OPS.merge_into(o[:, rows], lse[..., rows], part[:, rows], part_lse[..., rows])
     torch.testing.assert_close(o[:, rows], wanted)
     torch.testing.assert_close(lse[..., rows], wanted_lse)
@@ -126,12 +126,12 @@ def test_refusals() -> None:
     arguments = Arguments(q, k, v, "bshd")
     lse = torch.empty(2, HEADS, ROWS)
     with pytest.raises(RuntimeError, match="o_dtype is fp16; needs bf16, fp32"):
-        OPS.part_forward(torch.empty_like(q, dtype=torch.float16), lse, None, *arguments)
+        OPS.part_forward(torch.empty_like(q, dtype=torch.float16), lse, None, False, *arguments)
     with pytest.raises(RuntimeError, match="lse is of shape"):
-        OPS.part_forward(torch.empty_like(q), lse[..., :3], None, *arguments)
+        OPS.part_forward(torch.empty_like(q), lse[..., :3], None, False, *arguments)
     with pytest.raises(RuntimeError, match="max_logit is of other strides; needs those of lse"):
         most = torch.empty(2, ROWS, HEADS).transpose(1, 2)
-        OPS.part_forward(torch.empty_like(q), lse, most, *arguments._replace(max_logit=True))
+        OPS.part_forward(torch.empty_like(q), lse, most, False, *arguments._replace(max_logit=True))
     with pytest.raises(RuntimeError, match=r"origin is of shape \[2, 4\]; needs .* \[2, 5\]"):
         attention(q, k, v, format="bshd", origin=torch.zeros(2, 4, dtype=torch.int64))
     o = torch.zeros(2, ROWS, HEADS, DIM)

@@ -379,10 +379,32 @@ def run_forward(
 ) -> None:
     """Writes O, LSE and the row maxima of a part."""
     if scales is None:
-        OPS.part_forward.default(o, lse, max_logit, *_values(arguments))
+        OPS.part_forward.default(o, lse, max_logit, False, *_values(arguments))
         return
     given = scales.of_forward()
     OPS.fp8_part_forward.default(o, lse, max_logit, *given, *trimmed(_in_fp8(arguments)))
+
+
+def merge_forward(o: Tensor, lse: Tensor, arguments: Arguments | Prepared) -> bool:
+    """Merges a part into O and LSE. False: the engine cannot, and nothing was done."""
+    return OPS.part_forward.default(o, lse, None, True, *_values(arguments))
+
+
+def add_backward(
+    gradients: tuple[Tensor, Tensor, Tensor],
+    incoming: tuple[Tensor, Tensor | None, Tensor, Tensor],
+    sums: tuple[bool, bool],
+    arguments: Arguments | Prepared,
+) -> bool:
+    """Like run_backward(). sums: whether it adds to dQ, and whether to dK and dV.
+
+    False: the engine cannot, and nothing was done.
+    """
+    if type(arguments) is not Prepared:
+        arguments = arguments._replace(max_logit=False)
+    accumulate = sums[0] + 2 * sums[1]
+    values = (*gradients, *incoming, False, False, accumulate, *_values(arguments))
+    return OPS.part_backward.default(*values)[2]
 
 
 def run_backward(
@@ -396,7 +418,8 @@ def run_backward(
     if type(arguments) is not Prepared:
         arguments = arguments._replace(max_logit=False)
     if scales is None:
-        return OPS.part_backward.default(*gradients, *incoming, *wants, *_values(arguments))
+        values = (*gradients, *incoming, *wants, 0, *_values(arguments))
+        return OPS.part_backward.default(*values)[:2]
     incoming = (incoming[0].view(E5M2.torch), *incoming[1:])
     return OPS.fp8_part_backward.default(
         *(*gradients, *incoming, *wants), *scales.of_backward(), *trimmed(_in_fp8(arguments))

@@ -12,7 +12,8 @@ from te_attention.torch._cp_run import Inputs
 
 STRATEGIES = ("ring", "all_gather", "a2a", "halo", "gather_q")
 SHARDINGS = ("zigzag", "contiguous")
-OPTIONS = ("scale", "softcap", "pre_scale_bias", "deterministic", "batch_invariant", "engine")
+OPTIONS = ("scale", "softcap", "pre_scale_bias", "deterministic", "batch_invariant", "engine",
+           "max_ctas")  # fmt: skip
 Lengths = int | Sequence[int] | None
 
 

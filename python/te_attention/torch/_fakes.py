@@ -244,13 +244,13 @@ def _dropout_mask(rng_state, dropout, batch, heads, rows, cols, origin=None):  #
 
 
 @_fake
-def _part_forward(*_arguments):
-    return None
+def _part_forward(o, lse, max_logit, accumulate, *arguments):  # noqa: ARG001
+    return not accumulate
 
 
 @_fake
-def _part_backward(dq, dk, dv, dout, dlse, o, lse, dbias, dsink, *arguments):  # noqa: ARG001
-    return _small_gradients(dbias, dsink, Arguments(*arguments))
+def _part_backward(dq, dk, dv, dout, dlse, o, lse, dbias, dsink, adds, *arguments):  # noqa: ARG001
+    return *_small_gradients(dbias, dsink, Arguments(*arguments)), not adds
 
 
 @_fake

@@ -72,8 +72,12 @@ SCHEMAS = {
     "(Tensor dq, Tensor dk, Tensor dv)",
     # Parts of a problem: O and gradients may be float32 where q has 16 bits, and slices of larger
     # tensors. max_logit has the strides of lse, and is written where the option max_logit is given
-    "part_forward": f"(Tensor(a!) o, Tensor(b!) lse, Tensor(c!)? max_logit, {ARGUMENTS}) -> ()",
-    "part_backward": f"({OUTGOING}, {INCOMING}, {ARGUMENTS}) -> (Tensor dbias, Tensor dsink)",
+    # accumulate: forward merges O and LSE with those that are there; backward adds to dQ (1) and to
+    # dK and dV (2). False as the last result: no engine of the problem can, and nothing was done
+    "part_forward": "(Tensor(a!) o, Tensor(b!) lse, Tensor(c!)? max_logit, bool accumulate, "
+    f"{ARGUMENTS}) -> bool",
+    "part_backward": f"({OUTGOING}, {INCOMING}, int accumulate, {ARGUMENTS}) -> "
+    "(Tensor dbias, Tensor dsink, bool ran)",
     "fp8_part_forward": "(Tensor(a!) o, Tensor(b!) lse, Tensor(c!)? max_logit, "
     f"{FP8_FORWARD_SCALES}, {ARGUMENTS}) -> ()",
     "fp8_part_backward": f"({OUTGOING}, {INCOMING}, {FP8_BACKWARD_SCALES}, {ARGUMENTS}) -> "

@@ -26,7 +26,7 @@ _WANTED = {
     **dict.fromkeys(("format", "engine"), (str, "a name")),
     **dict.fromkeys(("softcap", "dropout"), (_NUMBER, "a number")),
     "scale": ((*_NUMBER, type(None)), "a number or None"),
-    **dict.fromkeys(("max_seqlen_q", "max_seqlen_kv"), (_BOUND, "an integer or None")),
+    **dict.fromkeys(("max_seqlen_q", "max_seqlen_kv", "max_ctas"), (_BOUND, "an integer or None")),
     "generator": ((torch.Generator, type(None)), "a torch.Generator or None"),
     "deterministic": ((bool, type(None)), "True, False or None"),
     "batch_invariant": (bool, "True or False"),

@@ -122,6 +122,7 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
     engine: str = "",
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    max_ctas: int | None = None,
     fp8: Fp8 | Literal["current"] | None = None,
     return_amax: bool = False,
     _finish: Callable[[tuple, bool, bool], Any] = _run,
@@ -195,6 +196,8 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
         k_descale, v_descale: with q of 16 bits and k and v in float8_e4m3fn or float8_e5m2, a KV
             cache: float32 ``[1]`` or ``[heads_kv]`` on q's device, by which codes are multiplied.
             Default: 1. There are no gradients.
+        max_ctas: on a GPU, at most so many thread blocks of an attention kernel at a time, which
+            leaves room for kernels of other streams. Default, and 0: no limit.
         fp8: "current": q, k and v of 16 or 32 bits are cast to float8_e4m3fn inside, and the
             gradient of O to float8_e5m2, each under a scale from its largest magnitude (padding
             counts); O and the gradients have the type of q. Or an :class:`Fp8`: the scales of q, k
@@ -227,7 +230,7 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
             (window is bias is sink is rng_state is generator is origin is fp8 is None)
             and (cu_seqlens_q is cu_seqlens_kv is max_seqlen_q is max_seqlen_kv is None)
             and (offsets_q is offsets_kv is page_table is page_table_v is None)
-            and (k_descale is v_descale is None)
+            and (k_descale is v_descale is max_ctas is None)
             and (alibi is batch_invariant is False and bias_type == "post_scale" and engine == "")
             and (dropout is NONE or (type(dropout) is float and dropout == 0))
             and (softcap is NONE or (type(softcap) is float and softcap == 0))
@@ -283,7 +286,7 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
             sink is not None and _named("sink", sink, None, "off_by_one", ", or a tensor"),
             return_max_logit,
             _are_all_deterministic() if deterministic is None else deterministic,
-            batch_invariant, engine, k_descale, v_descale,
+            batch_invariant, engine, k_descale, v_descale, -1 if max_ctas is None else max_ctas,
         )
         # fmt: on
         if page_table is not None:

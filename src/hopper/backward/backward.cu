@@ -46,7 +46,7 @@ KernelParams make_params(const AttentionArguments& a) {
 }
 
 // By configuration, and whether the type is fp16.
-constexpr Outcome (*kLaunch[][2])(KernelParams*, cudaStream_t, int) = {
+constexpr Outcome (*kLaunch[][2])(KernelParams*, cudaStream_t) = {
     {launch<0, Type::kBf16>, launch<0, Type::kFp16>},
     {launch<1, Type::kBf16>, launch<1, Type::kFp16>},
     {launch<2, Type::kBf16>, launch<2, Type::kFp16>},
@@ -73,18 +73,17 @@ uint64_t workspace_bytes(const AttentionArguments& a) {
   return make_workspace(a, find_tile(a.dim_qk, a.dim_v), nullptr).bytes;
 }
 
-Outcome run(const AttentionArguments& a, void* cuda_stream, int max_ctas) {
+Outcome run(const AttentionArguments& a, void* cuda_stream) {
   const auto stream = static_cast<cudaStream_t>(cuda_stream);
   if (a.heads_q == 0) return {};
   if (has_too_many_tiles(a)) return refusal("more tiles than can be counted");
-  if (max_ctas < 1) return refusal("max_ctas");
   KernelParams p = make_params(a);
   const int tile = find_tile(a.dim_qk, a.dim_v);
   if (const Outcome done = launch_preprocess(p, tile, stream); done.code) return done;
   const bool half = a.q.dtype == TEA_FP16;
   const bool has_tiles = a.batch > 0 && a.queries.max_seqlen > 0 && a.keys.max_seqlen > 0;
   if (has_tiles)
-    if (const Outcome done = kLaunch[tile][half](&p, stream, max_ctas); done.code) return done;
+    if (const Outcome done = kLaunch[tile][half](&p, stream); done.code) return done;
   return launch_sink_gradient(p, tile, stream);
 }
 

@@ -12,6 +12,16 @@
 
 namespace tea::hopper::backward {
 
+// Writes two gradients in fp32, or adds them to those that are there. A reduction needs no
+// registers for the latter. Each element is added to once in a run: the order does not matter.
+TEA_DEVICE void write_pair(float* to, float x, float y, bool adds) {
+  if (adds)
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};\n" ::"l"(to), "f"(x), "f"(y)
+                 : "memory");
+  else
+    *reinterpret_cast<float2*>(to) = {x, y};
+}
+
 // The consumers' side.
 template <KernelConfig C>
 struct Epilogue {
@@ -108,8 +118,8 @@ struct Epilogue {
 #pragma unroll
     for (int n = 0; n < T::kDim / 8; ++n)
       if (8 * n < dim)
-        *reinterpret_cast<float2*>(row + 8 * n) = {x[4 * n + 2 * r] * factor,
-                                                   x[4 * n + 2 * r + 1] * factor};
+        write_pair(row + 8 * n, x[4 * n + 2 * r] * factor, x[4 * n + 2 * r + 1] * factor,
+                   p.args.accumulate & TEA_ACCUMULATE_KEYS);
   }
 };
 
@@ -203,7 +213,8 @@ struct StoreWarp {
                                     .rows = w.rows - row,
                                     .columns = a.dim_qk,
                                     .factor = a.scale,
-                                    .by_rows = kBlockM == 128};
+                                    .by_rows = kBlockM == 128,
+                                    .adds = (a.accumulate & TEA_ACCUMULATE_ROWS) != 0};
              });
   }
   // Adds 64 columns of dV or dK: unit `unit` of both, dV's first.
@@ -222,7 +233,8 @@ struct StoreWarp {
                            .rows = w.keys - w.first_key,
                            .columns = dim - column,
                            .factor = factor,
-                           .by_rows = true};
+                           .by_rows = true,
+                           .adds = (p.args.accumulate & TEA_ACCUMULATE_KEYS) != 0};
     });
   }
   TEA_DEVICE void add_gradients(const WorkTile& w) {

@@ -41,7 +41,7 @@ Outcome encode_maps(KernelParams* p) {
 }  // namespace
 
 template <int kTile, Type kType>
-Outcome launch(KernelParams* p, cudaStream_t stream, int max_ctas) {
+Outcome launch(KernelParams* p, cudaStream_t stream) {
   constexpr KernelConfig C = kKernelConfig<kTile, kType>;
   constexpr int kSharedBytes = sizeof(typename Traits<C>::SharedStorage);
   static OncePerDevice allowed;
@@ -52,7 +52,8 @@ Outcome launch(KernelParams* p, cudaStream_t stream, int max_ctas) {
   if (const Outcome made = encode_maps<C>(p); made.code) return made;
   // An upper bound where only the device knows the lengths.
   cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(std::clamp(p->order.count(), 1, std::min(sms, max_ctas)));
+  const auto most = static_cast<int>(limited_ctas(p->args, sms));
+  config.gridDim = static_cast<unsigned>(std::clamp(p->order.count(), 1, most));
   config.blockDim = Traits<C>::kThreads;
   config.dynamicSmemBytes = kSharedBytes, config.stream = stream;
   void* arguments[] = {p};

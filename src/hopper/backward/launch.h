@@ -8,9 +8,8 @@
 
 namespace tea::hopper::backward {
 
-// Encodes the tensor maps of *p and launches the kernel of a configuration, with at most `max_ctas`
-// CTAs.
+// Encodes the tensor maps of *p and launches the kernel of a configuration.
 template <int kTile, Type kType>
-Outcome launch(KernelParams* p, cudaStream_t stream, int max_ctas);
+Outcome launch(KernelParams* p, cudaStream_t stream);
 
 }  // namespace tea::hopper::backward

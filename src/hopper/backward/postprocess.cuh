@@ -63,9 +63,11 @@ struct PostprocessWarp {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       if (32 * half_of(piece) + 8 * j < u.columns) {
-        const float2 pair = from[64 * j];
-        *reinterpret_cast<float2*>(to + 8 * j + lane() % 4 * 2) = {pair.x * u.factor,
-                                                                   pair.y * u.factor};
+        const float2 sums = from[64 * j];
+        float2* const at = reinterpret_cast<float2*>(to + 8 * j + lane() % 4 * 2);
+        float2 pair = {__fmul_rn(sums.x, u.factor), __fmul_rn(sums.y, u.factor)};
+        if (u.adds) pair = {pair.x + at->x, pair.y + at->y};  // not by red: ptxas would spill
+        *at = pair;
       }
   }
   TEA_DEVICE void convert_unit() {

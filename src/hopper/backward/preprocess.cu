@@ -30,6 +30,11 @@ TEA_DEVICE void zero_row(const StridedTensor& x, int64_t first, int heads, int d
   }
 }
 
+// Whether gradients of rows, or of keys, are added to what is there.
+TEA_DEVICE bool adds_to(const AttentionArguments& a, bool rows) {
+  return a.accumulate & (rows ? TEA_ACCUMULATE_ROWS : TEA_ACCUMULATE_KEYS);
+}
+
 // A warp's view of the rows and keys of one sequence.
 template <Type kType, int kBlockM>
 struct SequenceTask {
@@ -99,7 +104,8 @@ struct SequenceTask {
   }
   TEA_DEVICE void zero(const StridedTensor& x, const SequenceLayout& layout, int64_t row, int heads,
                        int dim) const {
-    zero_row(x, batch_offset(layout, x.batch) + row * x.seq, heads, dim);
+    if (!adds_to(a, &layout == &a.queries))
+      zero_row(x, batch_offset(layout, x.batch) + row * x.seq, heads, dim);
   }
   // The index-th row that a tensor has for the sequence, without those in `taken`.
   static TEA_DEVICE int64_t other(int64_t index, const Columns& taken) {
@@ -134,8 +140,8 @@ struct SequenceTask {
 // Tokens of ragged tensors that belong to no sequence.
 TEA_DEVICE void zero_gaps(const AttentionArguments& a, const SequenceLayout& layout, int warp,
                           int warps) {
-  if (layout.form != TEA_RAGGED) return;
   const bool is_q = &layout == &a.queries;
+  if (layout.form != TEA_RAGGED || adds_to(a, is_q)) return;
   for (int64_t base = int64_t{warp} * 32; base < layout.tokens; base += int64_t{warps} * 32) {
     const int64_t mine = base + lane();
     const bool outside =

@@ -40,6 +40,7 @@ struct CompletedPair {
   int rows, columns;
   float factor;
   bool by_rows;
+  bool adds;  // to what is there
 };
 
 // The queue of completed pairs. It is shared by all CTAs, because the tiles of a head's last key

@@ -42,7 +42,8 @@ Outcome launch(const KernelParams& params, cudaStream_t stream) {
     return ready;
   LaunchParams p = {params, false, {}, {}};
   if (const Outcome made = encode_maps<kConfig>(p); made.code) return made;
-  const int max_ctas = std::min(sms, kMaxCtas), heads = heads_at_once(p.args.heads_kv, max_ctas);
+  const auto max_ctas = static_cast<int>(limited_ctas(p.args, std::min(sms, kMaxCtas)));
+  const int heads = heads_at_once(p.args.heads_kv, max_ctas);
   p.heads_at_once = FastDivisor(heads);
   cudaLaunchConfig_t config = {};
   config.gridDim = std::max(1, num_ctas(p.args, heads, max_ctas));

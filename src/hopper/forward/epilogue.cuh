@@ -31,9 +31,32 @@ struct Epilogue {
     if (row < w.seqlen_q) at[0] = first;
     if (row + 8 < w.seqlen_q) at[8 * p.args.statistics.seq] = second;
   }
-  using Result = OnlineSoftmax::Result;
+  // Of the thread's rows. kept: the factors of O that is there.
+  struct Result : OnlineSoftmax::Result {
+    float kept[2] = {0, 0};
+  };
+  // Merges the rows with those of other keys, whose O and LSE are there.
+  TEA_DEVICE void merge(Result& result, const WorkTile& w) {
+    const int row = first_row(w) + accumulator_row(0);
+    const float* const lse = p.args.statistics.lse + row_offset(p.args.statistics, w, row);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (row + 8 * r >= w.seqlen_q) continue;
+      auto& own = result.row[r];
+      const float before = lse[8 * r * p.args.statistics.seq], high = fmaxf(before, own.lse);
+      if (high == kMinusInfinity) continue;  // no key is visible
+      const float kept = exp2_fast((before - high) * kLog2E);
+      const float added = exp2_fast((own.lse - high) * kLog2E);
+      const float share = reciprocal_fast(kept + added);
+      result.kept[r] = kept * share;
+      own.factor *= added * share;
+      own.lse = fmaf(log2_fast(kept + added), kLn2, high);
+    }
+    __syncwarp();  // one lane of a quad overwrites LSE, which the others have read
+  }
   TEA_DEVICE Result write_statistics(const OnlineSoftmax& softmax, const WorkTile& w) {
-    const Result result = softmax.finalize(p.unit, w.sink);
+    Result result{softmax.finalize(p.unit, w.sink)};
+    if (p.args.accumulate) merge(result, w);
     if (lane() % 4 == 0) {
       write_statistic(p.args.statistics.lse, w, result.row[0].lse, result.row[1].lse);
       write_statistic(p.args.statistics.max, w, result.row[0].max, result.row[1].max);
@@ -67,16 +90,20 @@ struct Epilogue {
     }
   }
   // The same in fp32: a quad has the 32 bytes of a sector as it is.
-  TEA_DEVICE void store_fp32_row(const Output& o, const WorkTile& w, int r, float factor) {
+  TEA_DEVICE void store_fp32_row(const Output& o, const WorkTile& w, int r, float factor,
+                                 float kept) {
     const int row = first_row(w) + accumulator_row(2 * r);
     float* const to =
         static_cast<float*>(p.args.o.data) + row_offset(p.args.o, w, row) + lane() % 4 * 2;
     if (row >= w.seqlen_q) return;
 #pragma unroll
     for (int n = 0; n < T::kDimV / 8; ++n) {
-      const float2 pair = {o[4 * n + 2 * r] * factor, o[4 * n + 2 * r + 1] * factor};
-      if (8 * n < p.args.dim_v)
-        *reinterpret_cast<float2*>(to + 8 * n) = factor == 0 ? float2{} : pair;
+      float2 pair = {o[4 * n + 2 * r] * factor, o[4 * n + 2 * r + 1] * factor};
+      if (8 * n >= p.args.dim_v) continue;
+      if (factor == 0) pair = {};
+      auto* const at = reinterpret_cast<float2*>(to + 8 * n);
+      if (kept != 0) pair = {fmaf(at->x, kept, pair.x), fmaf(at->y, kept, pair.y)};
+      *at = pair;
     }
   }
   // Writes O to shared memory, from which the store warp stores it.
@@ -104,7 +131,7 @@ struct Epilogue {
     const float factor[2] = {result.row[0].factor * kept, result.row[1].factor * kept};
     if (p.args.o.dtype == TEA_FP32) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) store_fp32_row(o, w, r, factor[r]);
+      for (int r = 0; r < 2; ++r) store_fp32_row(o, w, r, factor[r], result.kept[r]);
     } else if constexpr (C.tile.tma_store) {
       stage_for_store_warp(o, factor);
     } else {

@@ -96,7 +96,8 @@ Outcome launch(const AttentionArguments& a, const Selection& selected, cudaStrea
   KernelParams p = {};
   if (const Outcome made = make_params<C>(&p, a, selected); made.code) return made;
   // An upper bound where only the device knows the lengths.
-  const int tiles = p.order.count(), ctas = std::clamp(tiles, 1, sms);
+  const int tiles = p.order.count();
+  const int ctas = std::clamp(tiles, 1, static_cast<int>(limited_ctas(a, sms)));
   if (tiles <= ctas) p.counter = nullptr;  // each CTA has one tile
   if (p.counter) p.launch_number = next_launch_number();
   cudaLaunchConfig_t config = {};

@@ -186,7 +186,7 @@ struct Mainloop {
     store(x, result, w);
   }
   // All threads release the work descriptor, because all of them have read it.
-  TEA_DEVICE void store(State& x, const OnlineSoftmax::Result& result, const WorkTile& w) {
+  TEA_DEVICE void store(State& x, const typename Epilogue<C>::Result& result, const WorkTile& w) {
     epilogue.store(x.o, result, w);
     s.work.pipeline.consumer_release(work_state);
     work_state.advance();

@@ -88,7 +88,8 @@ __global__ void __launch_bounds__(DqTraits<kDqConfig<kTile, kDtype>>::kThreads)
   constexpr DqConfig C = kDqConfig<kTile, kDtype>;
   extern __shared__ __align__(128) uint8_t memory[];
   auto& shared = *reinterpret_cast<typename DqTraits<C>::SharedStorage*>(memory);
-  const unsigned n = blockIdx.x, heads = static_cast<unsigned>(p.work.args.heads_q);
+  const auto n = static_cast<unsigned>(p.first_cta + blockIdx.x);
+  const auto heads = static_cast<unsigned>(p.work.args.heads_q);
   // The last tile first: under a causal mask it is the longest.
   const int tile = static_cast<int>(p.tiles - 1 - n % p.tiles);
   const SequencePair seq = sequence_pair_of(p.work.args, n / p.tiles / heads);

@@ -8,20 +8,20 @@
 #include "gpu/warp.cuh"
 #include "portable/backward/config.h"
 #include "portable/backward/launch.h"
+#include "portable/grid.h"
 
 namespace tea::portable {
 namespace {
 
-// One CTA for every `block` of `rows`, every head and every batch entry. how.grid is set here.
+// One CTA for every `block` of `rows`, every head and every batch entry. how.grid is set later.
 void launch_tiles(Launch how, void (*kernel)(BackwardParams), OncePerDevice& allowed,
                   const BackwardArguments& work, int64_t rows, int block, int heads,
                   cudaStream_t stream) {
   const int64_t tiles = (rows + block - 1) / block, ctas = tiles * heads * work.args.batch;
   if (ctas == 0) return;
-  how.grid = static_cast<unsigned>(ctas);
   allow_shared(how, kernel, allowed);
-  launch(how, kernel, stream,
-         BackwardParams{work, static_cast<unsigned>(tiles), work.args.scale * kLog2E});
+  BackwardParams p{work, static_cast<unsigned>(tiles), work.args.scale * kLog2E};
+  launch_grids(how, kernel, p, work.args, ctas, stream);
 }
 
 using BackwardLauncher = void (*)(const BackwardArguments&, cudaStream_t);

@@ -26,6 +26,7 @@ struct BackwardParams {
   BackwardArguments work;
   unsigned tiles;  // of a sequence
   float scale_log2;
+  int64_t first_cta = 0;  // of this launch
 };
 
 }  // namespace tea::portable

@@ -8,18 +8,19 @@
 // Where the head dimensions need several pieces, the CTA of each piece computes all scores.
 #include <algorithm>
 
-#include "gpu/launch.h"
 #include "portable/backward/launch.h"
 #include "portable/backward/piecewise.cuh"
+#include "portable/grid.h"
 
 namespace tea::portable {
 namespace {
 
 struct PiecewiseParams {
   BackwardArguments work;
-  int64_t tiles_m;  // along the rows of the result
-  int64_t tiles_n;  // dBias: along its columns
-  int pieces;       // of the head dimensions
+  int64_t tiles_m;        // along the rows of the result
+  int64_t tiles_n;        // dBias: along its columns
+  int pieces;             // of the head dimensions
+  int64_t first_cta = 0;  // of this launch
 };
 
 template <int kDtype>
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(kPieceThreads)
   using Tile = PiecewiseTile<kDtype>;
   Tile t(p.work, *reinterpret_cast<typename Tile::SharedStorage*>(memory));
   const AttentionArguments& args = p.work.args;
-  int64_t n = blockIdx.x;
+  int64_t n = p.first_cta + blockIdx.x;
   const auto next = [&n](int64_t count) {
     const int64_t at = n % count;
     n /= count;
@@ -216,10 +217,9 @@ void launch_piecewise(PiecewiseParams p, int dim, int64_t repeats, cudaStream_t 
   p.pieces = (dim + Tile::kPieceDim - 1) / Tile::kPieceDim;
   const int64_t ctas = p.tiles_m * p.tiles_n * p.pieces * repeats;
   if (ctas == 0) return;
-  const Launch how{"backward, piecewise", static_cast<unsigned>(ctas), kPieceThreads,
-                   sizeof(typename Tile::SharedStorage)};
+  const Launch how{"backward, piecewise", {}, kPieceThreads, sizeof(typename Tile::SharedStorage)};
   allow_shared(how, piecewise_kernel<kDtype, kResult>, allowed);
-  launch(how, piecewise_kernel<kDtype, kResult>, stream, p);
+  launch_grids(how, piecewise_kernel<kDtype, kResult>, p, p.work.args, ctas, stream);
 }
 
 template <int kResult>

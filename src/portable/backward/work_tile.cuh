@@ -41,7 +41,8 @@ TEA_DEVICE BackwardWorkTile<C> backward_work_tile(const BackwardParams& p,
                                                   typename BackwardTraits<C>::SharedStorage& s) {
   constexpr int kBlockN = BackwardTraits<C>::kBlockN;
   const AttentionArguments& args = p.work.args;
-  const unsigned n = blockIdx.x, tile = n % p.tiles, rest = n / p.tiles;
+  const auto n = static_cast<unsigned>(p.first_cta + blockIdx.x);
+  const unsigned tile = n % p.tiles, rest = n / p.tiles;
   const SequencePair seq = sequence_pair_of(args, rest / args.heads_kv);
   const int key = static_cast<int>(tile) * kBlockN, keys = static_cast<int>(seq.kv.length);
   const Columns rows = attending_rows(seq, key, min(key + kBlockN, keys));

@@ -1,8 +1,8 @@
 // Split keys: combines the results of the splits of a row. A warp adds them in order, first split
 // first, so that equal inputs give equal bits.
-#include "portable/forward/grid.h"
 #include "portable/forward/launch.h"
 #include "portable/forward/row_results.cuh"
+#include "portable/grid.h"
 
 namespace tea::portable {
 namespace {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(32 * kWarps)
 }  // namespace
 
 void combine_splits(KernelParams& p, cudaStream_t stream) {
-  launch_grids({"forward, combining splits", {}, 32 * kWarps}, combine_kernel, p,
+  launch_grids({"forward, combining splits", {}, 32 * kWarps}, combine_kernel, p, p.args,
                p.scheduler.tiles(p.args.batch) * p.scheduler.rows / kWarps, stream);
 }
 

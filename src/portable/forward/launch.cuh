@@ -3,9 +3,9 @@
 #include <array>
 #include <utility>
 
-#include "portable/forward/grid.h"
 #include "portable/forward/kernel.cuh"
 #include "portable/forward/launch.h"
+#include "portable/grid.h"
 
 namespace tea::portable {
 namespace {
@@ -16,7 +16,7 @@ void launch_forward(KernelParams& p, int64_t ctas, cudaStream_t stream) {
   using T = Traits<kKernelConfig<kVariant, kTile>>;
   const Launch how{"forward", {}, T::kThreads, sizeof(typename T::SharedStorage)};
   allow_shared(how, forward_kernel<kVariant, kTile>, allowed);
-  launch_grids(how, forward_kernel<kVariant, kTile>, p, ctas, stream);
+  launch_grids(how, forward_kernel<kVariant, kTile>, p, p.args, ctas, stream);
 }
 
 template <Variant kVariant, int... kTile>

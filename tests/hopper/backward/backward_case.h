@@ -82,8 +82,11 @@ struct BackwardLaunch {
   }
   void poison_workspace() { cudaMemset(workspace->data, 0xFF, workspace->size); }  // NaN
   Outcome run_forward(cudaStream_t stream = nullptr) const { return forward(f, stream); }
-  Outcome run_backward(cudaStream_t stream = nullptr, int max_ctas = INT_MAX) const {
-    return hopper::backward::run(f, stream, max_ctas);
+  // max_ctas 0: no limit
+  Outcome run_backward(cudaStream_t stream = nullptr, int max_ctas = 0) const {
+    AttentionArguments limited = f;
+    limited.max_ctas = max_ctas;
+    return hopper::backward::run(limited, stream);
   }
   // Both, one right after the other.
   bool run(cudaStream_t stream = nullptr) const {

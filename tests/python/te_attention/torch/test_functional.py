@@ -63,7 +63,7 @@ def test_the_short_way_is_the_long_one(
     [
         *({"window": (3, None)}, {"bias": torch.ones(1, 1, 1, 1)}, {"alibi": True}),
         *({"softcap": 2.0}, {"sink": "off_by_one"}, {"dropout": 0.5}, {"deterministic": True}),
-        {"batch_invariant": True},
+        *({"batch_invariant": True}, {"max_ctas": 3}),
         *({"engine": "reference"}, {"return_lse": True}, {"return_max_logit": True}),
         *({"origin": torch.zeros(4, dtype=torch.int64)}, {"bias_type": "post"}),
         {"cu_seqlens_q": torch.tensor([0, 8], dtype=torch.int32)},
