@@ -1,6 +1,7 @@
 """Sums over parts: O and LSE forward, dQ, dK and dV backward. Rounded once, at the end."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from te_attention.torch._cp_parts import (
     Operands,
     Prepared,
     Problem,
+    add_backward,
+    merge_forward,
     merge_rows,
     run_backward,
     run_forward,
@@ -22,6 +25,35 @@ from te_attention.torch._types import statistic_dtype
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The type in which parts are summed."""
     return torch.float32 if dtype.itemsize == 2 else dtype
+
+
+class Pair(NamedTuple):
+    """K and V, or their gradients. whole: both as one tensor, where they are in one memory."""
+
+    tensors: tuple[Tensor, Tensor]
+    whole: Tensor | None = None
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """All elements, in as few tensors as there can be."""
+        return self.tensors if self.whole is None else (self.whole,)
+
+    def add_(self, other: "Pair") -> None:
+        """Adds another pair of the same shapes."""
+        for mine, theirs in zip(self.parts(), other.parts(), strict=True):
+            mine.add_(theirs)
+
+
+def pair_of(
+    shapes: Sequence[Sequence[int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    make: Callable[..., Tensor] = torch.empty,
+) -> Pair:
+    """Tensors of two shapes, in one memory where the shapes are equal."""
+    if shapes[0] != shapes[1]:
+        return Pair(tuple(make(shape, dtype=dtype, device=device) for shape in shapes))
+    whole = make((2, *shapes[0]), dtype=dtype, device=device)
+    return Pair(whole.unbind(), whole)
 
 
 class Region:
@@ -95,13 +127,26 @@ class Output:
     def add(self, pieces: tuple[int, ...], arguments: Arguments | Prepared) -> None:
         """Computes a part."""
         region = region_of(self.p.q, self.shard, pieces)
-        first = self.written.isdisjoint(region.pieces)
-        views = self._views(region, pieces, is_part=not first)
-        run_forward(*views, arguments, self.operands.scales)
-        if not first:
+        views = self._views(region, pieces, is_part=False)
+        if self.written.isdisjoint(region.pieces):
+            run_forward(*views, arguments, self.operands.scales)
+        else:
             self._clear_statistics(region.pieces - self.written)
-            self._merge(self._views(region, pieces, is_part=False), views)
+            if not self._accumulate(views, pieces, arguments):
+                part = self._views(region, pieces, is_part=True)
+                run_forward(*part, arguments, self.operands.scales)
+                self._merge(views, part)
         self.written |= region.pieces
+
+    def _accumulate(
+        self, views: tuple, pieces: tuple[int, ...], arguments: Arguments | Prepared
+    ) -> bool:
+        """Whether the engine has merged the part into O and LSE."""
+        known, key = self.p.memo, ("merges", pieces)
+        if self.max is not None or self.operands.scales or not known.get(key, True):
+            return False
+        known[key] = merge_forward(*views[:2], arguments)
+        return known[key]
 
     def _clear_statistics(self, pieces: Iterable[int]) -> None:
         """Of rows to which no part has written."""
@@ -236,8 +281,8 @@ class Gradients:
     ) -> "KeySums":
         """For the gradients of these keys and values. `whole`: parts may leave out some rows."""
         make = torch.zeros if whole else torch.empty
-        tensors = [make(t.shape, dtype=self.dtype, device=t.device) for t in keys]
-        return KeySums(tensors, side, shard)
+        pair = pair_of([t.shape for t in keys], self.dtype, keys[0].device, make)
+        return KeySums(pair, side, shard)
 
     def add(
         self,
@@ -256,21 +301,40 @@ class Gradients:
         if not first_k:
             _clear(sums.side, sums.shard, keys.pieces - sums.written, sums.tensors)
         of_dq, given = self._rows_of(region, pieces[0], incoming)
+        of_keys = [keys.of(t) for t in sums.tensors]
+        self.written |= region.pieces
+        sums.written |= keys.pieces
+        gradients, adds = (of_dq, *of_keys), (not first_q, not first_k)
+        if any(adds) and not sink and self._accumulate(pieces, gradients, given, adds, arguments):
+            return
         dq = self._target(of_dq, first_q)
-        dk, dv = (self._target(keys.of(t), first_k) for t in sums.tensors)
+        dk, dv = (self._target(t, first_k) for t in of_keys)
         wants = (self.dbias is not None, sink)
         dbias, dsink = run_backward((dq, dk, dv), given, wants, arguments, self.operands.scales)
         if not first_q:
             of_dq.add_(dq)
-        for to, part in zip(sums.tensors, (dk, dv), strict=True):
+        for to, part in zip(of_keys, (dk, dv), strict=True):
             if not first_k:
-                keys.of(to).add_(part)
-        self.written |= region.pieces
-        sums.written |= keys.pieces
+                to.add_(part)
         if self.dbias is not None:
             _bias_region(self.p, self.dbias, region, sums.shard, pieces[1]).add_(dbias)
         if sink:
             self.dsink += dsink
+
+    def _accumulate(
+        self,
+        pieces: tuple[tuple[int, ...], tuple[int, ...]],
+        gradients: tuple[Tensor, Tensor, Tensor],
+        given: tuple[Tensor, Tensor | None, Tensor, Tensor],
+        adds: tuple[bool, bool],
+        arguments: Arguments | Prepared,
+    ) -> bool:
+        """Whether the engine has added the part to dQ, or to dK and dV."""
+        known, key = self.p.memo, ("adds", pieces)
+        if self.dbias is not None or self.operands.scales or not known.get(key, True):
+            return False
+        known[key] = add_backward(gradients, given, adds, arguments)
+        return known[key]
 
     def _rows_of(self, region: Region, pieces: tuple[int, ...], incoming: tuple) -> tuple:
         """The rows of dQ, and those of dO, dLSE, O and LSE, of which statistics are copied."""
@@ -327,12 +391,28 @@ def _bias_region(
 class KeySums:
     """dK and dV of a shard, over parts. Pieces without a part are zero."""
 
-    def __init__(self, tensors: list[Tensor], side: Side, shard: Shard) -> None:
-        self.tensors, self.side, self.shard = tensors, side, shard
+    def __init__(self, pair: Pair, side: Side, shard: Shard) -> None:
+        self.pair, self.side, self.shard = pair, side, shard
         self.written: set[int] = set()
 
-    def finish(self) -> list[Tensor]:
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """dK and dV of all rows."""
+        return self.pair.tensors
+
+    def finish(self) -> Pair:
         """The sums of all rows."""
         missing = set(range(len(self.shard.pieces))) - self.written
         _clear(self.side, self.shard, missing, self.tensors)
-        return self.tensors
+        return self.pair
+
+    def added_to(self, others: Pair) -> Pair:
+        """These sums and others, in the memory of either: only pieces with a part are added."""
+        if len(self.written) == len(self.shard.pieces):
+            self.pair.add_(others)
+            return self.pair
+        for i in self.written:
+            region = region_of(self.side, self.shard, (i,))
+            for to, mine in zip(others.tensors, self.tensors, strict=True):
+                region.of(to).add_(region.of(mine))
+        return others

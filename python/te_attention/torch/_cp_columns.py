@@ -79,7 +79,7 @@ class Columns:
             grads.add((part.q, part.kv), sums[id(shard)][1], incoming, arguments, wants)
         totals: dict[int, list[Tensor]] = {}
         for keys, one in sums.values():
-            found = one.finish()
+            found = list(one.finish().tensors)
             if id(keys[0]) in totals:
                 for a, b in zip(totals[id(keys[0])], found, strict=True):
                     a.add_(b)

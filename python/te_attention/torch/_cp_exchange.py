@@ -16,11 +16,19 @@ class Exchange:
     """Messages to and from ranks of the world: contiguous tensors.
 
     A program yields it and is sent a handle; it yields the handle before it reads what it receives.
-    It must not write to what it sends before that.
+    It must not write to what it sends before that. ready: after which a device may begin, by
+    default all work so far.
     """
 
     sends: list[tuple[int, Tensor]] = field(default_factory=list)
     receives: list[tuple[int, Tensor]] = field(default_factory=list)
+    ready: torch.cuda.Event | None = None
+
+    def may_begin(self) -> None:
+        """All messages to send are there now, and memory to receive may be overwritten."""
+        if any(tensor.is_cuda for _, tensor in self.sends or self.receives):
+            self.ready = torch.cuda.Event()
+            self.ready.record()
 
 
 def exchange_all(sends: list[Tensor | None], receives: list[Tensor | None], rank: int) -> Program:

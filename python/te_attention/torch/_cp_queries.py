@@ -98,4 +98,4 @@ class Queries:
         grads.dbias = partial.dbias
         if partial.dbias is not None and not p.bias_row:
             grads.dbias = ordered_sum((yield from _scatter(p, partial.dbias, BIAS_ROWS)))
-        return grads, sums.finish()
+        return grads, list(sums.finish().tensors)

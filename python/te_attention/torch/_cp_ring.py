@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from te_attention.torch._arguments import Arguments
-from te_attention.torch._cp_accumulate import Gradients, KeySums, Output, region_of
+from te_attention.torch._cp_accumulate import (
+    Gradients,
+    KeySums,
+    Output,
+    Pair,
+    pair_of,
+    region_of,
+)
 from te_attention.torch._cp_exchange import Exchange, Program
 from te_attention.torch._cp_layout import Shard
 from te_attention.torch._cp_parts import (
@@ -22,6 +29,7 @@ from te_attention.torch._cp_parts import (
 )
 
 Keys = tuple[Tensor, Tensor]
+SMALL = 4 << 20  # bytes of K that are copied in about the time in which a message begins
 
 
 def shard_of(p: Problem) -> Shard:
@@ -32,19 +40,21 @@ def shard_of_keys(p: Problem, member: int) -> Shard:
     return p.kv.shard(member % p.members, p.group)
 
 
-def keys_like(p: Problem, keys: Keys, rows: int, dtype: torch.dtype) -> Keys:
-    """Memory for K and V, or their gradients, of so many rows."""
-    out = []
-    for t in keys:
-        shape = list(t.shape)
-        shape[p.kv.axis] = rows
-        out.append(torch.empty(shape, dtype=dtype, device=t.device))
-    return tuple(out)
-
-
 def messages_of(peer: int, tensors: Iterable[Tensor]) -> list[tuple[int, Tensor]]:
     """To or from a rank: a message for each tensor, so that none is copied into a buffer."""
     return [(peer, t.contiguous()) for t in tensors if t.numel()]
+
+
+def is_one_message(p: Problem, keys: Keys, rows: int, own: bool) -> bool:
+    """Whether K and V of so many rows travel together, which all ranks decide alike.
+
+    A message costs the host tens of microseconds. What came is in one memory, as are sums of dK
+    and dV. The own K and V are in the caller's, and are copied together where that takes less.
+    """
+    k, v = keys
+    if k.shape != v.shape:
+        return False
+    return not own or k.numel() // max(k.shape[p.kv.axis], 1) * rows * k.element_size() <= SMALL
 
 
 def _peer(p: Problem, member: int) -> int:
@@ -118,18 +128,35 @@ class Ring:
         """Whether the keys of this step are here."""
         return step == 0 or step - 1 in self.receives
 
-    def next_keys(self, step: int, held: Keys) -> tuple[Exchange, Keys | None]:
+    def next_keys(self, step: int, held: Pair) -> tuple[Exchange, Pair | None]:
         """The transfer that goes on during a step, and the memory for the keys that come."""
         p, exchange, coming = self.p, Exchange(), None
         if step in self.sends:
-            exchange.sends = messages_of(_peer(p, p.member + 1), held)
+            exchange.sends = self._messages(p.member + 1, step, self.source(step), held)
         if step in self.receives:
-            coming = self.like(self.source(step + 1), self.keys[0].dtype)
-            exchange.receives = messages_of(_peer(p, p.member - 1), coming)
+            source = self.source(step + 1)
+            coming = self.like(source, self.keys[0].dtype)
+            exchange.receives = self._messages(p.member - 1, step, source, coming)
         return exchange, coming
 
-    def like(self, source: int, dtype: torch.dtype) -> Keys:
-        return keys_like(self.p, self.keys, shard_of_keys(self.p, source).size, dtype)
+    def _messages(self, member: int, step: int, source: int, keys: Pair) -> list:
+        """Those with the keys of `source`, of which it sends the own ones in step 0."""
+        p, own = self.p, step == 0
+        rows = shard_of_keys(p, source).size
+        peer = _peer(p, member)
+        if not is_one_message(p, self.keys, rows, own):
+            return messages_of(peer, keys.tensors)
+        whole = torch.stack(keys.tensors) if keys.whole is None else keys.whole
+        return messages_of(peer, (whole,))
+
+    def like(self, source: int, dtype: torch.dtype) -> Pair:
+        """Memory for K and V of a member, or for their gradients."""
+        shapes = []
+        for t in self.keys:
+            shape = list(t.shape)
+            shape[self.p.kv.axis] = shard_of_keys(self.p, source).size
+            shapes.append(shape)
+        return pair_of(shapes, dtype, self.keys[0].device)
 
     def arguments(self, part: Part, held: Keys) -> Arguments | Prepared:
         """Those of a part. All but q, k and v is kept where nothing else is on a device."""
@@ -160,7 +187,7 @@ class Ring:
 def forward_ring(ring: Ring) -> Program:
     p = ring.p
     out = Output(p, ring.operands, shard_of(p), ring.keys[1].shape[-1], ring.direct)
-    held = ring.keys
+    held = Pair(ring.keys)
     for step in range(p.members):
         handle, coming = None, None
         if step < p.members - 1:
@@ -169,7 +196,7 @@ def forward_ring(ring: Ring) -> Program:
             exchange = None  # the handle keeps the messages until it has been waited for
         for part in ring.parts:
             if part.step == step:
-                out.add(part.q, ring.arguments(part, held))
+                out.add(part.q, ring.arguments(part, held.tensors))
         if handle is not None:
             yield handle
         if coming is not None:
@@ -185,7 +212,7 @@ def backward_ring(ring: Ring, incoming: tuple) -> Program:
     """
     p = ring.p
     grads = Gradients(p, ring.operands, shard_of(p))
-    held, home, carried = ring.keys, None, None
+    held, home, carried = Pair(ring.keys), None, None
     end, (own, later) = ring.length(), ring.own_parts()
     of_own = grads.sums_of(ring.keys, p.kv, shard_of_keys(p, p.member))
 
@@ -200,25 +227,29 @@ def backward_ring(ring: Ring, incoming: tuple) -> Program:
             exchange = None
         sums = None
         if step == 0:
-            _differentiate(ring, grads, own, held, of_own, incoming)
-            home = sums = of_own.finish()
+            _differentiate(ring, grads, own, held.tensors, of_own, incoming)
+            home = of_own.finish()
         elif ring.has(step):
             parts = [part for part in ring.parts if part.step == step]
-            of_step = grads.sums_of(held, p.kv, shard_of_keys(p, ring.source(step)))
-            _differentiate(ring, grads, parts, held, of_step, incoming)
-            sums = of_step.finish()
+            sums = grads.sums_of(held.tensors, p.kv, shard_of_keys(p, ring.source(step)))
+            _differentiate(ring, grads, parts, held.tensors, sums, incoming)
+        passed = None
         if carried is not None:
             yield carried[0]
-            _add(sums, carried[1])
+            passed = carried[1] if sums is None else sums.added_to(carried[1])
             carried = None
+        elif sums is not None:
+            passed = sums.finish()
         if step > 0:
             meanwhile = finish_own if step == p.members - 1 else None
-            carried = yield from _pass_on(ring, step, sums, home, grads.dtype, end, meanwhile)
+            home, carried = yield from _pass_on(
+                ring, step, passed, home, grads.dtype, end, meanwhile
+            )
         if handle is not None:
             yield handle
         if coming is not None:
             held = coming
-    return grads, home
+    return grads, list(home.tensors)
 
 
 def _differentiate(
@@ -237,8 +268,8 @@ def _differentiate(
 def _pass_on(
     ring: Ring,
     step: int,
-    sums: list[Tensor] | None,
-    home: list[Tensor],
+    sums: Pair | None,
+    home: Pair,
     dtype: torch.dtype,
     end: int,
     meanwhile: Callable[[], None] | None,
@@ -247,33 +278,28 @@ def _pass_on(
     p, exchange, back, carried = ring.p, Exchange(), None, None
     if sums is not None:
         to = p.member + 1 if step in ring.sends else ring.source(step)
-        exchange.sends += messages_of(_peer(p, to), sums)
+        exchange.sends += messages_of(_peer(p, to), sums.parts())
     if step in ring.receives:
         carried = ring.like(ring.source(step + 1), dtype)
-        exchange.receives += messages_of(_peer(p, p.member - 1), carried)
+        exchange.receives += messages_of(_peer(p, p.member - 1), carried.parts())
     if step == end:
         back = ring.like(p.member, dtype)
-        exchange.receives += messages_of(_peer(p, p.member + step), back)
+        exchange.receives += messages_of(_peer(p, p.member + step), back.parts())
     handle = yield exchange
     if meanwhile is not None:
         meanwhile()
     if carried is None or back is not None:
         yield handle
     if back is not None and p.group == 1 and step == p.members - 1:
-        home[:] = _rounded_sums(home, back, ring.operands.dtype)
+        home = _rounded_sums(home, back, ring.operands.dtype)
     elif back is not None:
-        _add(home, back)
-    return None if carried is None else (handle, carried)
+        home.add_(back)
+    return home, None if carried is None else (handle, carried)
 
 
-def _rounded_sums(sums: list[Tensor], others: Keys, dtype: torch.dtype) -> list[Tensor]:
+def _rounded_sums(sums: Pair, others: Pair, dtype: torch.dtype) -> Pair:
     """The last addition, in the type of the gradients: one pass over memory instead of two."""
-    out = [torch.empty_like(t, dtype=dtype) for t in sums]
-    for mine, theirs, to in zip(sums, others, out, strict=True):
+    out = pair_of([t.shape for t in sums.tensors], dtype, sums.tensors[0].device)
+    for mine, theirs, to in zip(sums.parts(), others.parts(), out.parts(), strict=True):
         torch.add(mine, theirs, out=to)
     return out
-
-
-def _add(sums: list[Tensor], others: Keys) -> None:
-    for mine, theirs in zip(sums, others, strict=True):
-        mine.add_(theirs)

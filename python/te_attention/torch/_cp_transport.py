@@ -63,6 +63,8 @@ class GroupTransport:
         self, groups: Sequence[dist.ProcessGroup], stream: "torch.cuda.Stream | None" = None
     ) -> None:
         self.groups, self.stream = tuple(groups), stream
+        self.own_stream: torch.cuda.Stream | None = None
+        self.agreed: dict = {}  # calls on which all ranks agree, and their problems
         self.ranks = [dist.get_rank(g) for g in self.groups]
         self.sizes = [dist.get_world_size(g) for g in self.groups]
         self.backend = dist.get_backend(self.groups[0])
@@ -119,37 +121,45 @@ class GroupTransport:
 
     def _post_nccl(self, exchange: Exchange) -> "_Works":
         kept = [tensor for _, tensor in (*exchange.sends, *exchange.receives)]
-        if self.stream is None:
+        if self.stream is None and exchange.ready is None:
             return _Works(self._begin(exchange), kept=kept)
-        self.stream.wait_stream(torch.cuda.current_stream())
+        stream = self._stream()
+        if exchange.ready is None:
+            stream.wait_stream(torch.cuda.current_stream())
+        else:
+            stream.wait_event(exchange.ready)
         for tensor in kept:
-            tensor.record_stream(self.stream)
-        with torch.cuda.stream(self.stream):
+            tensor.record_stream(stream)
+        with torch.cuda.stream(stream):
             return _Works(self._begin(exchange), kept=kept)
 
+    def _stream(self) -> "torch.cuda.Stream":
+        """The caller's, or one of this transport for transfers that begin before earlier work."""
+        if self.stream is not None:
+            return self.stream
+        if self.own_stream is None:
+            self.own_stream = torch.cuda.Stream()
+        return self.own_stream
+
     def _begin(self, exchange: Exchange) -> list[dist.Work]:
-        """One batch for each group. dist.batch_isend_irecv() does the same in twice the time."""
-        works, groups = [], self.groups
-        for group in groups:
-            batch = [
-                (begin, tensor, rank)
-                for begin, messages in (
-                    (group.send, exchange.sends),
-                    (group.recv, exchange.receives),
-                )
-                for peer, tensor in messages
-                for owner, rank in (self._locate(peer),)
-                if owner is group
-            ]
+        """One batch for each group, by its backend: PyTorch's dispatcher would take longer."""
+        messages = [
+            (*self._locate(peer), is_send, tensor)
+            for is_send, some in ((True, exchange.sends), (False, exchange.receives))
+            for peer, tensor in some
+        ]
+        works = []
+        for group in self.groups:
+            batch = [rest for owner, *rest in messages if owner is group]
             if not batch:
                 continue
             guard = self._guard(group)
             guard.check()
-            device = batch[0][1].device
-            group._start_coalescing(device)
-            for begin, tensor, rank in batch:
-                begin([tensor], rank, 0)
-            work = group._end_coalescing(device)
+            backend = group._get_backend(batch[0][2].device)
+            backend._start_coalescing()
+            for rank, is_send, tensor in batch:
+                (backend.send if is_send else backend.recv)([tensor], rank, 0)
+            work = backend._end_coalescing()
             guard.works.append(work)
             works.append(work)
         return works

@@ -1,9 +1,10 @@
 """Windows over sequences that ranks share, where nothing but the mask depends on positions.
 
-One launch takes all rows of a rank with its own keys, as if they were one sequence. That is right
-for all rows but the first ones of a piece, whose keys are partly those of the piece before; what it
-computes for those is replaced. They are few: as many as the window has keys. So K and V of no rows
-but those near the start of a piece are copied, and transfers go on during the large launch.
+Large launches take all rows of a rank with its own keys, as if they were one sequence. That is
+right for all rows but the first ones of a piece, whose keys are partly those of the piece before;
+what is computed for those is replaced. They are few: as many as the window has keys. So K and V of
+no rows but those near the start of a piece are copied, and transfers go on during the large
+launches.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from te_attention.torch._cp_parts import (
     can_prepare,
     prepare,
     run_backward,
+    run_forward,
 )
 from te_attention.torch._cp_ring import Keys, arguments_of_part, positions_matter
 
@@ -53,12 +55,6 @@ def _arguments(
     return Prepared(rows.of(operands.q), columns.of(keys[0]), columns.of(keys[1]), kept)
 
 
-def _large(p: Problem, plan: HaloPlan) -> Part:
-    """All rows with the own keys."""
-    own = tuple(range(len(p.kv.shard(p.rank).pieces)))
-    return Part(0, -1, tuple(range(len(plan.rows.pieces))), own, masked=True, local=True)
-
-
 def _small(plan: HaloPlan) -> list[tuple[Part, Shard]]:
     """The first rows of the pieces that need keys of others, and where these keys are held."""
     return [
@@ -68,14 +64,59 @@ def _small(plan: HaloPlan) -> list[tuple[Part, Shard]]:
     ]
 
 
+def _shares(p: Problem) -> list[tuple[int, int]]:
+    """(first, count) of the key heads of each large launch."""
+    half = p.heads_kv // 2
+    return [(0, half), (half, p.heads_kv - half)] if half else [(0, p.heads_kv)]
+
+
+class _Large:
+    """The launches of all rows of a rank with its own keys: two, of half of the heads each.
+
+    The first one begins before the host prepares a transfer, which takes it hundreds of
+    microseconds. NCCL's kernel finds SMs when that one ends.
+    """
+
+    def __init__(self, p: Problem, operands: Operands, keys: Keys, plan: HaloPlan) -> None:
+        self.p, self.group = p, p.heads_q // p.heads_kv
+        self.shares = _shares(p) if plan.rows.size else []
+        own = tuple(range(len(p.kv.shard(p.rank).pieces)))
+        self.pieces = tuple(range(len(plan.rows.pieces)))
+        part = Part(0, -1, self.pieces, own, masked=True, local=True)
+        if self.shares:
+            self.arguments = _arguments(p, operands, plan, part, keys, p.kv.shard(p.rank))
+
+    def run(self, launch: Callable, rows: tuple, statistics: tuple, keys: tuple = ()) -> None:
+        """Calls launch() for the next share of the heads, if any, with views of these tensors."""
+        if not self.shares:
+            return
+        p, a, (begin, count) = self.p, self.arguments, self.shares.pop(0)
+        of_q = (begin * self.group, count * self.group)
+        rows, statistics, (q,) = (
+            [None if t is None else t.narrow(axis, *of_q) for t in tensors]
+            for tensors, axis in ((rows, p.q.heads_axis), (statistics, 1), ((a.q,), p.q.heads_axis))
+        )
+        k, v, *keys = (t.narrow(p.kv.heads_axis, begin, count) for t in (a.k, a.v, *keys))
+        a = a._replace(q=q, k=k, v=v)
+        if isinstance(a, Arguments) and a.k_descale is not None and a.k_descale.numel() > 1:
+            descales = (t.narrow(0, begin, count) for t in (a.k_descale, a.v_descale))
+            a = a._replace(**dict(zip(("k_descale", "v_descale"), descales, strict=True)))
+        launch(rows, statistics, keys, a)
+
+
 def forward_window(p: Problem, operands: Operands, keys: Keys, plan: HaloPlan) -> Program:
     """O, LSE and row maxima, and K and V of the first rows, which backward needs again."""
-    exchange, held, complete = plan.start(keys)
-    handle = yield exchange
+    large, (exchange, held, complete) = _Large(p, operands, keys, plan), plan.start(keys)
+    exchange.may_begin()
     out = Output(p, operands, plan.rows, keys[1].shape[-1], direct=True)
-    if plan.rows.size:
-        part = _large(p, plan)
-        out.add(part.q, _arguments(p, operands, plan, part, keys, p.kv.shard(p.rank)))
+
+    def launch(rows: list, statistics: list, _: list, arguments: Arguments | Prepared) -> None:
+        run_forward(*rows, *statistics, arguments)
+
+    large.run(launch, (out.o,), (out.lse, out.max))
+    handle = yield exchange
+    large.run(launch, (out.o,), (out.lse, out.max))
+    out.written = set(large.pieces)
     yield handle
     complete()
     for part, shard in _small(plan):
@@ -88,22 +129,28 @@ def backward_window(
 ) -> Program:
     """dQ, and dK and dV of the own rows.
 
-    The first rows come first, so that the gradients of other ranks' keys travel during the large
-    launch. There an LSE of -inf leaves these rows out.
+    The first rows come before the second large launch, so that the gradients of other ranks' keys
+    travel during that one. In the large launches an LSE of -inf leaves these rows out.
     """
-    rows, small = _FirstRows(p, operands, plan, incoming), _small(plan)
+    dout, dlse, o, lse = incoming
+    large, small = _Large(p, operands, keys, plan), _small(plan)
+    dq = torch.empty_like(operands.q)
+    sums = [torch.empty_like(t) for t in keys]
+    hidden = lse.clone() if small else lse
+    for part, _ in small:
+        region_of(p.q, plan.rows, part.q).of_rows(hidden).fill_(-torch.inf)
+
+    def launch(rows: list, statistics: list, sums: list, arguments: Arguments | Prepared) -> None:
+        of_dlse, of_lse = (None if t is None else t.contiguous() for t in statistics)
+        given = (rows[1], of_dlse, rows[2], of_lse)
+        run_backward((rows[0], *sums), given, (False, False), arguments)
+
+    large.run(launch, (dq, dout, o), (dlse, hidden), sums)
+    rows = _FirstRows(p, operands, plan, incoming)
     total = rows.differentiate(small, held)
     exchange, add_received = plan.send_back(total, keys)
     handle = yield exchange
-    dq = torch.empty_like(operands.q)
-    sums = [torch.empty_like(t) for t in keys]
-    if plan.rows.size:
-        lse = incoming[3].clone() if small else incoming[3]
-        for part, _ in small:
-            region_of(p.q, plan.rows, part.q).of_rows(lse).fill_(-torch.inf)
-        part = _large(p, plan)
-        arguments = _arguments(p, operands, plan, part, keys, p.kv.shard(p.rank))
-        run_backward((dq, *sums), (*incoming[:3], lse), (False, False), arguments)
+    large.run(launch, (dq, dout, o), (dlse, hidden), sums)
     rows.put_into(dq)
     plan.add_own(total, sums)
     yield handle

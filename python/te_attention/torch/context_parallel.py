@@ -34,7 +34,7 @@ from te_attention.torch._cp_problem import (
 from te_attention.torch._cp_run import Inputs, Saved, backward, forward
 from te_attention.torch._cp_transport import GroupTransport, drive
 from te_attention.torch._fp8 import check as check_fp8_option
-from te_attention.torch.functional import chosen, describe
+from te_attention.torch.functional import MULTIPLE, chosen, describe
 
 Group: TypeAlias = dist.ProcessGroup | tuple[dist.ProcessGroup, dist.ProcessGroup]
 Strategy: TypeAlias = (
@@ -329,21 +329,27 @@ def context_parallel_attention(
     """
     _check_words(sharding, check)
     groups, chosen_strategy, inner = _groups(group, strategy)
-    transport = transport_of(groups, stream)
-    try:
-        problem, x, a, name = _prepare(
-            q, k, v, transport, chosen_strategy, inner, sharding, seqlens, topology, options,
-            (return_lse, return_max_logit),
-        )  # fmt: skip
-    except BaseException as error:
-        for one in groups:
-            report_error(one, error)
-        raise
-    if problem.world > 1:
-        always = check == "always" or (
-            check is None and (transport.backend == "gloo" or setting("TE_ATTENTION_CHECK") == "1")
-        )
-        problem = _agreed(problem, a, name, groups, always, (return_lse, return_max_logit))
+    transport, wanted = transport_of(groups, stream), (return_lse, return_max_logit)
+    how = (chosen_strategy, inner, sharding, seqlens, topology)
+    always = check == "always" or (
+        check is None and (transport.backend == "gloo" or setting("TE_ATTENTION_CHECK") == "1")
+    )
+    key = None if always else _key(q, k, v, options, (*how, *wanted))
+    if key in transport.agreed:
+        problem, x = transport.agreed[key], Inputs(q, k, v)
+    else:
+        try:
+            problem, x, a, name = _prepare(q, k, v, transport, *how, dict(options), wanted)
+        except BaseException as error:
+            for one in groups:
+                report_error(one, error)
+            raise
+        if problem.world > 1:
+            problem = _agreed(problem, a, name, groups, always, wanted)
+        if key is not None:
+            if len(transport.agreed) >= MOST:
+                transport.agreed.clear()
+            transport.agreed[key] = problem
     if problem.training:
         output = _ContextParallel.apply(x.q, x.k, x.v, x.bias, x.sink, problem, x, transport)
     else:
@@ -370,6 +376,37 @@ def _prepare(
         p, x = problem_of(a, world, rank, strategy, inner, zigzag, seqlens, fp8)
     check_strategy(p)
     return p, x, a, strategy if inner == 1 else f"a2a of {inner} + ring"
+
+
+MOST = 1024  # calls that are kept
+
+
+def _key(q: Tensor, k: Tensor, v: Tensor, options: dict, how: tuple) -> tuple | None:
+    """Equal for calls that differ in the values of q, k and v alone; None: other tensors count.
+
+    Reading the options of a call takes the host longer than anything else before it computes.
+    """
+    values = tuple(options.values())
+    kinds = tuple(map(type, values))
+    if (
+        any(issubclass(kind, Tensor) for kind in kinds) or options.get("dropout")
+        or q.is_nested or q.shape[-1] % MULTIPLE or v.shape[-1] % MULTIPLE
+        or torch.is_autocast_enabled(q.device.type)
+    ):  # fmt: skip
+        return None
+    differentiable = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad
+    )
+    key = (
+        *(how, tuple(options), values, kinds, differentiable),
+        torch.are_deterministic_algorithms_enabled(),
+        *((t.shape, t.dtype, t.device) for t in (q, k, v)),
+    )
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def _agreed(

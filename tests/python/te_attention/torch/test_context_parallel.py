@@ -9,7 +9,7 @@ import cp_cases
 import kit
 from te_attention._alibi import published_slopes
 from te_attention._cp_schedule import schedule
-from te_attention.torch import attention
+from te_attention.torch import _cp_ring, attention
 from te_attention.torch import context_parallel as cp
 from te_attention.torch._cp_exchange import Exchange
 from te_attention.torch._cp_halo import halo_plan
@@ -80,9 +80,10 @@ class Shared:
     def __init__(self, world: int, rows: int, how: tuple[str, int], **options) -> None:
         generator = torch.Generator().manual_seed(rows)
         dtype, heads = options.pop("dtype", torch.float32), options.pop("heads", (4, 2))
-        dim = options.pop("dim", 16)
+        dim, device = options.pop("dim", 16), options.pop("device", "cpu")
         self.q, self.k, self.v = (
-            torch.randn(2, rows, h, dim, generator=generator).to(dtype) for h in (*heads, heads[1])
+            torch.randn(2, rows, h, dim, generator=generator).to(device, dtype)
+            for h in (*heads, heads[1])
         )
         zigzag = options.pop("zigzag", True)
         self.side = Side("bshd", world, zigzag, rows)
@@ -108,6 +109,42 @@ class Shared:
         ]
         found = LockStep(programs).run()
         return [self.side.join([g[i] for g in found], 0) for i in range(3)]
+
+
+def test_keys_of_large_shards_are_not_copied_into_one_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, sent = [], []
+    for most in (_cp_ring.SMALL, 0):
+        monkeypatch.setattr(_cp_ring, "SMALL", most)
+        shared = Shared(4, 64, ("ring", 1), mask="causal")
+        o, steps, saved = shared.forward()
+        found.append([o, *shared.backward(saved, torch.ones_like(o))])
+        sent.append([sum(n for (a, _), n in steps.sent.items() if a == r) for r in range(4)])
+    assert all(map(torch.equal, *found))
+    assert sent == [[3] * 4, [4] * 4]  # those of others are in one memory at any size
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"mask": "causal"}, {"mask": "causal", "alibi": True}])
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_ring_merges_in_the_kernels_of_hopper(world: int, options: dict) -> None:
+    words = {"dtype": torch.bfloat16, "dim": 64, "heads": (8, 4), "device": "cuda"}
+    shared = Shared(world, 1024, ("ring", 1), **words, **options)
+    o, _, saved = shared.forward()
+    dout = torch.randn_like(o)
+    got = [o, *shared.backward(saved, dout)]
+    exact = [t.double().cpu().requires_grad_() for t in (shared.q, shared.k, shared.v)]
+    wanted = attention(*exact, format="bshd", **options)
+    for one, of_all in zip(
+        got, (wanted, *torch.autograd.grad(wanted, exact, dout.double().cpu())), strict=True
+    ):
+        error = (one.double().cpu() - of_all).norm() / of_all.norm()
+        assert error < 2**-7
+    memo = shared.calls[0][0].memo
+    merged = {word: value for (word, *_), value in memo.items() if word in ("merges", "adds")}
+    # Backward with ALiBi is portable's, which does not add to what is there.
+    assert merged == {"merges": True, "adds": "alibi" not in options}
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -19,7 +19,7 @@ class Case:
 
     def __init__(
         self, world: int, rows: int, form: str, zigzag: bool, heads=(4, 2), dims=(16, 16),
-        dtype=torch.float64, **options,
+        dtype=torch.float64, device="cpu", **options,
     ) -> None:  # fmt: skip
         generator = torch.Generator().manual_seed(rows + world)
         self.options = {"format": form, "mask": "causal"} | options
@@ -29,7 +29,7 @@ class Case:
         for head, dim in counts:
             shape = {"bhsd": (2, head, rows, dim), "bshd": (2, rows, head, dim),
                      "sbhd": (rows, 2, head, dim)}[form]  # fmt: skip
-            self.tensors.append(torch.randn(shape, generator=generator, dtype=dtype))
+            self.tensors.append(torch.randn(shape, generator=generator, dtype=dtype).to(device))
         self.side, self.axis = Side(form, world, zigzag, rows), AXIS[form]
         self.calls = []
         for rank in range(world):
@@ -84,6 +84,19 @@ def test_gradients_of_16_bits_are_rounded_as_often_as_said() -> None:
     wide.tensors = [t.double() for t in case.tensors]
     for got, wanted in zip(case.shared(), wide.alone(), strict=True):
         error = (got.double() - wanted).norm() / wanted.norm()
+        assert error < 2**-7
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(8, 4), (4, 1)])
+@pytest.mark.parametrize("world", [2, 4])
+def test_windows_on_a_gpu(world: int, heads: tuple[int, int]) -> None:
+    words = {"dtype": torch.bfloat16, "dims": (64, 64), "heads": heads, "window": (70, None)}
+    case = Case(world, 2048, "bshd", True, **words)
+    shared = Case(world, 2048, "bshd", True, **words, device="cuda")
+    case.tensors = [t.double() for t in case.tensors]
+    for got, wanted in zip(shared.shared(), case.alone(), strict=True):
+        error = (got.cpu().double() - wanted).norm() / wanted.norm()
         assert error < 2**-7
 
 
