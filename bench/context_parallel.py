@@ -3,7 +3,7 @@
 
 usage: PYTHONPATH=BUILD/python:BUILD/python/te_attention_transformer_engine:tests/python
        python3 bench/context_parallel.py [--parts NAME,...] [--ranks 2] [--rows 65536]
-       [--heads 32] [--output FILE] [--trace FOLDER] [--device cuda]
+       [--heads 32] [--max-ctas N] [--output FILE] [--trace FOLDER] [--device cuda]
 
 Each part runs in processes of its own, one for each rank and GPU, for at most its limit. It prints
 figures with their bars, and one line of JSON for each to FILE. Exit code 0 only if none is missed.
@@ -39,6 +39,7 @@ class Options:
     heads: int
     device: str
     trace: str
+    max_ctas: int | None  # of the ranks' kernels
 
 
 def work(rank: int, part: str, options: Options, folder: str, port: int) -> None:
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--heads", type=int, default=HEADS)
+    parser.add_argument("--max-ctas", type=int)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--trace", default="")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -127,7 +129,8 @@ def main() -> None:
         parser.error(f"--parts {sorted(unknown)}: needs some of {', '.join(PARTS)}")
     if given.device == "cuda" and torch.cuda.device_count() < given.ranks:
         sys.exit(f"FAILED: {torch.cuda.device_count()} GPUs; needs {given.ranks}")
-    options = Options(given.ranks, given.rows, given.heads, given.device, given.trace)
+    options = Options(given.ranks, given.rows, given.heads, given.device, given.trace,
+                      given.max_ctas)  # fmt: skip
     name = torch.cuda.get_device_name() if given.device == "cuda" else processor()
     facts = {"machine": name, "commit": commit(), "torch": torch.__version__, **vars(options),
              "date": time.strftime("%Y-%m-%d")}  # fmt: skip

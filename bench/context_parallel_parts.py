@@ -253,8 +253,9 @@ def one_and_many(here: Rank, rows: int, strategy: str, options: dict, share: boo
 
     def call() -> Tensor:
         return context_parallel_attention(
-            *leaves, group=here.group, strategy=strategy, format="bshd", **options
-        )
+            *leaves, group=here.group, strategy=strategy, format="bshd",
+            max_ctas=here.options.max_ctas, **options,
+        )  # fmt: skip
 
     with torch.no_grad():
         forward = here.milliseconds(call)
@@ -342,8 +343,9 @@ def timeline(here: Rank) -> None:
 
         def call(strategy: str = strategy) -> Tensor:
             return context_parallel_attention(
-                *leaves, group=here.group, strategy=strategy, format="bshd", mask="causal"
-            )
+                *leaves, group=here.group, strategy=strategy, format="bshd", mask="causal",
+                max_ctas=here.options.max_ctas,
+            )  # fmt: skip
 
         both(call, leaves, mine[3])
         here.together()
@@ -466,24 +468,6 @@ def graph(here: Rank) -> None:
         here.together()
 
 
-class _Aliased(LockStep):
-    """Ranks in lock-step whose transfers take no time: what is received is what was sent."""
-
-    def _post(self, rank: int, exchange: object) -> object:
-        clone, Tensor.clone = Tensor.clone, lambda tensor: tensor
-        try:
-            return super()._post(rank, exchange)
-        finally:
-            Tensor.clone = clone
-
-    def _arrived(self, rank: int, pending: object) -> bool:
-        copy, Tensor.copy_ = Tensor.copy_, Tensor.set_
-        try:
-            return super()._arrived(rank, pending)
-        finally:
-            Tensor.copy_ = copy
-
-
 class _Timed:
     """A function that records when it begins and ends on the device."""
 
@@ -503,6 +487,27 @@ class _Timed:
         return sum(a.elapsed_time(b) for a, b in self.events)
 
 
+class _TimedTransfers(LockStep):
+    """Ranks in lock-step. Their transfers are copies on the device, whose times are taken."""
+
+    def __init__(self, programs: list) -> None:
+        super().__init__(programs)
+        self.copies = (_Timed(Tensor.clone), _Timed(Tensor.copy_))
+
+    def run(self) -> list[object]:
+        """The results of all programs."""
+        clone, copy = self.copies
+        Tensor.clone, Tensor.copy_ = (lambda *all: clone(*all)), (lambda *all: copy(*all))
+        try:
+            return super().run()
+        finally:
+            Tensor.clone, Tensor.copy_ = clone.function, copy.function
+
+    def milliseconds(self) -> float:
+        """Of all transfers."""
+        return sum(one.milliseconds() for one in self.copies)
+
+
 def lock_step(here: Rank) -> None:
     """Eight virtual ranks on one GPU: the time of all over that of their parts."""
     if not here.on_gpu or here.rank:
@@ -516,21 +521,28 @@ def lock_step(here: Rank) -> None:
     def run() -> tuple[float, float]:
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        results = _Aliased([forward(p, x) for p, x in calls]).run()
+        first = _TimedTransfers([forward(p, x) for p, x in calls])
+        results = first.run()
         torch.cuda.synchronize()
         middle = time.perf_counter()
         saved = [s for _, s in results]
-        programs = [backward(p, x, s, dout, None) for (p, x), s in zip(calls, saved, strict=True)]
-        _Aliased(programs).run()
+        second = _TimedTransfers(
+            [backward(p, x, s, dout, None) for (p, x), s in zip(calls, saved, strict=True)]
+        )
+        second.run()
         torch.cuda.synchronize()
-        return 1e3 * (middle - begin), 1e3 * (time.perf_counter() - middle)
+        end = time.perf_counter()
+        return (1e3 * (middle - begin) - first.milliseconds(),
+                1e3 * (end - middle) - second.milliseconds())  # fmt: skip
 
     run()
-    parts = [_Timed(accumulate.run_forward), _Timed(accumulate.run_backward)]
-    accumulate.run_forward, accumulate.run_backward = parts
+    names = (("run_forward", "merge_forward"), ("run_backward", "add_backward"))
+    parts = [[_Timed(getattr(accumulate, name)) for name in of] for of in names]
+    for of, timed in zip(names, parts, strict=True):
+        for name, one in zip(of, timed, strict=True):
+            setattr(accumulate, name, one)
     times = run()
-    accumulate.run_forward, accumulate.run_backward = (one.function for one in parts)
-    sums = [one.milliseconds() for one in parts]
+    sums = [sum(one.milliseconds() for one in timed) for timed in parts]
     for name, total, alone in zip(("forward", "backward"), times, sums, strict=True):
         text = f"{name} of 8 ranks: {total:.1f} ms / {alone:.1f} ms of parts"
         here.figure(text, round(total / alone, 3), "none", ok=True)
