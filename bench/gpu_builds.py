@@ -119,6 +119,21 @@ def forward_cells() -> Iterator[Cell]:
             yield Cell("ragged", what, "hopper", options, tensors, sizes={"longest": max(lengths)})
 
 
+def backward_cells() -> Iterator[Cell]:
+    """The backward pass of hopper, and its results in fp32, which parts of a problem have."""
+    wide = "training=1 o_dtype=fp32 dout_dtype=bf16 dqkv_dtype=fp32"
+    for dim in (64, 128):
+        for rows in (2048, 16384):
+            tensors = with_gradients(dense(dim, rows))
+            in_fp32 = {name: tensors[name].float() for name in ("O", "DQ", "DK", "DV")}
+            for causal in (0, 1):
+                what = f"d={dim} s={rows} {mask(causal)}"
+                options = f"training=1 causal={causal}"
+                yield Cell("backward", what, "hopper", options, tensors, backward=True)
+                options = f"{wide} causal={causal}"
+                yield Cell("forward in fp32", what, "hopper", options, tensors | in_fp32)
+
+
 def portable_cells() -> Iterator[Cell]:
     """Both passes of the portable engine, and its decoding."""
     for dim in (64, 128):
@@ -195,7 +210,7 @@ def main() -> None:
     random.seed(20240711)
     builds = {name: Library(getattr(arguments, name).resolve()) for name in ("library", "other")}
     records = [machine() | {"program": "bench/gpu_builds.py"}]
-    for cells in (forward_cells(), portable_cells()):
+    for cells in (forward_cells(), backward_cells(), portable_cells()):
         for cell in cells:
             try:
                 records.append(measure(cell, builds, arguments.rounds))
