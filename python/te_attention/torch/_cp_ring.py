@@ -132,31 +132,32 @@ class Ring:
         """The transfer that goes on during a step, and the memory for the keys that come."""
         p, exchange, coming = self.p, Exchange(), None
         if step in self.sends:
-            exchange.sends = self._messages(p.member + 1, step, self.source(step), held)
+            one = self.shapes_of(self.source(step))[1 + (step == 0)]
+            exchange.sends = _messages(_peer(p, p.member + 1), held, one)
         if step in self.receives:
             source = self.source(step + 1)
+            one = self.shapes_of(source)[1 + (step == 0)]
             coming = self.like(source, self.keys[0].dtype)
-            exchange.receives = self._messages(p.member - 1, step, source, coming)
+            exchange.receives = _messages(_peer(p, p.member - 1), coming, one)
         return exchange, coming
 
-    def _messages(self, member: int, step: int, source: int, keys: Pair) -> list:
-        """Those with the keys of `source`, of which it sends the own ones in step 0."""
-        p, own = self.p, step == 0
-        rows = shard_of_keys(p, source).size
-        peer = _peer(p, member)
-        if not is_one_message(p, self.keys, rows, own):
-            return messages_of(peer, keys.tensors)
-        whole = torch.stack(keys.tensors) if keys.whole is None else keys.whole
-        return messages_of(peer, (whole,))
+    def shapes_of(self, source: int) -> tuple[list[list[int]], bool, bool]:
+        """Of K and V of a member; whether they are one message, and whether if they are its own."""
+        found = self.kept.get(source)
+        if found is None:
+            p, shapes = self.p, []
+            rows = shard_of_keys(p, source).size
+            for t in self.keys:
+                shape = list(t.shape)
+                shape[p.kv.axis] = rows
+                shapes.append(shape)
+            one = (is_one_message(p, self.keys, rows, own) for own in (False, True))
+            found = self.kept[source] = (shapes, *one)
+        return found
 
     def like(self, source: int, dtype: torch.dtype) -> Pair:
         """Memory for K and V of a member, or for their gradients."""
-        shapes = []
-        for t in self.keys:
-            shape = list(t.shape)
-            shape[self.p.kv.axis] = shard_of_keys(self.p, source).size
-            shapes.append(shape)
-        return pair_of(shapes, dtype, self.keys[0].device)
+        return pair_of(self.shapes_of(source)[0], dtype, self.keys[0].device)
 
     def arguments(self, part: Part, held: Keys) -> Arguments | Prepared:
         """Those of a part. All but q, k and v is kept where nothing else is on a device."""
@@ -182,6 +183,12 @@ class Ring:
                     for s, o in zip(steps, others, strict=True)]  # fmt: skip
             p.memo[key] = max((s for s, g in zip(steps, goes, strict=True) if g), default=0)
         return p.memo[key]
+
+
+def _messages(peer: int, keys: Pair, one: bool) -> list[tuple[int, Tensor]]:
+    if not one:
+        return messages_of(peer, keys.tensors)
+    return messages_of(peer, (torch.stack(keys.tensors) if keys.whole is None else keys.whole,))
 
 
 def forward_ring(ring: Ring) -> Program:
