@@ -10,7 +10,7 @@ from te_attention.torch import attention
 from te_attention.torch._arguments import Arguments
 from te_attention.torch._library import OPS
 
-ROWS, KEYS, FIRST = 300, 500, 192  # keys of the first of two parts
+ROWS, KEYS, FIRST = 600, 500, 192  # keys of the first of two parts
 MASKS = ("none", "causal", "window")
 
 
@@ -23,7 +23,7 @@ def tensors(device: str, heads: tuple[int, int], dim: int, dtype: torch.dtype) -
 
 
 def options_of(mask: str) -> dict:
-    """Of attention(). A window leaves rows without a key in one of the parts, or in both."""
+    """Of attention(). The window leaves rows without a key in one of the parts, or in both."""
     return {"window": (40, 7)} if mask == "window" else {"mask": mask}
 
 
@@ -76,6 +76,7 @@ def test_hopper_merges_parts(
     torch.testing.assert_close(o.cpu().double(), wanted, atol=8e-3, rtol=8e-3)
     torch.testing.assert_close(lse.cpu().double(), wanted_lse, atol=2e-3, rtol=1e-3)
     hidden = wanted_lse == -torch.inf
+    assert hidden.any() == (mask == "window")
     assert (o.cpu().transpose(1, 2)[hidden] == 0).all()
     assert (lse.cpu()[hidden] == -torch.inf).all()
     incoming = (dout, None, o.to(dtype), lse, False, False)
