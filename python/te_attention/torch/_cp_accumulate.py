@@ -391,9 +391,10 @@ def _bias_region(
 class KeySums:
     """dK and dV of a shard, over parts. Pieces without a part are zero."""
 
-    def __init__(self, pair: Pair, side: Side, shard: Shard) -> None:
+    def __init__(self, pair: Pair, side: Side, shard: Shard, complete: bool = False) -> None:
+        """complete: the pair has sums of all pieces."""
         self.pair, self.side, self.shard = pair, side, shard
-        self.written: set[int] = set()
+        self.written = set(range(len(shard.pieces))) if complete else set()
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:

@@ -121,6 +121,15 @@ class Ring:
         first = one._replace(q=one.q[:1], kv=one.kv[:1] if one.masked else one.kv)
         return [last], [first]
 
+    def parts_of(self, step: int, divided: bool) -> tuple[list[Part], list[Part]]:
+        """Parts of a step; `divided`: the second ones have keys that the first ones have not."""
+        parts = [part for part in self.parts if part.step == step]
+        whole = self.p.kv.ragged or self.p.kv.has_lengths
+        if not divided or whole or len(parts) != 1 or parts[0].masked or len(parts[0].kv) == 1:
+            return parts, []
+        (one,) = parts
+        return [one._replace(kv=one.kv[:1])], [one._replace(kv=one.kv[1:])]
+
     def source(self, step: int) -> int:
         return (self.p.member - step) % self.p.members
 
@@ -232,21 +241,13 @@ def backward_ring(ring: Ring, incoming: tuple) -> Program:
             exchange, coming = ring.next_keys(step, held)
             handle = yield exchange
             exchange = None
-        sums = None
+        passed = None
         if step == 0:
             _differentiate(ring, grads, own, held.tensors, of_own, incoming)
             home = of_own.finish()
         elif ring.has(step):
-            parts = [part for part in ring.parts if part.step == step]
-            sums = grads.sums_of(held.tensors, p.kv, shard_of_keys(p, ring.source(step)))
-            _differentiate(ring, grads, parts, held.tensors, sums, incoming)
-        passed = None
-        if carried is not None:
-            yield carried[0]
-            passed = carried[1] if sums is None else sums.added_to(carried[1])
+            passed = yield from _sums_of_step(ring, step, held.tensors, grads, incoming, carried)
             carried = None
-        elif sums is not None:
-            passed = sums.finish()
         if step > 0:
             meanwhile = finish_own if step == p.members - 1 else None
             home, carried = yield from _pass_on(
@@ -257,6 +258,31 @@ def backward_ring(ring: Ring, incoming: tuple) -> Program:
         if coming is not None:
             held = coming
     return grads, list(home.tensors)
+
+
+def _sums_of_step(
+    ring: Ring,
+    step: int,
+    keys: Keys,
+    grads: Gradients,
+    incoming: tuple,
+    carried: tuple[object, Pair] | None,
+) -> Program:
+    """dK and dV of the members so far. carried: the transfer of those before, and its memory.
+
+    The transfer goes on during the first parts. The others add to what it has brought.
+    """
+    first, others = ring.parts_of(step, carried is not None)
+    shard = shard_of_keys(ring.p, ring.source(step))
+    sums = grads.sums_of(keys, ring.p.kv, shard)
+    _differentiate(ring, grads, first, keys, sums, incoming)
+    if carried is None:
+        return sums.finish()
+    handle, came = carried
+    yield handle
+    passed = sums.added_to(came)
+    _differentiate(ring, grads, others, keys, KeySums(came, ring.p.kv, shard, True), incoming)
+    return passed
 
 
 def _differentiate(

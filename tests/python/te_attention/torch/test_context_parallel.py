@@ -14,6 +14,7 @@ from te_attention.torch import context_parallel as cp
 from te_attention.torch._cp_exchange import Exchange
 from te_attention.torch._cp_halo import halo_plan
 from te_attention.torch._cp_layout import Side, chunk_rows
+from te_attention.torch._cp_parts import Operands
 from te_attention.torch._cp_problem import make_problem, problem_of
 from te_attention.torch._cp_run import backward, forward
 from te_attention.torch._cp_transport import DeadlockError, LockStep
@@ -123,6 +124,19 @@ def test_keys_of_large_shards_are_not_copied_into_one_message(
         sent.append([sum(n for (a, _), n in steps.sent.items() if a == r) for r in range(4)])
     assert all(map(torch.equal, *found))
     assert sent == [[3] * 4, [4] * 4]  # those of others are in one memory at any size
+
+
+def test_a_step_adds_half_of_its_keys_to_the_sums_that_came() -> None:
+    """As little is added as can be: the launches of the other half do it."""
+    shared = Shared(4, 64, ("ring", 1), mask="causal")
+    for p, x in shared.calls:
+        ring = _cp_ring.Ring(p, Operands(x.q), (x.k, x.v))
+        for step in range(1, 4):
+            first, others = ring.parts_of(step, divided=True)
+            keys = [part.kv for part in (*first, *others)]
+            # Keys of earlier chunks: all rows with the first half. Else the second half with both.
+            assert keys == ([(0,)] if ring.source(step) < p.rank else [(0,), (1,)])
+            assert ring.parts_of(step, divided=False)[1] == []
 
 
 @pytest.mark.gpu
