@@ -123,15 +123,21 @@ class GroupTransport:
         kept = [tensor for _, tensor in (*exchange.sends, *exchange.receives)]
         if self.stream is None and exchange.ready is None:
             return _Works(self._begin(exchange), kept=kept)
-        stream = self._stream()
+        stream, current = self._stream(), torch.cuda.current_stream()
         if exchange.ready is None:
-            stream.wait_stream(torch.cuda.current_stream())
+            stream.wait_stream(current)
         else:
             stream.wait_event(exchange.ready)
         for tensor in kept:
             tensor.record_stream(stream)
         with torch.cuda.stream(stream):
-            return _Works(self._begin(exchange), kept=kept)
+            works = _Works(self._begin(exchange), kept=kept)
+        if exchange.ready is not None:
+            # A persistent kernel that follows would take all SMs as soon as the one before leaves
+            # them. By way of another stream it comes microseconds later than NCCL's kernel.
+            stream.wait_stream(current)
+            current.wait_stream(stream)
+        return works
 
     def _stream(self) -> "torch.cuda.Stream":
         """The caller's, or one of this transport for transfers that begin before earlier work."""
