@@ -348,9 +348,9 @@ def timeline(here: Rank) -> None:
             )  # fmt: skip
 
         both(call, leaves, mine[3])
-        here.together()
         activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
         with torch.profiler.profile(activities=activities) as profile:
+            here.together()  # a profiler takes tens of milliseconds to begin, not the same on all
             both(call, leaves, mine[3])
             torch.cuda.synchronize()
         on_gpu = torch.autograd.DeviceType.CUDA
