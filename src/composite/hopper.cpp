@@ -12,8 +12,10 @@ namespace tea::composite {
 namespace {
 
 // Whether runs of a problem may be served by the portable engine instead: the number of queries
-// decides whether the Hopper kernels serve a run.
-bool needs_portable(const Problem& p) { return hopper::decodes_only(p) && p.q_form == TEA_RAGGED; }
+// decides whether the Hopper kernels serve a run. The bits of the portable engine differ.
+bool needs_portable(const Problem& p) {
+  return hopper::decodes_only(p) && p.q_form == TEA_RAGGED && !p.batch_invariant;
+}
 
 }  // namespace
 

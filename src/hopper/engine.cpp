@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "hopper/backward/backward.h"
 #include "hopper/decode/decode.h"
+#include "hopper/decode/mla/config.h"
 #include "hopper/forward/config.h"
 #include "hopper/forward/forward.h"
 
@@ -55,7 +56,9 @@ struct Hopper : Executable {
     require_seqlens(run);
     const driver::OnDevice current(device);
     const AttentionArguments args = make_arguments(problem, run);
-    const bool decodes = !run.accumulate && run_decode_limit(problem, args).empty();
+    const std::string limit = run_decode_limit(problem, args);
+    const bool decodes = !run.accumulate && limit.empty();
+    if (!decodes && decodes_only(problem)) throw Error(TEA_UNSUPPORTED, "hopper: " + limit);
     require_success(decodes ? decode::run(args, run.stream) : hopper::forward(args, run.stream));
   }
   void backward(const Run& run) const override {
@@ -126,7 +129,16 @@ constexpr Known kKnown[] = {
     {"kv_dtype", 1u << TEA_E4M3 | 1u << TEA_E5M2},
     {"kv_scale", below(2)},
     {"max_ctas"},
+    {"batch_invariant", below(2)},
 };
+
+// Why only the decoding kernels could serve a problem, as the beginning of a refusal.
+std::string decode_reason(const Problem& p) {
+  if (p.kv_dtype) return "kv_dtype is " + std::string(dtype_name(p.kv_dtype)) + ", where ";
+  if (p.batch_invariant) return "batch_invariant is 1, where ";
+  if (p.kv_form == TEA_PAGED) return "kv_form is paged, where ";
+  return "dim_qk is " + shown(p.dim_qk) + " and dim_v " + shown(p.v_dim()) + ", where ";
+}
 
 // The arguments of a run of which only the sizes are known.
 AttentionArguments sized_arguments(const Problem& p, const Geometry& size) {
@@ -145,7 +157,10 @@ std::string decode_limit(const Problem& p, Geometry size) {
 
 std::span<const Known> known_fields() { return kKnown; }
 
-bool decodes_only(const Problem& p) { return p.kv_form == TEA_PAGED || p.kv_dtype; }
+bool decodes_only(const Problem& p) {
+  return p.kv_form == TEA_PAGED || p.kv_dtype || p.batch_invariant ||
+         find_tile(p.dim_qk, p.v_dim()) < 0;
+}
 
 bool serves(const Problem& p, const Run& run) {
   return !decodes_only(p) || run_decode_limit(p, make_arguments(p, run)).empty();
@@ -154,8 +169,10 @@ bool serves(const Problem& p, const Run& run) {
 Attempt plan(const Problem& p, const Device& device) {
   TEA_REFUSE_IF(device.is_host(), "device is the host; it runs on GPUs of compute capability 9.0");
   TEA_REFUSE_IF(device.sm != 90, "compute capability is " + shown(device.sm) + " tenths; needs 90");
-  TEA_REFUSE_IF(find_tile(p.dim_qk, p.v_dim()) < 0, "dim_qk is " + shown(p.dim_qk) + " and dim_v " +
-                                                        shown(p.v_dim()) + "; needs at most 256");
+  TEA_REFUSE_IF(
+      find_tile(p.dim_qk, p.v_dim()) < 0 && !decode::mla::serves_dims(p.dim_qk, p.v_dim()),
+      "dim_qk is " + shown(p.dim_qk) + " and dim_v " + shown(p.v_dim()) +
+          "; needs at most 256, or in decoding 513 to 576 and at most 512");
   TEA_REFUSE_IF(p.alignment && p.alignment < 16,
                 "alignment is " + shown(p.alignment) + "; needs 16 or more");
   TEA_REFUSE_IF(p.seqlen_q > kMaxSeqlen,
@@ -168,11 +185,9 @@ Attempt plan(const Problem& p, const Device& device) {
       bad_stride({{"q", size.q}, {"k", size.k, of_kv}, {"v", size.v, of_kv}, {"o", size.o}});
   TEA_REFUSE_IF(!stride.empty(), stride);
   const std::string limit = decode_limit(p, size);
-  TEA_REFUSE_IF(decodes_only(p) && !limit.empty(),
-                (p.kv_dtype ? "kv_dtype is " + std::string(dtype_name(p.kv_dtype))
-                            : std::string("kv_form is paged")) +
-                    ", where " + limit);
+  TEA_REFUSE_IF(decodes_only(p) && !limit.empty(), decode_reason(p) + limit);
   auto ready = std::make_unique<Hopper>(p, device.index);
+  if (p.batch_invariant) ready->yields = "bits would depend on whether a chunk has many queries";
   if (p.q_form == TEA_RAGGED) return ready;
   if (!limit.empty() && p.seqlen_q < kFewRows)
     ready->yields = "few queries: heads packed into a tile and split keys are faster";

@@ -1,6 +1,6 @@
-// The engine for GPUs of compute capability 9.0, for 16-bit types. It serves paged KV
-// and KV in FP8 where queries are few.
-// Another engine runs the backward pass of problems that its own kernels do not serve.
+// The engine for GPUs of compute capability 9.0, for 16-bit types. It serves paged KV, KV in FP8
+// and the head dimensions of multi-head latent attention where queries are few. Another engine runs
+// the backward pass of problems that its own kernels do not serve.
 #pragma once
 #include "core/engine.h"
 
@@ -11,11 +11,13 @@ namespace tea::hopper {
 Attempt plan(const Problem& problem, const Device& device);
 uint64_t workspace(const Problem& problem, const Geometry& size, Direction direction);
 
-// Whether the decoding kernels alone serve a problem: paged KV, and KV in FP8.
+// Whether the decoding kernels alone serve a problem: paged KV, KV in FP8, head dimensions that the
+// forward kernels lack, and batch-invariant problems.
 bool decodes_only(const Problem& problem);
 
-// Whether its forward kernels serve a run of a problem that plan() has accepted: false for such KV
-// where the run has too many queries, whose number is not part of the problem if they are ragged.
+// Whether its forward kernels serve a run of a problem that plan() has accepted: false for such
+// problems where the run has too many queries, whose number is not part of the problem if they are
+// ragged.
 bool serves(const Problem& problem, const Run& run);
 
 // Why the backward kernels do not serve a problem; empty if they do.

@@ -42,5 +42,34 @@ TEST(Invariance, BitsDependOnTheSequenceAlone) {
   });
 }
 
+// The decoding kernels of the engine `hopper`: few queries, keys split every 1024.
+TEST(Invariance, BitsOfDecodingOnHopperDependOnTheSequenceAlone) {
+  const std::string ragged = "q_form=ragged kv_form=ragged ",
+                    paged = "q_form=ragged kv_form=paged ";
+  const std::string lines[] = {
+      "dtype=bf16 " + ragged + "heads_q=8 heads_kv=1 dim_qk=128",
+      "dtype=fp16 " + paged + "page_size=16 heads_q=16 heads_kv=2 dim_qk=64 softcap=20",
+      "dtype=bf16 " + paged +
+          "page_size=3 heads_q=16 heads_kv=4 dim_qk=192 dim_v=128 softmax=learnable",
+      "dtype=fp16 " + ragged + "heads_q=2 heads_kv=1 dim_qk=256 alibi=standard",
+      "dtype=bf16 " + paged + "page_size=64 heads_q=100 heads_kv=1 dim_qk=576 dim_v=512",
+  };
+  // One split, the last of a group of splits and the first of the next, and several groups.
+  std::vector<std::vector<Chunk>> batches;
+  for (const int64_t end : {int64_t{700}, int64_t{1030}, int64_t{12 * 1024 + 3}, int64_t{26000}}) {
+    batches.push_back({{1, end - 1, 1}});
+    batches.push_back({{1, end - 8, 8}});
+    batches.push_back({{1, end - 5, 3}, {1, end - 2, 2}});
+    batches.push_back({{6, 9000, 2}, {1, end - 1, 1}, {2, 0, 5}, {1, end - 7, 6}});
+    batches.push_back({{1, end - 1, 8}});  // longer than the rows of the other batches
+    batches.emplace_back(40, Chunk{1, end - 1, 1});
+  }
+  parallel_for(std::size(lines), [&](size_t i) {
+    for (const std::string& line :
+         invariance_violations(lines[i] + " batch_invariant=1", "hopper", kGpu, batches))
+      ADD_FAILURE() << line;
+  });
+}
+
 }  // namespace
 }  // namespace tea::kit

@@ -103,6 +103,45 @@ TEST(HopperEngine, TakesFp8KeysAndValuesWhereQueriesAreFew) {
             "multiples of 16");
 }
 
+TEST(HopperEngine, TakesLatentAttentionWhereQueriesAreFew) {
+  const auto mla = [](const std::string& more) {
+    return kit::answer(kEngine, "dtype=bf16 heads_q=128 heads_kv=1 dim_qk=576 dim_v=512 " + more,
+                       kH200);
+  };
+  EXPECT_EQ(mla("batch=2 seqlen_kv=512 seqlen_q=1"), "accepts");
+  EXPECT_EQ(mla("batch=2 seqlen_kv=512 seqlen_q=8 causal=1 bottom_right=1 softmax=learnable"),
+            "accepts");
+  EXPECT_EQ(mla("seqlen_q=1 kv_form=paged page_size=1"), "accepts");
+  EXPECT_EQ(
+      mla("batch=2 seqlen_kv=512 seqlen_q=9"),
+      "dim_qk is 576 and dim_v 512, where the queries of a sequence and a head of k and v are "
+      "1152; needs at most 1024");
+  EXPECT_EQ(mla("batch=2 seqlen_kv=512 seqlen_q=1 kv_dtype=e4m3"),
+            "kv_dtype is e4m3, where k and v are FP8; needs the type of q where dim_qk is beyond "
+            "256");
+  EXPECT_EQ(mla("batch=2 seqlen_kv=512 seqlen_q=1 softcap=5"),
+            "dim_qk is 576 and dim_v 512, where the problem modifies scores (bias, ALiBi, soft cap "
+            "or a scale that is not positive); needs none where dim_qk is beyond 256");
+}
+
+TEST(HopperEngine, TakesBatchInvariantProblemsOfDecoding) {
+  const auto invariant = [](const std::string& more) {
+    return kit::answer(kEngine,
+                       "dtype=bf16 batch_invariant=1 heads_q=8 heads_kv=1 seqlen_kv=512 "
+                       "dim_qk=128 " +
+                           more,
+                       kH200);
+  };
+  EXPECT_EQ(invariant("batch=2 seqlen_q=8 causal=1 bottom_right=1"), "accepts");
+  EXPECT_EQ(invariant("batch=2 seqlen_q=9"),
+            "batch_invariant is 1, where the queries of a sequence and a head of k and v are 72; "
+            "needs at most 64");
+  EXPECT_EQ(invariant("batch=2 seqlen_q=2 window_left=9"),
+            "batch_invariant is 1, where window_left is 9; needs 0");
+  EXPECT_TRUE(yields("batch=2 seqlen_q=1 seqlen_kv=4096 batch_invariant=1"));
+  EXPECT_TRUE(yields("q_form=ragged kv_form=paged page_size=16 batch_invariant=1"));
+}
+
 TEST(HopperEngine, TakesPagesWhereQueriesAreFew) {
   const auto paged = [](const std::string& more) {
     return kit::answer(kEngine, "dtype=bf16 kv_form=paged page_size=16 " + more, kH200);
@@ -146,8 +185,9 @@ TEST(HopperEngine, RefusesWhatTheCopyEngineCannotAddress) {
   EXPECT_EQ(answer("q=65540,1024,16"),
             "a stride of q is 65540; needs a multiple of 8, less than 2^39");
   EXPECT_EQ(answer("alignment=8"), "alignment is 8; needs 16 or more");
-  EXPECT_EQ(answer("", kH200, "dtype=fp16 dim_qk=264"),
-            "dim_qk is 264 and dim_v 264; needs at most 256");
+  EXPECT_EQ(
+      answer("", kH200, "dtype=fp16 dim_qk=264"),
+      "dim_qk is 264 and dim_v 264; needs at most 256, or in decoding 513 to 576 and at most 512");
 }
 
 TEST(HopperEngine, SaysWhichBackwardPassesItsKernelsDoNotServe) {

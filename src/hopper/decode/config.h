@@ -13,15 +13,21 @@
 
 namespace tea::hopper::decode {
 
-// Keys of a block: a team of warps loads and computes one block at a time.
-inline constexpr int kBlockN = 16;
+// The unit in which keys are divided among CTAs.
+struct BlockShape {
+  int keys;
+  int min_share;  // blocks of a CTA at least: with fewer, adding the results of CTAs takes longer
+};
+// A team of warps loads and computes one block at a time.
+inline constexpr BlockShape kBlockShape = {.keys = 16, .min_share = 8};
+inline constexpr int kBlockN = kBlockShape.keys;
 
 struct TileConfig {
   int dim, dim_v;  // largest head dimensions; smaller ones are filled up with zeros
   int mma_m;       // each warp computes 16 * mma_m packed rows
   int team_warps;  // warps that share the blocks of a team, each with rows of its own
   int teams;       // each computes all rows over key blocks of its own
-  int stages;      // blocks of K and V that a team holds in shared memory
+  int stages;      // blocks of K and V that a team holds in shared memory at most
   int passes = 1;  // in which the teams' results are added: shared memory holds one pass
 
   constexpr int block_m() const { return 16 * mma_m * team_warps; }
@@ -95,32 +101,41 @@ inline int find_tile(bool has_fp8_kv, int64_t rows, int dim, int dim_v) {
   const auto found = std::find_if(tiles.begin(), tiles.end(), serves);
   return found == tiles.end() ? -1 : static_cast<int>(found - tiles.begin());
 }
-inline int select_tile(const AttentionArguments& a) {
-  return find_tile(has_fp8_kv(a), packed_rows(a), a.dim_qk, a.dim_v);
+// A batch-invariant problem always has the configuration with the most rows, because the teams of
+// another divide the keys of a tile in another way.
+inline int select_tile(const AttentionArguments& a, int64_t rows) {
+  const int most = most_rows(has_fp8_kv(a), a.dim_qk, a.dim_v);
+  if (a.batch_invariant && rows <= most) rows = most;
+  return find_tile(has_fp8_kv(a), rows, a.dim_qk, a.dim_v);
 }
+inline int select_tile(const AttentionArguments& a) { return select_tile(a, packed_rows(a)); }
 
 // --------------------------------------------------------------------- division of keys among CTAs
 
 // The most CTAs of a launch, one for each SM of the largest GPU.
 inline constexpr int kMaxCtas = 144;
-// The blocks of a CTA at least: with fewer, adding the results of CTAs takes longer than the keys.
-inline constexpr int kMinShare = 8;
 
 // Key blocks of a tile. Tiles without keys count as one block, because they have results too.
-TEA_HOST_DEVICE int tile_blocks(int64_t rows, int64_t keys) {
+TEA_HOST_DEVICE constexpr int tile_blocks(const BlockShape& shape, int64_t rows, int64_t keys) {
   if (rows == 0) return 0;
-  return keys == 0 ? 1 : static_cast<int>((keys + kBlockN - 1) / kBlockN);
+  return keys == 0 ? 1 : static_cast<int>((keys + shape.keys - 1) / shape.keys);
 }
 
+// The keys of a part of a tile of a batch-invariant problem. Each part has a CTA, so that the parts
+// depend on nothing but the keys of the tile.
+inline constexpr int kInvariantKeys = 1024;
+
 // Key blocks, one tile after the other, in `count` shares of equal size: share i has the blocks
-// from begin(i) to begin(i + 1).
+// from begin(i) to begin(i + 1). In a batch-invariant problem a share is a part of a tile, and
+// parts are counted instead of blocks.
 struct Shares {
   int64_t blocks;
   int count;
 
   Shares() = default;
-  TEA_HOST_DEVICE Shares(int64_t all_blocks, int max_count) : blocks(all_blocks) {
-    const int64_t most = (blocks + kMinShare - 1) / kMinShare;
+  TEA_HOST_DEVICE Shares(const BlockShape& shape, int64_t all_blocks, int max_count)
+      : blocks(all_blocks) {
+    const int64_t most = (blocks + shape.min_share - 1) / shape.min_share;
     count = static_cast<int>(most < max_count ? most : max_count);
   }
   TEA_HOST_DEVICE int64_t begin(int share) const { return quotient(blocks * share, count); }
@@ -130,45 +145,72 @@ struct Shares {
   }
 };
 
-// Adjacent heads of K and V whose tiles have a CTA each for the same share, so that the CTAs read
-// the rows of a key, which are adjacent in most caches, at about the same time. It divides
-// heads_kv, and leaves few of at most `ctas` CTAs without work.
-inline int heads_at_once(int heads_kv, int ctas) {
-  int heads = std::min(heads_kv, ctas);
-  while (heads > 1 && (heads_kv % heads || ctas % heads > ctas / 16)) --heads;
-  return heads;
+// Adjacent tiles of a sequence (heads of K and V) that have a CTA each for the same share, so that
+// the CTAs read the rows of a key, which are adjacent in most caches, at about the same time. The
+// number divides `tiles`, and leaves few of at most `ctas` CTAs without work.
+inline int tiles_at_once(int tiles, int ctas) {
+  int count = std::min(tiles, ctas);
+  while (count > 1 && (tiles % count || ctas % count > ctas / 16)) --count;
+  return count;
 }
 
-// The most key blocks that the sequences can have, of one head: the bound from which the number of
-// CTAs is planned.
-inline int64_t max_blocks(const AttentionArguments& a) {
+// The most key blocks that the sequences can have, of one tile each: the bound from which the
+// number of CTAs is planned.
+inline int64_t max_blocks(const BlockShape& shape, const AttentionArguments& a) {
   const int64_t blocks =
-      a.batch * std::max<int64_t>(1, (a.keys.max_seqlen + kBlockN - 1) / kBlockN);
+      a.batch * std::max<int64_t>(1, (a.keys.max_seqlen + shape.keys - 1) / shape.keys);
   if (a.keys.form != TEA_RAGGED) return blocks;
-  return std::min(blocks, a.keys.tokens / kBlockN + 2 * a.batch);
+  return std::min(blocks, a.keys.tokens / shape.keys + 2 * a.batch);
 }
-// The CTAs of a launch, for all heads.
-inline int num_ctas(const AttentionArguments& a, int heads_at_once, int max_ctas) {
-  const int64_t blocks = max_blocks(a) * (a.heads_kv / heads_at_once);
-  return Shares(blocks, max_ctas / heads_at_once).count * heads_at_once;
+// Shares of which each has whole tiles, or each tile whole shares, so that fewer results are added:
+// that number, if there is one that leaves few of `max_count` CTAs without work.
+inline int even_shares(int64_t tiles, int max_count) {
+  for (int count = max_count; count > max_count - max_count / 16; --count)
+    if (tiles % count == 0 || (tiles > 0 && count % tiles == 0)) return count;
+  return max_count;
 }
-// At least num_ctas(), whatever the number of heads at once is.
-inline int most_ctas(const AttentionArguments& a) {
-  const int64_t of_head = (max_blocks(a) + kMinShare - 1) / kMinShare;
-  return static_cast<int>(std::min<int64_t>(of_head * a.heads_kv, kMaxCtas));
+// The shares of a launch, where every sequence has `tiles` tiles, of which `at_once` have a CTA
+// each for the same share.
+inline Shares plan_shares(const BlockShape& shape, const AttentionArguments& a, int tiles,
+                          int at_once, int max_ctas) {
+  const int groups = tiles / at_once;
+  return Shares(shape, max_blocks(shape, a) * groups,
+                even_shares(a.batch * groups, max_ctas / at_once));
+}
+// The CTAs of a launch.
+inline int num_ctas(const BlockShape& shape, const AttentionArguments& a, int tiles, int at_once,
+                    int max_ctas) {
+  if (a.batch_invariant) return static_cast<int>(max_blocks({kInvariantKeys, 1}, a) * tiles);
+  return plan_shares(shape, a, tiles, at_once, max_ctas).count * at_once;
+}
+// The blocks of K and V that a team holds in shared memory: as many as it computes, if that is
+// fewer than the configuration has, so that the next grid's CTAs find room next to those of this
+// one.
+inline int num_stages(const TileConfig& c, const AttentionArguments& a, int tiles, int at_once,
+                      int max_ctas) {
+  if (a.batch_invariant) return c.stages;
+  const Shares shares = plan_shares(kBlockShape, a, tiles, at_once, max_ctas);
+  const int64_t of_share = (shares.blocks + shares.count - 1) / std::max(1, shares.count);
+  return static_cast<int>(std::clamp<int64_t>((of_share + c.teams - 1) / c.teams, 1, c.stages));
+}
+// At least num_ctas(), whatever the number of tiles at once is.
+inline int most_ctas(const BlockShape& shape, const AttentionArguments& a, int tiles) {
+  if (a.batch_invariant) return num_ctas(shape, a, tiles, tiles, 0);
+  const int64_t of_tile = (max_blocks(shape, a) + shape.min_share - 1) / shape.min_share;
+  return static_cast<int>(std::min<int64_t>(of_tile * tiles, kMaxCtas));
 }
 
 // -------------------------------------------------------------------------------------- workspace
 
 // A flag for each CTA, then for each CTA the unnormalised O of one tile, and the maximum and the
 // sum of each row.
-inline constexpr int64_t kFlagBytes = 2048;
-static_assert(kFlagBytes >= 8 * kMaxCtas);
-constexpr int64_t slot_floats(const TileConfig& c) { return c.block_m() * (c.dim_v + 2); }
+constexpr int64_t flag_bytes(int ctas) { return (int64_t{ctas} * 8 + 2047) / 2048 * 2048; }
+constexpr int64_t slot_floats(int block_m, int dim_v) { return block_m * (dim_v + 2); }
+constexpr int64_t slot_floats(const TileConfig& c) { return slot_floats(c.block_m(), c.dim_v); }
 
 // Of a launch of at most `ctas` CTAs. One CTA alone shares no tile.
-constexpr uint64_t workspace_bytes(const TileConfig& c, int ctas) {
-  return ctas < 2 ? 0 : static_cast<uint64_t>(kFlagBytes + ctas * slot_floats(c) * 4);
+constexpr uint64_t workspace_bytes(int64_t slot_floats, int ctas) {
+  return ctas < 2 ? 0 : static_cast<uint64_t>(flag_bytes(ctas) + ctas * slot_floats * 4);
 }
 
 }  // namespace tea::hopper::decode

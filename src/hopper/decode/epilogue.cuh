@@ -8,6 +8,7 @@
 // the order of their numbers. All sums are in a fixed order.
 #pragma once
 #include "hopper/decode/mainloop.cuh"
+#include "hopper/decode/row_output.cuh"
 
 namespace tea::hopper::decode {
 
@@ -123,29 +124,16 @@ struct Epilogue {
   }
   TEA_DEVICE void write_result(const Part& sum, int row, int column) const {
     const AttentionArguments& a = p.args;
-    const int query = row / p.group, head = item.head_kv * p.group + row % p.group;
-    auto result = OnlineSoftmax::row_result(sum.row.max, sum.row.sum, p.unit);
-    const float sink = sink_of(a, head);
-    if (sink != kMinusInfinity) OnlineSoftmax::add_sink(result, sink);
-    const bool ragged = a.queries.form == TEA_RAGGED;
-    const int64_t batch = ragged ? 0 : item.batch;
-    const int64_t position = query + (ragged ? item.bounds.start_q : 0);
-    if (column == 0) {
-      const RowStatistics& x = a.statistics;
-      const int64_t at = batch * x.batch + position * x.seq + head * x.head;
-      if (x.lse) x.lse[at] = result.lse;
-      if (x.max) x.max[at] = result.max;
-      if (x.sum_exp) x.sum_exp[at] = result.sum_exp;
-    }
-    float f = result.factor;
-    if constexpr (C.has_fp8_kv) f *= kv_scale(a, a.fp8.v_inv, item.head_kv);
-    const int64_t row_begin = batch * a.o.batch + position * a.o.seq + head * a.o.head;
+    const RowOutput output =
+        finish_row(p, item, item.head_kv(), row, sum.row.max, sum.row.sum, column == 0);
+    float f = output.factor;
+    if constexpr (C.has_fp8_kv) f *= kv_scale(a, a.fp8.v_inv, item.head_kv());
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (column + i * kHalf >= a.dim_v) break;
       float4 o = {sum.o[i].x * f, sum.o[i].y * f, sum.o[i].z * f, sum.o[i].w * f};
-      if (result.factor == 0) o = {};  // no visible key: 0 even if O is NaN
-      const int64_t at = row_begin + column + i * kHalf;
+      if (output.factor == 0) o = {};
+      const int64_t at = output.at + column + i * kHalf;
       if (a.o.dtype == TEA_FP32)
         *reinterpret_cast<float4*>(static_cast<float*>(a.o.data) + at) = o;
       else

@@ -29,17 +29,20 @@ struct DecodeKernel {
     load_q<C>(p, s, item);
     if (p.args.alibi)
       for (int i = static_cast<int>(threadIdx.x); i < T::kBlockM; i += T::kThreads)
-        s.slopes[i] = slope_of(p.args, item.batch, item.head_kv * p.group + i % p.group);
+        s.slopes[i] = slope_of(p.args, item.batch, item.head_kv() * p.group + i % p.group);
+    // Needed at the end of the item, but computed while K is on its way.
+    if (threadIdx.x == T::kThreads - 1) s.others = find_other_parts(p, s.work);
     __syncthreads();
   }
 
-  static TEA_DEVICE void compute(const LaunchParams& p, SharedStorage& s, const WorkCursor& first) {
+  static TEA_DEVICE void compute(const LaunchParams& p, SharedStorage& s,
+                                 const WorkCursor<kBlockShape>& first) {
     Mainloop<C> mainloop{p, s};
     Loader<C> loader{p, first, mainloop.team};
     loader.start();
 #pragma unroll 1
-    for (int i = 0; i < T::kStages; ++i)
-      loader.load(s.stages[mainloop.team][i], s.full[mainloop.team][i]);
+    for (int i = 0; i < p.stages; ++i)
+      loader.load(s.stages[mainloop.team * p.stages + i], s.full[mainloop.team][i]);
     if (threadIdx.x == 0) s.work = first;
     __syncthreads();
     fill(p.args);
@@ -49,12 +52,12 @@ struct DecodeKernel {
       mainloop.start_item();
       mainloop.run(loader);
       if (s.work.remaining == 0) break;
-      Epilogue<C, false>{p, s, s.work.item, find_other_parts(p, s.work)}.run(mainloop);
+      Epilogue<C, false>{p, s, s.work.item, s.others}.run(mainloop);
       __syncthreads();  // all threads have read the item
       if (threadIdx.x == 0) s.work.next(p);
       __syncthreads();
     }
-    Epilogue<C, true>{p, s, s.work.item, find_other_parts(p, s.work)}.run(mainloop);
+    Epilogue<C, true>{p, s, s.work.item, s.others}.run(mainloop);
   }
 
   // The part that does not depend on the predecessor.
@@ -76,9 +79,8 @@ struct DecodeKernel {
     extern __shared__ __align__(1024) uint8_t memory[];
     SharedStorage& s = *reinterpret_cast<SharedStorage*>(memory);
     prepare(p, s);
-    wait_on_dependent_grids();
-    WorkCursor work;
-    work.start<T::kThreads>(p, s.search);
+    WorkCursor<kBlockShape> work;
+    work.start<T::kThreads>(p, s.search, wait_on_dependent_grids);
     if (work.has_work())
       compute(p, s, work);
     else

@@ -14,4 +14,11 @@ using Launcher = Outcome (*)(const KernelParams& params, cudaStream_t stream);
 template <Type kType>
 Launcher find_launcher(bool has_fp8_kv, int tile);
 
+namespace mla {
+
+template <Type kType>
+Outcome launch(const KernelParams& params, cudaStream_t stream);
+
+}  // namespace mla
+
 }  // namespace tea::hopper::decode

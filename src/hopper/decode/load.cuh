@@ -22,7 +22,7 @@ struct Loader {
   static constexpr CachePolicy kCache = CachePolicy::kEvictFirst;  // no key is read twice
 
   const LaunchParams& p;
-  WorkCursor cursor;
+  WorkCursor<kBlockShape> cursor;
   const int team;
   const int warp_in_team = T::kTeamWarps == 1 ? 0 : warp() % T::kTeamWarps;
   const bool is_v = lane() >= 16;
@@ -61,7 +61,7 @@ struct Loader {
     const AttentionArguments& a = p.args;
     const WorkItem& item = cursor.item;
     const StridedTensor& x = is_v ? a.v : a.k;
-    int64_t at = item.head_kv * x.head;
+    int64_t at = item.head_kv() * x.head;
     if (a.keys.form == TEA_PAGED) {
       bool valid = true;
       const int64_t pages = is_v ? a.page_table_v.pages : a.page_table_k.pages;
@@ -113,7 +113,7 @@ struct Loader {
       row = row % p.page_size;
       fence_proxy_async();  // cp.async may have written the stage
     }
-    const RowBox box(kBlockN, row, rows(), cursor.item.head_kv, batch);
+    const RowBox box(kBlockN, row, rows(), cursor.item.head_kv(), batch);
     const int slabs = ((is_v ? a.dim_v : a.dim_qk) + T::kSlabColumns - 1) / T::kSlabColumns;
     expect_tx(full, static_cast<uint32_t>(slabs * T::kSlabBytes));
     arrive(full, kArrivals / 2);
@@ -169,11 +169,11 @@ TEA_DEVICE void clear_slabs(const KernelParams& p, typename Traits<C>::SharedSto
   const int first = (p.args.dim_qk + T::kSlabColumns - 1) / T::kSlabColumns * T::kSlabBytes;
   if (first >= static_cast<int>(sizeof(T::Stage::k))) return;
 #pragma unroll 1
-  for (int i = 0; i < T::kTeams * T::kStages; ++i)
+  for (int i = 0; i < T::kTeams * p.stages; ++i)
 #pragma unroll 1
     for (int at = first + static_cast<int>(threadIdx.x) * 16;
          at < static_cast<int>(sizeof(T::Stage::k)); at += T::kThreads * 16)
-      *reinterpret_cast<uint4*>(s.stages[i / T::kStages][i % T::kStages].k + at) = uint4{};
+      *reinterpret_cast<uint4*>(s.stages[i].k + at) = uint4{};
 }
 
 // Stores eight elements of a row of Q. With K in FP8, a thread has four adjacent columns of K where
@@ -204,7 +204,7 @@ TEA_DEVICE void load_q(const KernelParams& p, typename Traits<C>::SharedStorage&
     const int row = i / kChunks, chunk = i % kChunks;
     uint4 x = {};
     if (row < rows && chunk * 8 < a.dim_qk) {
-      const int query = row / p.group, head = item.head_kv * p.group + row % p.group;
+      const int query = row / p.group, head = item.head_kv() * p.group + row % p.group;
       const int64_t at = first + query * a.q.seq + head * a.q.head + chunk * 8;
       x = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.q.data) + at);
     }

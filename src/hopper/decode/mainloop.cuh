@@ -6,7 +6,6 @@
 #include "hopper/decode/load.cuh"
 #include "hopper/decode/score_mod.cuh"
 #include "hopper/decode/widen.cuh"
-#include "hopper/device/pipeline.cuh"
 
 namespace tea::hopper::decode {
 
@@ -23,7 +22,8 @@ struct Mainloop {
   typename T::SharedStorage& s;
   const int team = warp() / T::kTeamWarps;
   const int first_row = warp() % T::kTeamWarps * 16 * kMmaM;  // of the tile
-  PipelineState<T::kStages> state{};                          // of the next block
+  int stage = 0;                                              // of the next block
+  uint32_t parity = 0;                                        // of the barrier of that stage
 
   float o[kMmaM][T::kDimV / 2];
   OnlineSoftmax softmax[kMmaM];
@@ -56,7 +56,7 @@ struct Mainloop {
     const SequenceBounds& b = s.work.item.bounds;
     unmasked_begin = max(b.seqlen_q - 1 + b.lo, 0);
     unmasked_end = min(b.hi + 1, b.seqlen_kv);
-    if constexpr (C.has_fp8_kv) k_scale = kv_scale(p.args, p.args.fp8.k_inv, s.work.item.head_kv);
+    if constexpr (C.has_fp8_kv) k_scale = kv_scale(p.args, p.args.fp8.k_inv, s.work.item.head_kv());
 #pragma unroll
     for (int m = 0; m < kMmaM; ++m) {
       softmax[m].start();
@@ -150,7 +150,7 @@ struct Mainloop {
     for (int r = 0; r < 2; ++r) {
       const WorkItem& item = s.work.item;
       const int row = thread_row(m, r), query = row / p.group;
-      const int head = item.head_kv * p.group + row % p.group;
+      const int head = item.head_kv() * p.group + row % p.group;
       rows[r] = score_mod_row(p.args, item, query, head, key, s.slopes[row]);
     }
     modify_packed_scores<C.type>(x, p.args, rows, visible, highest);
@@ -200,13 +200,13 @@ struct Mainloop {
   TEA_DEVICE void run(Loader<C>& loader) {
     const int end = s.work.item.end_of_keys();
     for (int block = s.work.item.first + team; block < end; block += T::kTeams) {
-      Stage& stage = s.stages[team][state.stage];
-      Barrier& full = s.full[team][state.stage];
-      wait(full, state.parity);
-      compute(stage, block);
+      Stage& from = s.stages[team * p.stages + stage];
+      Barrier& full = s.full[team][stage];
+      wait(full, parity);
+      compute(from, block);
       sync_team();
-      loader.load(stage, full);
-      state.advance();
+      loader.load(from, full);
+      if (++stage == p.stages) stage = 0, parity ^= 1;
     }
   }
 };

@@ -8,9 +8,12 @@ namespace tea::hopper::decode {
 
 struct KernelParams {
   AttentionArguments args;
-  FastDivisor heads_at_once;  // see heads_at_once()
+  int tiles;                  // of a sequence: heads of K and V times the tiles of a head's rows
+  FastDivisor tiles_at_once;  // see tiles_at_once()
   FastDivisor group;          // query heads of a head of K and V
   FastDivisor page_size;      // 1 unless paged
+  int part_blocks;            // key blocks of a part of a batch-invariant problem, otherwise 0
+  int stages;                 // blocks of K and V that a team holds in shared memory
   SequenceBounds bounds;      // of every sequence, if args.is_uniform
   ScoreUnit unit;             // of scores after all modifications
   float scale_log2;           // unit.factor * log2(e)

@@ -1,18 +1,22 @@
 // Which tiles a CTA computes. The key blocks of all tiles are divided into shares of equal size
 // (Stream-K: Osama et al., 2023), so a CTA has a part of one tile, or the end of one, some whole
 // tiles and the beginning of another. It computes them from the last to the first: see
-// epilogue.cuh. Each share has p.heads_at_once CTAs, for tiles of as many adjacent heads.
+// epilogue.cuh. Each share has p.tiles_at_once CTAs, for as many adjacent tiles of a sequence.
 #pragma once
 #include "hopper/decode/params.cuh"
 
 namespace tea::hopper::decode {
 
-// A CTA's part of a tile: the packed rows of a sequence and a head of K and V, over the key blocks
+// A CTA's part of a tile: packed rows of a sequence and a head of K and V, over the key blocks
 // [first, end) of the tile's `blocks`.
 struct WorkItem {
   SequenceBounds bounds;
-  int batch, head_kv;
+  int batch;
+  int tile;  // of the sequence
   int first, end, blocks;
+
+  // Where a tile holds all rows of a head of K and V.
+  TEA_DEVICE int head_kv() const { return tile; }
 
   TEA_DEVICE bool begins_tile() const { return first == 0; }
   TEA_DEVICE bool ends_tile() const { return end == blocks; }
@@ -26,6 +30,7 @@ struct SearchStorage {
   int batch, group, end;
 };
 
+template <BlockShape kShape>
 struct WorkCursor {
   Shares shares;
   int64_t remaining;  // blocks of the CTA's share before `item`
@@ -39,11 +44,21 @@ struct WorkCursor {
   TEA_DEVICE void enter_sequence(const KernelParams& p, int batch) {
     item.batch = batch;
     item.bounds = p.args.is_uniform ? p.bounds : bounds_of(p.args, batch);
-    item.blocks = tile_blocks(item.bounds.seqlen_q, item.bounds.seqlen_kv);
+    item.blocks = tile_blocks(kShape, item.bounds.seqlen_q, item.bounds.seqlen_kv);
   }
-  // Makes the last `count` blocks before `end` the CTA's part of the tile, as far as the tile and
+  // The units of a tile that are divided into shares: blocks, or parts.
+  static TEA_DEVICE int units(const KernelParams& p, int blocks) {
+    return p.part_blocks ? (blocks + p.part_blocks - 1) / p.part_blocks : blocks;
+  }
+  // Makes the last `count` units before `end` the CTA's part of the tile, as far as the tile and
   // the share have them.
-  TEA_DEVICE void take(int end, int64_t count) {
+  TEA_DEVICE void take(const KernelParams& p, int end, int64_t count) {
+    if (p.part_blocks) {
+      item.end = min(end * p.part_blocks, item.blocks);
+      item.first = (end - 1) * p.part_blocks;
+      remaining = 0;
+      return;
+    }
     item.end = end;
     item.first = end < count ? 0 : end - static_cast<int>(count);
     remaining = count - (item.end - item.first);
@@ -51,56 +66,60 @@ struct WorkCursor {
   // Moves to the part of the tile before. False: the share has no more.
   TEA_DEVICE bool next(const KernelParams& p) {
     if (remaining == 0) return false;
-    item.head_kv -= p.heads_at_once;
-    if (item.head_kv < 0) {
-      item.head_kv += p.args.heads_kv;
+    item.tile -= p.tiles_at_once;
+    if (item.tile < 0) {
+      item.tile += p.tiles;
       int batch = item.batch;
       do enter_sequence(p, --batch);
       while (item.blocks == 0);
     }
-    take(item.blocks, remaining);
+    take(p, item.blocks, remaining);
     return true;
   }
 
-  // blocks: of all sequences, each for `groups` groups of heads.
-  TEA_DEVICE void divide(const KernelParams& p, int64_t blocks, int groups) {
-    shares = Shares(blocks * groups, static_cast<int>(gridDim.x) / p.heads_at_once);
-    share = static_cast<int>(blockIdx.x) / p.heads_at_once;
+  // count: units of all sequences, each for `groups` groups of tiles.
+  TEA_DEVICE void divide(const KernelParams& p, int64_t count, int groups) {
+    if (p.part_blocks)
+      shares.blocks = shares.count = static_cast<int>(count * groups);
+    else
+      shares = Shares(kShape, count * groups, static_cast<int>(gridDim.x) / p.tiles_at_once);
+    share = static_cast<int>(blockIdx.x) / p.tiles_at_once;
   }
-  // The CTA's head of a group.
-  TEA_DEVICE int head_of(const KernelParams& p, int group) const {
-    return group * p.heads_at_once + static_cast<int>(blockIdx.x) % p.heads_at_once;
+  // The CTA's tile of a group.
+  TEA_DEVICE int tile_of(const KernelParams& p, int group) const {
+    return group * p.tiles_at_once + static_cast<int>(blockIdx.x) % p.tiles_at_once;
   }
 
   // Every sequence has the same length: the host knows it, or there is one sequence.
   TEA_DEVICE void start_uniform(const KernelParams& p) {
     const SequenceBounds bounds = p.args.is_uniform ? p.bounds : bounds_of(p.args, 0);
-    const int blocks = tile_blocks(bounds.seqlen_q, bounds.seqlen_kv);
-    const int groups = p.args.heads_kv / p.heads_at_once;
-    divide(p, p.args.batch * blocks, groups);
+    const int blocks = tile_blocks(kShape, bounds.seqlen_q, bounds.seqlen_kv);
+    const int groups = p.tiles / p.tiles_at_once;
+    const int of_tile = units(p, blocks);
+    divide(p, p.args.batch * of_tile, groups);
     if (!has_work()) return;
     const int64_t begin = shares.begin(share), end = shares.begin(share + 1);
-    const auto tile = static_cast<int>(quotient(end - 1, blocks));
+    const auto group = static_cast<int>(quotient(end - 1, of_tile));  // of those of all sequences
     item.bounds = bounds, item.blocks = blocks;
-    item.batch = tile / groups;
-    item.head_kv = head_of(p, tile - item.batch * groups);
-    take(static_cast<int>(end - int64_t{tile} * blocks), end - begin);
+    item.batch = group / groups;
+    item.tile = tile_of(p, group - item.batch * groups);
+    take(p, static_cast<int>(end - int64_t{group} * of_tile), end - begin);
   }
   // Lengths are in device memory: a prefix sum over the sequences, of which each thread takes a
   // run.
   template <int kThreads>
   TEA_DEVICE void start_with_lengths(const KernelParams& p, SearchStorage& s) {
     const int batch = static_cast<int>(p.args.batch);
-    const int groups = p.args.heads_kv / p.heads_at_once;
+    const int groups = p.tiles / p.tiles_at_once;
     const int run = (batch + kThreads - 1) / kThreads;
     const int first = min(static_cast<int>(threadIdx.x) * run, batch);
-    const auto blocks_of = [&](int b) {
+    const auto units_of = [&](int b) {
       const SequenceBounds x = bounds_of(p.args, b);
-      return int64_t{tile_blocks(x.seqlen_q, x.seqlen_kv)};
+      return int64_t{units(p, tile_blocks(kShape, x.seqlen_q, x.seqlen_kv))};
     };
     int64_t own = 0;
 #pragma unroll 1
-    for (int b = first; b < min(first + run, batch); ++b) own += blocks_of(b);
+    for (int b = first; b < min(first + run, batch); ++b) own += units_of(b);
     int64_t before = own;  // of the threads of the warp up to this one
 #pragma unroll 1
     for (int d = 1; d < 32; d *= 2) {
@@ -123,20 +142,24 @@ struct WorkCursor {
     if (end > at && end <= at + own * groups) {
       int b = first;
 #pragma unroll 1
-      for (; end > at + blocks_of(b) * groups; ++b) at += blocks_of(b) * groups;
-      s.batch = b, s.group = static_cast<int>(quotient(end - 1 - at, blocks_of(b)));
-      s.end = static_cast<int>(end - at - s.group * blocks_of(b));
+      for (; end > at + units_of(b) * groups; ++b) at += units_of(b) * groups;
+      s.batch = b, s.group = static_cast<int>(quotient(end - 1 - at, units_of(b)));
+      s.end = static_cast<int>(end - at - s.group * units_of(b));
     }
     __syncthreads();
     enter_sequence(p, s.batch);
-    item.head_kv = head_of(p, s.group);
-    take(s.end, end - begin);
+    item.tile = tile_of(p, s.group);
+    take(p, s.end, end - begin);
   }
 
-  // Called by all threads of the CTA.
-  template <int kThreads>
-  TEA_DEVICE void start(const KernelParams& p, SearchStorage& s) {
-    if (p.args.is_uniform || p.args.batch == 1)
+  // Called by all threads of the CTA. `wait` waits for the predecessor grid, which may write
+  // lengths.
+  template <int kThreads, class Wait>
+  TEA_DEVICE void start(const KernelParams& p, SearchStorage& s, Wait&& wait) {
+    if (p.args.is_uniform) start_uniform(p);
+    wait();
+    if (p.args.is_uniform) return;
+    if (p.args.batch == 1)
       start_uniform(p);
     else
       start_with_lengths<kThreads>(p, s);
@@ -145,39 +168,52 @@ struct WorkCursor {
 
 // -------------------------------------------------------------------------- tiles of several CTAs
 
-// The slots of CTAs of lower numbers that a CTA adds: `count` slots, each `step` after the one
-// before it, but none after `last`, which is the slot of the preceding share.
+// The slots of CTAs of lower numbers that a CTA adds: `adjacent` slots of the shares before its
+// own, the last one first, then those of groups of shares, likewise.
 struct OtherParts {
-  int first, step, count, last;
+  int count = 0, adjacent = 0;
+  int cta, last_group;  // the CTA's own number, and that of the last group's slot
+  int step;             // from the slot of a share to that of the next
 
-  TEA_DEVICE int slot(int n) const { return min(first + n * step, last); }
+  TEA_DEVICE int slot(int n) const;
 };
-// Where a tile has more parts than kMaxParts, they are added in two levels: of the CTAs before the
-// one with the end of the tile, the last of each kGroupParts adds the parts of that group to its
-// own.
+// Where a tile has more parts than kMaxParts, they are added in two levels: the last share of each
+// kGroupParts adds the parts of that group to its own. A batch-invariant problem always has two
+// levels, so that the order does not depend on the number of parts: the sum of a row does not
+// change by parts behind its keys, which are zero and are added first.
 inline constexpr int kMaxParts = 24, kGroupParts = 12;
 static_assert(kMaxCtas <= kGroupParts * kGroupParts);
 
-TEA_DEVICE OtherParts find_other_parts(const KernelParams& p, const WorkCursor& work) {
+TEA_DEVICE int OtherParts::slot(int n) const {
+  return n < adjacent ? cta - (n + 1) * step : last_group - (n - adjacent) * kGroupParts * step;
+}
+
+template <BlockShape kShape>
+TEA_DEVICE OtherParts find_other_parts(const KernelParams& p, const WorkCursor<kShape>& work) {
   const WorkItem& item = work.item;
   if (item.begins_tile()) return {};
-  const int64_t tile = work.tile_begin();
-  const int first = work.shares.owner(tile), before = work.share - first;
-  const int last = work.shares.owner(tile + item.blocks - 1);
-  const bool two_levels = last - first > kMaxParts;
-  // From `from` on, every `step`th share before that of the CTA.
-  const auto parts = [&](int from, int step, int count) -> OtherParts {
-    const auto cta = static_cast<int>(blockIdx.x);
-    return {cta - (work.share - from) * p.heads_at_once, step * p.heads_at_once, count,
-            cta - p.heads_at_once};
-  };
-  if (item.ends_tile()) {
-    if (!two_levels) return parts(first, 1, before);
-    return parts(first + kGroupParts - 1, kGroupParts, (before + kGroupParts - 1) / kGroupParts);
+  int before, parts;  // of the tile: those before the CTA's, and all
+  if (p.part_blocks) {
+    before = item.first / p.part_blocks;
+    parts = work.units(p, item.blocks);
+  } else {
+    const int64_t tile = work.tile_begin();
+    const int first = work.shares.owner(tile);
+    before = work.share - first;
+    parts = work.shares.owner(tile + item.blocks - 1) - first + 1;
   }
+  const bool two_levels = p.part_blocks || parts > kMaxParts + 1;
   const int in_group = before % kGroupParts;
-  if (!two_levels || (in_group != kGroupParts - 1 && work.share != last - 1)) return {};
-  return parts(work.share - in_group, 1, in_group);
+  OtherParts others;
+  others.cta = static_cast<int>(blockIdx.x), others.step = p.tiles_at_once;
+  others.last_group = others.cta - (in_group + 1) * others.step;
+  if (!two_levels)
+    others.adjacent = item.ends_tile() ? before : 0;
+  else if (item.ends_tile() || in_group == kGroupParts - 1)
+    others.adjacent = in_group;
+  others.count = others.adjacent;
+  if (two_levels && item.ends_tile()) others.count += before / kGroupParts;
+  return others;
 }
 
 }  // namespace tea::hopper::decode

@@ -2,6 +2,7 @@
 // the host, one CTA after the other.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -16,7 +17,7 @@ KernelParams params(int batch, int heads, int keys) {
   p.args.heads_q = p.args.heads_kv = heads, p.args.keys.max_seqlen = keys;
   p.bounds.seqlen_q = 1, p.bounds.seqlen_kv = keys;
   p.group = FastDivisor(1), p.page_size = FastDivisor(1);
-  p.heads_at_once = FastDivisor(1);
+  p.tiles = heads, p.tiles_at_once = FastDivisor(1);
   return p;
 }
 
@@ -31,7 +32,7 @@ std::vector<Done> run_all(const KernelParams& p, int ctas) {
   gridDim.x = static_cast<unsigned>(ctas);
   for (int cta = 0; cta < ctas; ++cta) {
     blockIdx.x = static_cast<unsigned>(cta);
-    WorkCursor work;
+    WorkCursor<kBlockShape> work;
     work.start_uniform(p);
     if (!work.has_work()) continue;
     do done.push_back({cta, work.item, find_other_parts(p, work)});
@@ -56,20 +57,20 @@ void for_each_launch(Check&& check) {
                                       << x.heads << " heads, " << ctas << " CTAs");
       KernelParams p = params(x.batch, x.heads, x.keys);
       check(x, 1, run_all(p, ctas));
-      const int heads = heads_at_once(x.heads, ctas);
-      p.heads_at_once = FastDivisor(heads);
-      check(x, heads, run_all(p, ctas / heads * heads));
+      const int at_once = tiles_at_once(x.heads, ctas);
+      p.tiles_at_once = FastDivisor(at_once);
+      check(x, at_once, run_all(p, ctas / at_once * at_once));
     }
 }
 
 TEST(DecodeScheduler, CoversEveryKeyBlockOnce) {
   for_each_launch([](const Launch& x, int, const std::vector<Done>& done) {
-    const int blocks = tile_blocks(1, x.keys);
+    const int blocks = tile_blocks(kBlockShape, 1, x.keys);
     std::map<std::pair<int, int>, std::vector<int>> seen;
     for (const Done& d : done) {
       EXPECT_EQ(d.item.blocks, blocks);
       EXPECT_LT(d.item.first, d.item.end);
-      std::vector<int>& tile = seen[{d.item.batch, d.item.head_kv}];
+      std::vector<int>& tile = seen[{d.item.batch, d.item.tile}];
       tile.resize(static_cast<size_t>(blocks));
       for (int i = d.item.first; i < d.item.end; ++i) ++tile.at(static_cast<size_t>(i));
     }
@@ -85,7 +86,7 @@ TEST(DecodeScheduler, AddsEveryPartOfATileOnce) {
     std::map<int, std::pair<int, int>> written;  // the tile in a CTA's slot
     for (const Done& d : done)
       if (!d.item.ends_tile()) {
-        EXPECT_TRUE(written.insert({d.cta, {d.item.batch, d.item.head_kv}}).second);
+        EXPECT_TRUE(written.insert({d.cta, {d.item.batch, d.item.tile}}).second);
       }
     std::map<int, int> added;
     for (const Done& d : done)
@@ -94,7 +95,7 @@ TEST(DecodeScheduler, AddsEveryPartOfATileOnce) {
         EXPECT_LT(slot, d.cta);
         const auto tile = written.find(slot);
         ASSERT_NE(tile, written.end());
-        EXPECT_EQ(tile->second, std::make_pair(d.item.batch, d.item.head_kv));
+        EXPECT_EQ(tile->second, std::make_pair(d.item.batch, d.item.tile));
         ++added[slot];
       }
     EXPECT_EQ(added.size(), written.size());
@@ -102,14 +103,56 @@ TEST(DecodeScheduler, AddsEveryPartOfATileOnce) {
   });
 }
 
+// In a batch-invariant problem the parts of a tile and the order in which they are added depend on
+// its keys alone; the last one is added first.
+TEST(DecodeScheduler, DividesTilesOfInvariantProblemsByTheirKeysAlone) {
+  struct Part {
+    int first, end;
+    std::vector<int> added;  // the first blocks of the parts whose slots are added
+    bool operator==(const Part&) const = default;
+  };
+  const auto parts_of_last_tile = [](int batch, int heads, int keys) {
+    KernelParams p = params(batch, heads, keys);
+    p.part_blocks = kInvariantKeys / kBlockShape.keys;
+    const int parts = std::max(1, (keys + kInvariantKeys - 1) / kInvariantKeys);
+    const std::vector<Done> done = run_all(p, batch * heads * parts);
+    EXPECT_EQ(done.size(), static_cast<size_t>(batch * heads * parts));
+    std::vector<Part> found;
+    for (const Done& d : done) {
+      if (d.item.batch != batch - 1 || d.item.tile != heads - 1) continue;
+      Part part{d.item.first, d.item.end, {}};
+      for (int n = 0; n < d.others.count; ++n)
+        part.added.push_back(done.at(static_cast<size_t>(d.others.slot(n))).item.first);
+      found.push_back(part);
+    }
+    return found;
+  };
+  for (const int keys : {0, 1, 1024, 1025, 9999, 12288, 12289, 40000, 262144}) {
+    SCOPED_TRACE(keys);
+    const std::vector<Part> alone = parts_of_last_tile(1, 1, keys);
+    EXPECT_EQ(parts_of_last_tile(5, 3, keys), alone);
+    // A longer tile adds the same complete groups, in the same order.
+    const std::vector<int> few = alone.back().added;
+    const std::vector<int> many = parts_of_last_tile(1, 1, keys + 30000).back().added;
+    EXPECT_TRUE(std::is_sorted(few.rbegin(), few.rend()));
+    EXPECT_TRUE(std::is_sorted(many.rbegin(), many.rend()));
+    const int group = kGroupParts * kInvariantKeys / kBlockShape.keys;  // blocks of a group
+    const int own_group = alone.back().first / group;
+    for (const int first : few) {
+      if (first / group == own_group) continue;
+      EXPECT_NE(std::find(many.begin(), many.end(), first), many.end()) << first;
+    }
+  }
+}
+
 TEST(DecodeScheduler, GivesEveryCtaAboutTheSame) {
   for_each_launch([](const Launch& x, int at_once, const std::vector<Done>& done) {
     std::map<int, int> share;
     for (const Done& d : done) share[d.cta] += d.item.end - d.item.first;
-    const int all = x.batch * x.heads * tile_blocks(1, x.keys);
+    const int all = x.batch * x.heads * tile_blocks(kBlockShape, 1, x.keys);
     const int count = static_cast<int>(share.size());
     const int of_group = all / at_once;  // blocks of the heads that have CTAs of their own
-    EXPECT_LE(count, (of_group + kMinShare - 1) / kMinShare * at_once);
+    EXPECT_LE(count, (of_group + kBlockShape.min_share - 1) / kBlockShape.min_share * at_once);
     for (const auto& [cta, blocks] : share) {
       EXPECT_GE(blocks, all / count);
       EXPECT_LE(blocks, all / count + 1);
@@ -118,26 +161,37 @@ TEST(DecodeScheduler, GivesEveryCtaAboutTheSame) {
 }
 
 TEST(DecodeScheduler, AddsManyPartsInTwoLevels) {
-  for (const Done& d : run_all(params(1, 1, 262144), 132)) EXPECT_LE(d.others.count, kGroupParts);
+  for (const Done& d : run_all(params(1, 1, 262144), 132))
+    EXPECT_LE(d.others.count, 2 * kGroupParts);
 }
 
-TEST(DecodeScheduler, TakesHeadsAtOnceThatOccupyMostCtas) {
-  EXPECT_EQ(heads_at_once(8, 132), 8);
-  EXPECT_EQ(heads_at_once(1, 132), 1);
-  EXPECT_EQ(heads_at_once(40, 132), 10);  // 20 and 40 occupy 120
-  EXPECT_EQ(heads_at_once(131, 132), 131);
-  EXPECT_EQ(heads_at_once(262, 132), 131);
-  EXPECT_EQ(heads_at_once(48, 132), 16);
-  EXPECT_EQ(heads_at_once(7, 3), 1);
+TEST(DecodeScheduler, TakesTilesAtOnceThatOccupyMostCtas) {
+  EXPECT_EQ(tiles_at_once(8, 132), 8);
+  EXPECT_EQ(tiles_at_once(1, 132), 1);
+  EXPECT_EQ(tiles_at_once(40, 132), 10);  // 20 and 40 occupy 120
+  EXPECT_EQ(tiles_at_once(131, 132), 131);
+  EXPECT_EQ(tiles_at_once(262, 132), 131);
+  EXPECT_EQ(tiles_at_once(48, 132), 16);
+  EXPECT_EQ(tiles_at_once(7, 3), 1);
+}
+
+TEST(DecodeScheduler, SharesWholeTilesWhereThatLeavesFewCtasWithoutWork) {
+  EXPECT_EQ(even_shares(128, 132), 128);
+  EXPECT_EQ(even_shares(256, 132), 128);
+  EXPECT_EQ(even_shares(1, 132), 132);
+  EXPECT_EQ(even_shares(2, 131), 130);
+  EXPECT_EQ(even_shares(100, 132), 132);  // 100 would leave 32 without work
+  EXPECT_EQ(even_shares(0, 132), 132);
 }
 
 // The workspace has a slot for each CTA of a launch, whatever the number of SMs is.
 TEST(DecodeScheduler, PlansASlotForEveryCta) {
   AttentionArguments a{};
   for (const Launch& x : kLaunches) {
-    a.batch = x.batch, a.heads_kv = x.heads, a.keys.max_seqlen = x.keys;
+    a.batch = x.batch, a.keys.max_seqlen = x.keys;
     for (int sms = 1; sms <= kMaxCtas; ++sms)
-      EXPECT_LE(num_ctas(a, heads_at_once(x.heads, sms), sms), most_ctas(a));
+      EXPECT_LE(num_ctas(kBlockShape, a, x.heads, tiles_at_once(x.heads, sms), sms),
+                most_ctas(kBlockShape, a, x.heads));
   }
 }
 

@@ -1,0 +1,58 @@
+// The launch of an MLA kernel.
+#pragma once
+#include "hopper/decode/launch.h"
+#include "hopper/decode/mla/kernel.cuh"
+#include "hopper/row_map.h"
+
+namespace tea::hopper::decode::mla {
+namespace {
+
+template <Type kType>
+Outcome encode_maps(LaunchParams& p) {
+  const AttentionArguments& a = p.args;
+  const bool paged = a.keys.form == TEA_PAGED;
+  if (!a.k.data || !a.v.data) return {};  // no keys
+  SequenceLayout layout = a.keys;
+  if (paged) layout.form = TEA_DENSE, layout.max_seqlen = layout.page_size;
+  const auto encode = [&](TensorMap* to, const StridedTensor& x, const PageTable& table, int dim) {
+    return encode_rows(to, x.data, x, layout, dim, a.heads_kv, paged ? table.pages : a.batch, kType,
+                       kSwizzle, box_rows(a));
+  };
+  if (const int code = encode(&p.k, a.k, a.page_table_k, a.dim_qk))
+    return failure(code, "cuTensorMapEncodeTiled of k");
+  if (const int code = encode(&p.v, a.v, a.page_table_v, a.dim_v))
+    return failure(code, "cuTensorMapEncodeTiled of v");
+  return {};
+}
+
+}  // namespace
+
+template <Type kType>
+Outcome launch(const KernelParams& params, cudaStream_t stream) {
+  static OncePerDevice allowed;
+  const void* const kernel = reinterpret_cast<const void*>(mla_decode_kernel<kType>);
+  int sms = 0;
+  const Outcome ready = prepare_launch(kernel, sizeof(SharedStorage), allowed, &sms);
+  if (ready.code) return ready;
+  LaunchParams p = {};
+  static_cast<KernelParams&>(p) = params;
+  const AttentionArguments& a = p.args;
+  if (const Outcome made = encode_maps<kType>(p); made.code) return made;
+  p.row_tiles = FastDivisor(row_tiles(a));
+  p.tiles = a.heads_kv * p.row_tiles;
+  while (2 << p.box_rows_log2 <= box_rows(a)) ++p.box_rows_log2;
+  p.shares_kv = shares_kv(a);
+  const int max_ctas = std::min(sms, kMaxCtas), at_once = tiles_at_once(p.tiles, max_ctas);
+  p.tiles_at_once = FastDivisor(at_once);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = std::max(1, num_ctas(kBlockShape, a, p.tiles, at_once, max_ctas));
+  p.slots = reinterpret_cast<float*>(static_cast<char*>(p.args.workspace) +
+                                     flag_bytes(static_cast<int>(config.gridDim.x)));
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = sizeof(SharedStorage), config.stream = stream;
+  void* arguments[] = {&p};
+  const cudaError_t code = launch_dependent(kernel, config, arguments, true);
+  return code == cudaSuccess ? Outcome{} : failure(code, "the launch of the MLA kernel");
+}
+
+}  // namespace tea::hopper::decode::mla

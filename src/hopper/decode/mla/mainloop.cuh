@@ -1,0 +1,213 @@
+// The mainloop of a consumer warpgroup of the MLA kernel. O has 64 rows by 512 columns, of which
+// each consumer has half; the consumers alternate in computing the scores of a block. A consumer
+// does for a block n of its own:
+//
+//   S(n) = Q K(n)^T | O += P(n - 1) V(n - 1), overlapped with softmax(S(n)) | O += P(n) V(n)
+//
+// where P(n - 1) comes from the other consumer through shared memory. While one consumer waits for
+// its products or computes a softmax, the other has the tensor cores (FlashMLA: seesaw scheduling).
+#pragma once
+#include "hopper/decode/mla/load.cuh"
+#include "hopper/device/wgmma.cuh"
+
+namespace tea::hopper::decode::mla {
+
+// Named barriers; 0 is __syncthreads().
+enum NamedBarrier { kConsumerBarrier = 1, kProbabilitiesBarrier, kWarpgroupBarrier = 4 };
+static_assert(kWarpgroupBarrier == kProbabilitiesBarrier + 2);
+
+TEA_DEVICE void sync_consumers() { named_barrier_sync(kConsumerBarrier, kConsumerThreads); }
+
+template <Type kType>
+struct Mainloop {
+  static constexpr WgmmaShape kShapeS = {kBlockN, kType, kType};
+  static constexpr WgmmaShape kShapeO = {kColumns, kType, kType, Major::kK, Major::kMN};
+
+  const LaunchParams& p;
+  SharedStorage& s;
+  const int consumer = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
+  int number = 0;  // of the item's first block; see Fill
+
+  float o[kColumns / 2];
+  OnlineSoftmax softmax;  // the sums of this consumer's blocks
+
+  TEA_DEVICE void start_item() {
+    softmax.start();
+#pragma unroll
+    for (float& x : o) x = 0;
+  }
+  // The row in the tile of the thread's row r.
+  static TEA_DEVICE int tile_row(int r) { return accumulator_row(2 * r); }
+  // Among the packed rows; instead of rows past the last one, the last one.
+  TEA_DEVICE int packed_row(int r) const {
+    const WorkItem& item = s.work.item;
+    return min(p.first_row(item) + tile_row(r), item.bounds.seqlen_q * p.group - 1);
+  }
+
+  // One thread of each warp arrives.
+  TEA_DEVICE void release(int part, int n) const {
+    if (lane() == 0) arrive(s.empty[n % 2][part]);
+  }
+  TEA_DEVICE void wait_for(int part, bool is_v, int n) const {
+    const Fill fill(p, n, part, is_v);
+    wait(s.full[fill.buffer][part], fill.parity);
+  }
+
+  // Issues the products of some slabs, beginning with `first`.
+  template <int kCount, bool kAccumulate>
+  TEA_DEVICE void gemm_slabs(float (&scores)[kBlockN / 2], int n, int first) const {
+    const uint64_t a = make_descriptor(s.q[first], kSwizzle);
+    const uint64_t b = make_descriptor(s.kv[n % 2][first], kSwizzle);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kCount * kSlabColumns / 16; ++k) {
+      const int at = k / 4 * kSlabBytes + k % 4 * 32;
+      wgmma<kShapeS>(scores, advance_descriptor(a, at), advance_descriptor(b, at),
+                     kAccumulate || k > 0);
+    }
+  }
+  // The parts in the order in which they arrive.
+  TEA_DEVICE void gemm_qk(float (&scores)[kBlockN / 2], int n) const {
+    wait_for(kRest, false, n);
+    gemm_slabs<1, false>(scores, n, kRest * kPartSlabs);
+    wait_for(consumer, false, n);
+    gemm_slabs<kPartSlabs, true>(scores, n, consumer * kPartSlabs);
+    wait_for(1 - consumer, false, n);
+    gemm_slabs<kPartSlabs, true>(scores, n, (1 - consumer) * kPartSlabs);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_fence_operand(scores);
+    release(kRest, n);
+    if (p.shares_kv) return;
+    release(0, n);
+    release(1, n);
+  }
+
+  TEA_DEVICE uint64_t v_descriptor(int n) const {
+    return make_descriptor(s.kv[n % 2][consumer * kPartSlabs], kSwizzle, kSlabBytes);
+  }
+  // Issues O += P V, P in shared memory.
+  TEA_DEVICE void issue_shared_pv(int n) {
+    const uint64_t a = make_descriptor(s.p, kSwizzle), b = v_descriptor(n);
+    wgmma_fence_operand(o);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kBlockN / 16; ++k)
+      wgmma<kShapeO>(o, advance_descriptor(a, 32 * k),
+                     advance_descriptor(b, k * 16 * width(kSwizzle)), true);
+    wgmma_commit();
+  }
+  // The same, P in registers.
+  TEA_DEVICE void issue_pv(const uint32_t (&probabilities)[kBlockN / 16][4], int n) {
+    const uint64_t b = v_descriptor(n);
+    wgmma_fence_operand(o);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kBlockN / 16; ++k)
+      wgmma<kShapeO>(o, probabilities[k], advance_descriptor(b, k * 16 * width(kSwizzle)), true);
+    wgmma_commit();
+  }
+  TEA_DEVICE void wait_pv(int n) {
+    wgmma_wait<0>();
+    wgmma_fence_operand(o);
+    release(consumer, n);
+  }
+  TEA_DEVICE void rescale_o(const float (&rescale)[2]) {
+    if (__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) scale_rows(o, rescale);
+  }
+
+  // Begins O += P V of the other consumer's block: takes over the maximum of each row.
+  TEA_DEVICE void begin_other_block(int n) {
+    named_barrier_sync(kProbabilitiesBarrier + n % 2, kConsumerThreads);
+    float rescale[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rescale[r] = s.rescale[tile_row(r)];
+      softmax.row_max[r] = s.row_max[tile_row(r)];
+      softmax.row_sum[r] *= rescale[r];
+    }
+    rescale_o(rescale);
+    wait_for(consumer, true, n);
+    issue_shared_pv(n);
+  }
+  // Replaces scores by unnormalised P.
+  TEA_DEVICE void update(float (&scores)[kBlockN / 2], int block, float (&rescale)[2]) {
+    const SequenceBounds& b = s.work.item.bounds;
+    const int key = block * kBlockN;
+    float highest[2];
+    if (key < b.seqlen_q - 1 + b.lo || key + kBlockN > min(b.hi + 1, b.seqlen_kv)) {
+      uint32_t visible[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int query = packed_row(r) / p.group;
+        visible[r] =
+            column_mask<kBlockN>(query + b.lo - key, min(query + b.hi + 1, b.seqlen_kv) - key);
+      }
+      mask_columns(scores, visible);
+    }
+    thread_row_max(scores, highest);
+    softmax.update(scores, highest, p.scale_log2, rescale);
+  }
+  // Hands P and the maxima of its rows to the other consumer.
+  TEA_DEVICE void publish(const float (&scores)[kBlockN / 2], const float (&rescale)[2], int n) {
+    store_tile<kType>(SharedTile{s.p, kSwizzle, kBlockM}, 0, scores);
+    if (lane() % 4 == 0)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        s.row_max[tile_row(r)] = softmax.row_max[r];
+        s.rescale[tile_row(r)] = rescale[r];
+      }
+    fence_proxy_async();
+    named_barrier_arrive(kProbabilitiesBarrier + n % 2, kConsumerThreads);
+  }
+  // A block n of this consumer, and the P V of the block before.
+  template <bool kHasOther>
+  TEA_DEVICE void own_block(int n, int block) {
+    float scores[kBlockN / 2], rescale[2];
+    uint32_t probabilities[kBlockN / 16][4];
+    gemm_qk(scores, n);
+    if constexpr (kHasOther) begin_other_block(n - 1);
+    update(scores, block, rescale);
+#pragma unroll
+    for (int k = 0; k < kBlockN / 16; ++k)
+      accumulator_as_operand<kType>(probabilities[k], scores, k);
+    if constexpr (kHasOther) {
+      wait_after(softmax.row_sum[0] + softmax.row_sum[1], s.never_written);
+      wait_pv(n - 1);
+      // P of the block before is overwritten, which other warps' products read.
+      named_barrier_sync(kWarpgroupBarrier + consumer, 128);
+    }
+    // K of the next block but one has the same parity as K of this one: both halves of V are waited
+    // for in between, before the other consumer can release its own.
+    if (!p.shares_kv) wait_for(1 - consumer, true, n);
+    publish(scores, rescale, n);
+    rescale_o(rescale);
+    wait_for(consumer, true, n);
+    issue_pv(probabilities, n);
+    wait_pv(n);
+  }
+
+  TEA_DEVICE void run() {
+    const WorkItem& item = s.work.item;
+    // From the first lane, so that the compiler knows that all lanes have the same number.
+    const auto uniform = [](int x) { return __shfl_sync(0xffffffff, x, 0); };
+    const int first = uniform(item.first - number);  // the block with number 0
+    const int end = uniform(item.end_of_keys()) - first;
+    int n = number;
+    if ((n ^ consumer) & 1) {
+      ++n;
+    } else if (n < end) {
+      own_block<false>(n, first + n);
+      n += 2;
+    }
+#pragma unroll 1
+    for (; n < end; n += 2) own_block<true>(n, first + n);
+    if (end > number && ((end - 1) ^ consumer) & 1) {
+      begin_other_block(end - 1);
+      wait_pv(end - 1);
+    }
+    number = end;
+  }
+};
+
+}  // namespace tea::hopper::decode::mla

@@ -1,0 +1,74 @@
+// The shapes of the MLA kernel and its shared memory.
+#pragma once
+#include "hopper/decode/mla/config.h"
+#include "hopper/decode/scheduler.cuh"
+#include "hopper/device/accumulator.cuh"
+#include "hopper/device/pipeline.cuh"
+#include "hopper/device/tma.cuh"
+
+namespace tea::hopper::decode::mla {
+
+inline constexpr int kBlockN = kBlockShape.keys;
+inline constexpr int kConsumers = 2;  // warpgroups
+inline constexpr int kConsumerThreads = 128 * kConsumers, kThreads = kConsumerThreads + 128;
+// Of a consumer's and of the producer's threads; a launch has 168 for each.
+inline constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
+inline constexpr int kColumns = kDimV / kConsumers;  // of O and V, of each consumer
+
+// Slabs of 64 columns with TMA's swizzle.
+inline constexpr Swizzle kSwizzle = Swizzle::k128;
+inline constexpr int kSlabColumns = width(kSwizzle) / 2, kSlabs = kDim / kSlabColumns;
+inline constexpr int kSlabBytes = 64 * width(kSwizzle);
+static_assert(kBlockM == 64 && kBlockN == 64 && kColumns % kSlabColumns == 0);
+
+// The parts of a block of K or V that are loaded and released each on its own: the columns of each
+// consumer's O, and those that only K has.
+inline constexpr int kParts = kConsumers + 1, kRest = kConsumers;
+inline constexpr int kPartSlabs = kColumns / kSlabColumns;
+
+// The maximum and the sum of a row's unnormalised probabilities.
+struct RowState {
+  float max, sum;
+};
+struct LaunchParams : KernelParams {
+  TensorMap k, v;
+  FastDivisor row_tiles;
+  int box_rows_log2;
+  bool shares_kv;
+
+  TEA_DEVICE int head_kv(const WorkItem& item) const { return item.tile / row_tiles; }
+  TEA_DEVICE int first_row(const WorkItem& item) const { return item.tile % row_tiles * kBlockM; }
+};
+
+struct alignas(1024) SharedStorage {  // where the pattern of the swizzle repeats
+  uint8_t kv[2][kSlabs][kSlabBytes];  // two blocks of keys
+  uint8_t q[kSlabs][kSlabBytes];
+  uint8_t p[kSlabBytes];  // unnormalised probabilities of a block
+  Barrier full[2][kParts], empty[2][kParts];
+  // Of the last block whose probabilities are in `p`: each row's maximum, and by what its sums so
+  // far are multiplied.
+  float row_max[kBlockM], rescale[kBlockM];
+  float sums[kConsumers][kBlockM];
+  uint32_t never_written;                   // see wait_after()
+  OtherParts others;                        // of the item that is computed
+  WorkCursor<kBlockShape> work, load_work;  // at the items that are computed and loaded
+  SearchStorage search;
+};
+static_assert(sizeof(SharedStorage) <= 227 * 1024, "the shared memory of a CTA on sm_90");
+
+// Blocks of keys are numbered from 0 in the order in which a CTA computes them. Block n is in
+// buffer n % 2, and consumer n % 2 computes its scores.
+//
+// Where V is not a part of K, it is loaded over the columns of K when the scores have been
+// computed: a buffer's part is then filled twice for each block, except for kRest.
+struct Fill {
+  int buffer;
+  uint32_t parity;  // of the phase of the part's barriers
+
+  TEA_DEVICE Fill(const LaunchParams& p, int number, int part, bool is_v) : buffer(number % 2) {
+    const int blocks_before = number / 2;
+    parity = static_cast<uint32_t>(p.shares_kv || part == kRest ? blocks_before : is_v) & 1;
+  }
+};
+
+}  // namespace tea::hopper::decode::mla
