@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu/parallel.h"
+#include "kit/check.h"
 
 namespace tea::kit {
 namespace {
@@ -69,6 +70,20 @@ TEST(Invariance, BitsOfDecodingOnHopperDependOnTheSequenceAlone) {
          invariance_violations(lines[i] + " batch_invariant=1", "hopper", kGpu, batches))
       ADD_FAILURE() << line;
   });
+}
+
+// No other engine has the bits of the decoding kernels, so that runs with more queries are refused,
+// which the number of ragged queries decides.
+TEST(Invariance, RefusesRunsOfMoreRaggedQueriesThanDecodingOnHopperServes) {
+  const Case few = Case::parse(
+      "dtype=bf16 q_form=ragged kv_form=ragged heads_q=8 heads_kv=1 dim_qk=64 batch_invariant=1 | "
+      "lens_q=8,1 lens_kv=40,40");
+  EXPECT_TRUE(check(few, "hopper", {.device = kGpu}).ok());
+  Case many = few;
+  many.lens_q[1] = 9;
+  const Report report = check(many, "hopper", {.device = kGpu});
+  EXPECT_TRUE(report.refused);
+  EXPECT_NE(report.text().find("are 72; needs at most 64"), std::string::npos) << report.text();
 }
 
 }  // namespace
