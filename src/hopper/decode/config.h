@@ -16,10 +16,17 @@ namespace tea::hopper::decode {
 // The unit in which keys are divided among CTAs.
 struct BlockShape {
   int keys;
-  int min_share;  // blocks of a CTA at least: with fewer, adding the results of CTAs takes longer
+  // Blocks of a CTA at least: with fewer, adding the results of CTAs takes longer.
+  int min_share = 1;
+  // Where a tile has more parts than max_parts + 1, they are added in two levels: the last share of
+  // each group_parts adds the parts of that group to its own. A batch-invariant problem always has
+  // two levels, so that the order does not depend on the number of parts: the sum of a row does not
+  // change by parts behind its keys, which are zero and are added first.
+  int max_parts = 0, group_parts = 1;
 };
 // A team of warps loads and computes one block at a time.
-inline constexpr BlockShape kBlockShape = {.keys = 16, .min_share = 8};
+inline constexpr BlockShape kBlockShape = {
+    .keys = 16, .min_share = 8, .max_parts = 24, .group_parts = 12};
 inline constexpr int kBlockN = kBlockShape.keys;
 
 struct TileConfig {
@@ -180,7 +187,7 @@ inline Shares plan_shares(const BlockShape& shape, const AttentionArguments& a, 
 // The CTAs of a launch.
 inline int num_ctas(const BlockShape& shape, const AttentionArguments& a, int tiles, int at_once,
                     int max_ctas) {
-  if (a.batch_invariant) return static_cast<int>(max_blocks({kInvariantKeys, 1}, a) * tiles);
+  if (a.batch_invariant) return static_cast<int>(max_blocks({.keys = kInvariantKeys}, a) * tiles);
   return plan_shares(shape, a, tiles, at_once, max_ctas).count * at_once;
 }
 // The blocks of K and V that a team holds in shared memory: as many as it computes, if that is

@@ -172,20 +172,13 @@ struct WorkCursor {
 // own, the last one first, then those of groups of shares, likewise.
 struct OtherParts {
   int count = 0, adjacent = 0;
-  int cta, last_group;  // the CTA's own number, and that of the last group's slot
-  int step;             // from the slot of a share to that of the next
+  int cta, last_group;   // the CTA's own number, and that of the last group's slot
+  int step, group_step;  // from the slot of a share, or of a group of shares, to that of the next
 
   TEA_DEVICE int slot(int n) const;
 };
-// Where a tile has more parts than kMaxParts, they are added in two levels: the last share of each
-// kGroupParts adds the parts of that group to its own. A batch-invariant problem always has two
-// levels, so that the order does not depend on the number of parts: the sum of a row does not
-// change by parts behind its keys, which are zero and are added first.
-inline constexpr int kMaxParts = 24, kGroupParts = 12;
-static_assert(kMaxCtas <= kGroupParts * kGroupParts);
-
 TEA_DEVICE int OtherParts::slot(int n) const {
-  return n < adjacent ? cta - (n + 1) * step : last_group - (n - adjacent) * kGroupParts * step;
+  return n < adjacent ? cta - (n + 1) * step : last_group - (n - adjacent) * group_step;
 }
 
 template <BlockShape kShape>
@@ -202,17 +195,18 @@ TEA_DEVICE OtherParts find_other_parts(const KernelParams& p, const WorkCursor<k
     before = work.share - first;
     parts = work.shares.owner(tile + item.blocks - 1) - first + 1;
   }
-  const bool two_levels = p.part_blocks || parts > kMaxParts + 1;
-  const int in_group = before % kGroupParts;
+  const bool two_levels = p.part_blocks || parts > kShape.max_parts + 1;
+  const int in_group = before % kShape.group_parts;
   OtherParts others;
   others.cta = static_cast<int>(blockIdx.x), others.step = p.tiles_at_once;
+  others.group_step = others.step * kShape.group_parts;
   others.last_group = others.cta - (in_group + 1) * others.step;
   if (!two_levels)
     others.adjacent = item.ends_tile() ? before : 0;
-  else if (item.ends_tile() || in_group == kGroupParts - 1)
+  else if (item.ends_tile() || in_group == kShape.group_parts - 1)
     others.adjacent = in_group;
   others.count = others.adjacent;
-  if (two_levels && item.ends_tile()) others.count += before / kGroupParts;
+  if (two_levels && item.ends_tile()) others.count += before / kShape.group_parts;
   return others;
 }
 

@@ -136,7 +136,8 @@ TEST(DecodeScheduler, DividesTilesOfInvariantProblemsByTheirKeysAlone) {
     const std::vector<int> many = parts_of_last_tile(1, 1, keys + 30000).back().added;
     EXPECT_TRUE(std::is_sorted(few.rbegin(), few.rend()));
     EXPECT_TRUE(std::is_sorted(many.rbegin(), many.rend()));
-    const int group = kGroupParts * kInvariantKeys / kBlockShape.keys;  // blocks of a group
+    const int group =
+        kBlockShape.group_parts * kInvariantKeys / kBlockShape.keys;  // blocks of a group
     const int own_group = alone.back().first / group;
     for (const int first : few) {
       if (first / group == own_group) continue;
@@ -162,7 +163,7 @@ TEST(DecodeScheduler, GivesEveryCtaAboutTheSame) {
 
 TEST(DecodeScheduler, AddsManyPartsInTwoLevels) {
   for (const Done& d : run_all(params(1, 1, 262144), 132))
-    EXPECT_LE(d.others.count, 2 * kGroupParts);
+    EXPECT_LE(d.others.count, 2 * kBlockShape.group_parts);
 }
 
 TEST(DecodeScheduler, TakesTilesAtOnceThatOccupyMostCtas) {

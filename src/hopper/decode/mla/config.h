@@ -8,7 +8,8 @@ namespace tea::hopper::decode::mla {
 inline constexpr int kMinDim = 513, kDim = 576,
                      kDimV = 512;   // smaller ones are filled up with zeros
 inline constexpr int kBlockM = 64;  // packed rows of a tile
-inline constexpr BlockShape kBlockShape = {.keys = 64, .min_share = 4};
+inline constexpr BlockShape kBlockShape = {
+    .keys = 64, .min_share = 4, .max_parts = 4, .group_parts = 6};
 // Of a sequence and a head of K and V: each 64 read all its keys again.
 inline constexpr int64_t kMaxRows = 1024;
 inline constexpr int64_t kSlotFloats = slot_floats(kBlockM, kDimV);
@@ -33,7 +34,7 @@ inline bool shares_kv(const AttentionArguments& a) {
 }
 
 // The rows of a box of a tensor map: as many as are always within a page. Without a window, boxes
-// start at multiples of their height.
+// start at multiples of their height. 1: rows are gathered by cp.async instead.
 inline int box_rows(const AttentionArguments& a) {
   if (a.keys.form != TEA_PAGED) return kBlockShape.keys;
   if (a.mask.window_left) return 1;

@@ -10,7 +10,7 @@ namespace tea::hopper::decode::mla {
 template <Type kType>
 struct Epilogue {
   static constexpr int kVectors = kColumns / 2 / 4;  // of four elements of O, of a thread
-  static constexpr int kBatch = 8;                   // vectors that are read at once
+  static constexpr int kBatch = 16;                  // vectors that are read at once
 
   const LaunchParams& p;
   SharedStorage& s;

@@ -46,12 +46,12 @@ struct Kernel {
   static TEA_DEVICE void prepare(const LaunchParams& p, SharedStorage& s) {
     launch_dependent_grids();  // see decode/kernel.cuh
     if (threadIdx.x == 0) {
-      if (p.args.k.data) prefetch_tensor_map(p.k);
-      if (!p.shares_kv && p.args.v.data) prefetch_tensor_map(p.v);
-      for (int i = 0; i < 2 * kParts; ++i) {
-        init(s.full[i / kParts][i % kParts], 1);
+      if (!p.gathers && p.args.k.data) prefetch_tensor_map(p.k);
+      if (!p.gathers && !p.shares_kv && p.args.v.data) prefetch_tensor_map(p.v);
+      for (int i = 0; i < 2 * kSlabs; ++i)
+        init(s.full[i / kSlabs][i % kSlabs], p.gathers ? kProducerThreads : 1);
+      for (int i = 0; i < 2 * kParts; ++i)
         init(s.empty[i / kParts][i % kParts], 4);  // the warps of a consumer
-      }
       fence_barrier_init();
     }
     __syncthreads();
@@ -68,7 +68,7 @@ struct Kernel {
       if (!is_producer) fill(p.args);
     } else if (is_producer) {
       warpgroup_reg_dealloc<kProducerRegisters>();
-      if (threadIdx.x < kConsumerThreads + 32) Loader{p, s}.run(work);
+      if (p.gathers || threadIdx.x < kConsumerThreads + 32) Loader{p, s}.run(work);
     } else {
       warpgroup_reg_alloc<kConsumerRegisters>();
       consume(p, s, work);

@@ -11,7 +11,7 @@ template <Type kType>
 Outcome encode_maps(LaunchParams& p) {
   const AttentionArguments& a = p.args;
   const bool paged = a.keys.form == TEA_PAGED;
-  if (!a.k.data || !a.v.data) return {};  // no keys
+  if (!a.k.data || !a.v.data || p.gathers) return {};  // no keys, or no boxes
   SequenceLayout layout = a.keys;
   if (paged) layout.form = TEA_DENSE, layout.max_seqlen = layout.page_size;
   const auto encode = [&](TensorMap* to, const StridedTensor& x, const PageTable& table, int dim) {
@@ -37,6 +37,7 @@ Outcome launch(const KernelParams& params, cudaStream_t stream) {
   LaunchParams p = {};
   static_cast<KernelParams&>(p) = params;
   const AttentionArguments& a = p.args;
+  p.gathers = box_rows(a) == 1;
   if (const Outcome made = encode_maps<kType>(p); made.code) return made;
   p.row_tiles = FastDivisor(row_tiles(a));
   p.tiles = a.heads_kv * p.row_tiles;

@@ -12,10 +12,6 @@
 
 namespace tea::hopper::decode::mla {
 
-// Named barriers; 0 is __syncthreads().
-enum NamedBarrier { kConsumerBarrier = 1, kProbabilitiesBarrier, kWarpgroupBarrier = 4 };
-static_assert(kWarpgroupBarrier == kProbabilitiesBarrier + 2);
-
 TEA_DEVICE void sync_consumers() { named_barrier_sync(kConsumerBarrier, kConsumerThreads); }
 
 template <Type kType>
@@ -48,32 +44,40 @@ struct Mainloop {
   TEA_DEVICE void release(int part, int n) const {
     if (lane() == 0) arrive(s.empty[n % 2][part]);
   }
-  TEA_DEVICE void wait_for(int part, bool is_v, int n) const {
-    const Fill fill(p, n, part, is_v);
-    wait(s.full[fill.buffer][part], fill.parity);
+  TEA_DEVICE void wait_for_slab(int slab, const Fill& fill) const {
+    wait(s.full[fill.buffer][slab], fill.parity);
+    if (p.gathers) fence_proxy_async();  // cp.async has written the slab
+  }
+  TEA_DEVICE void wait_for_v(int part, int n) const {
+    const Fill fill(p, n, part, true);
+#pragma unroll
+    for (int i = 0; i < kPartSlabs; ++i) wait_for_slab(part * kPartSlabs + i, fill);
   }
 
-  // Issues the products of some slabs, beginning with `first`.
+  // Issues the products of the slabs of a part as they arrive.
   template <int kCount, bool kAccumulate>
-  TEA_DEVICE void gemm_slabs(float (&scores)[kBlockN / 2], int n, int first) const {
+  TEA_DEVICE void gemm_part(float (&scores)[kBlockN / 2], int n, int part) const {
+    const int first = part * kPartSlabs;
+    const Fill fill(p, n, part, false);
     const uint64_t a = make_descriptor(s.q[first], kSwizzle);
     const uint64_t b = make_descriptor(s.kv[n % 2][first], kSwizzle);
-    wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kCount * kSlabColumns / 16; ++k) {
-      const int at = k / 4 * kSlabBytes + k % 4 * 32;
-      wgmma<kShapeS>(scores, advance_descriptor(a, at), advance_descriptor(b, at),
-                     kAccumulate || k > 0);
+    for (int i = 0; i < kCount; ++i) {
+      wait_for_slab(first + i, fill);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kSlabColumns / 16; ++k) {
+        const int at = i * kSlabBytes + k * 32;
+        wgmma<kShapeS>(scores, advance_descriptor(a, at), advance_descriptor(b, at),
+                       kAccumulate || i > 0 || k > 0);
+      }
     }
   }
   // The parts in the order in which they arrive.
   TEA_DEVICE void gemm_qk(float (&scores)[kBlockN / 2], int n) const {
-    wait_for(kRest, false, n);
-    gemm_slabs<1, false>(scores, n, kRest * kPartSlabs);
-    wait_for(consumer, false, n);
-    gemm_slabs<kPartSlabs, true>(scores, n, consumer * kPartSlabs);
-    wait_for(1 - consumer, false, n);
-    gemm_slabs<kPartSlabs, true>(scores, n, (1 - consumer) * kPartSlabs);
+    gemm_part<kSlabs - kRest * kPartSlabs, false>(scores, n, kRest);
+    gemm_part<kPartSlabs, true>(scores, n, consumer);
+    gemm_part<kPartSlabs, true>(scores, n, 1 - consumer);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_fence_operand(scores);
@@ -127,7 +131,7 @@ struct Mainloop {
       softmax.row_sum[r] *= rescale[r];
     }
     rescale_o(rescale);
-    wait_for(consumer, true, n);
+    wait_for_v(consumer, n);
     issue_shared_pv(n);
   }
   // Replaces scores by unnormalised P.
@@ -179,10 +183,10 @@ struct Mainloop {
     }
     // K of the next block but one has the same parity as K of this one: both halves of V are waited
     // for in between, before the other consumer can release its own.
-    if (!p.shares_kv) wait_for(1 - consumer, true, n);
+    if (!p.shares_kv) wait_for_v(1 - consumer, n);
     publish(scores, rescale, n);
     rescale_o(rescale);
-    wait_for(consumer, true, n);
+    wait_for_v(consumer, n);
     issue_pv(probabilities, n);
     wait_pv(n);
   }

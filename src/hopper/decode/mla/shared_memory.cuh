@@ -3,17 +3,28 @@
 #include "hopper/decode/mla/config.h"
 #include "hopper/decode/scheduler.cuh"
 #include "hopper/device/accumulator.cuh"
+#include "hopper/device/copy.cuh"
 #include "hopper/device/pipeline.cuh"
-#include "hopper/device/tma.cuh"
 
 namespace tea::hopper::decode::mla {
 
 inline constexpr int kBlockN = kBlockShape.keys;
 inline constexpr int kConsumers = 2;  // warpgroups
-inline constexpr int kConsumerThreads = 128 * kConsumers, kThreads = kConsumerThreads + 128;
+inline constexpr int kConsumerThreads = 128 * kConsumers, kProducerThreads = 128;
+inline constexpr int kThreads = kConsumerThreads + kProducerThreads;
 // Of a consumer's and of the producer's threads; a launch has 168 for each.
-inline constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
+inline constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
 inline constexpr int kColumns = kDimV / kConsumers;  // of O and V, of each consumer
+
+// Named barriers; 0 is __syncthreads().
+enum NamedBarrier {
+  kConsumerBarrier = 1,
+  kProbabilitiesBarrier,
+  kWarpgroupBarrier = 4,
+  kProducerBarrier = 6
+};
+static_assert(kWarpgroupBarrier == kProbabilitiesBarrier + 2);
+static_assert(kProducerBarrier == kWarpgroupBarrier + kConsumers);
 
 // Slabs of 64 columns with TMA's swizzle.
 inline constexpr Swizzle kSwizzle = Swizzle::k128;
@@ -21,10 +32,13 @@ inline constexpr int kSlabColumns = width(kSwizzle) / 2, kSlabs = kDim / kSlabCo
 inline constexpr int kSlabBytes = 64 * width(kSwizzle);
 static_assert(kBlockM == 64 && kBlockN == 64 && kColumns % kSlabColumns == 0);
 
-// The parts of a block of K or V that are loaded and released each on its own: the columns of each
-// consumer's O, and those that only K has.
+// The parts of a block of K or V that are released each on its own: the columns of each consumer's
+// O, and those that only K has. Each slab arrives on its own, so that products begin with the
+// first.
 inline constexpr int kParts = kConsumers + 1, kRest = kConsumers;
 inline constexpr int kPartSlabs = kColumns / kSlabColumns;
+TEA_HOST_DEVICE constexpr int part_of(int slab) { return slab / kPartSlabs; }
+static_assert(part_of(kSlabs - 1) == kRest);
 
 // The maximum and the sum of a row's unnormalised probabilities.
 struct RowState {
@@ -34,6 +48,7 @@ struct LaunchParams : KernelParams {
   TensorMap k, v;
   FastDivisor row_tiles;
   int box_rows_log2;
+  bool gathers;  // rows, by all warps of the producer instead of boxes by one
   bool shares_kv;
 
   TEA_DEVICE int head_kv(const WorkItem& item) const { return item.tile / row_tiles; }
@@ -44,7 +59,7 @@ struct alignas(1024) SharedStorage {  // where the pattern of the swizzle repeat
   uint8_t kv[2][kSlabs][kSlabBytes];  // two blocks of keys
   uint8_t q[kSlabs][kSlabBytes];
   uint8_t p[kSlabBytes];  // unnormalised probabilities of a block
-  Barrier full[2][kParts], empty[2][kParts];
+  Barrier full[2][kSlabs], empty[2][kParts];
   // Of the last block whose probabilities are in `p`: each row's maximum, and by what its sums so
   // far are multiplied.
   float row_max[kBlockM], rescale[kBlockM];
