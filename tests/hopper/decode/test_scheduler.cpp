@@ -6,6 +6,7 @@
 #include <map>
 #include <vector>
 
+#include "hopper/decode/mla/config.h"
 #include "hopper/decode/scheduler.cuh"
 
 namespace tea::hopper::decode {
@@ -27,12 +28,13 @@ struct Done {
   WorkItem item;
   OtherParts others;
 };
+template <BlockShape kShape>
 std::vector<Done> run_all(const KernelParams& p, int ctas) {
   std::vector<Done> done;
   gridDim.x = static_cast<unsigned>(ctas);
   for (int cta = 0; cta < ctas; ++cta) {
     blockIdx.x = static_cast<unsigned>(cta);
-    WorkCursor<kBlockShape> work;
+    WorkCursor<kShape> work;
     work.start_uniform(p);
     if (!work.has_work()) continue;
     do done.push_back({cta, work.item, find_other_parts(p, work)});
@@ -49,23 +51,30 @@ constexpr Launch kLaunches[] = {{1, 1, 1},      {1, 1, 0},    {3, 2, 0},     {1,
                                 {7, 5, 333},    {1, 2, 40000}};
 constexpr int kCtas[] = {1, 2, 13, 100, 132};
 
-template <class Check>
-void for_each_launch(Check&& check) {
+// check(launch, block shape, tiles at once, parts) for the shapes of all kernels.
+template <BlockShape kShape, class Check>
+void for_each_launch_of(Check&& check) {
   for (const Launch& x : kLaunches)
     for (const int ctas : kCtas) {
-      SCOPED_TRACE(testing::Message() << x.batch << " sequences of " << x.keys << " keys, "
-                                      << x.heads << " heads, " << ctas << " CTAs");
+      SCOPED_TRACE(testing::Message()
+                   << x.batch << " sequences of " << x.keys << " keys, " << x.heads << " heads, "
+                   << ctas << " CTAs, blocks of " << kShape.keys);
       KernelParams p = params(x.batch, x.heads, x.keys);
-      check(x, 1, run_all(p, ctas));
+      check(x, kShape, 1, run_all<kShape>(p, ctas));
       const int at_once = tiles_at_once(x.heads, ctas);
       p.tiles_at_once = FastDivisor(at_once);
-      check(x, at_once, run_all(p, ctas / at_once * at_once));
+      check(x, kShape, at_once, run_all<kShape>(p, ctas / at_once * at_once));
     }
+}
+template <class Check>
+void for_each_launch(Check&& check) {
+  for_each_launch_of<kBlockShape>(check);
+  for_each_launch_of<mla::kBlockShape>(check);
 }
 
 TEST(DecodeScheduler, CoversEveryKeyBlockOnce) {
-  for_each_launch([](const Launch& x, int, const std::vector<Done>& done) {
-    const int blocks = tile_blocks(kBlockShape, 1, x.keys);
+  for_each_launch([](const Launch& x, const BlockShape& shape, int, const std::vector<Done>& done) {
+    const int blocks = tile_blocks(shape, 1, x.keys);
     std::map<std::pair<int, int>, std::vector<int>> seen;
     for (const Done& d : done) {
       EXPECT_EQ(d.item.blocks, blocks);
@@ -82,7 +91,7 @@ TEST(DecodeScheduler, CoversEveryKeyBlockOnce) {
 
 // A CTA has one slot, and waits for CTAs of lower numbers only, so that it cannot wait for ever.
 TEST(DecodeScheduler, AddsEveryPartOfATileOnce) {
-  for_each_launch([](const Launch&, int, const std::vector<Done>& done) {
+  for_each_launch([](const Launch&, const BlockShape&, int, const std::vector<Done>& done) {
     std::map<int, std::pair<int, int>> written;  // the tile in a CTA's slot
     for (const Done& d : done)
       if (!d.item.ends_tile()) {
@@ -105,7 +114,8 @@ TEST(DecodeScheduler, AddsEveryPartOfATileOnce) {
 
 // In a batch-invariant problem the parts of a tile and the order in which they are added depend on
 // its keys alone; the last one is added first.
-TEST(DecodeScheduler, DividesTilesOfInvariantProblemsByTheirKeysAlone) {
+template <BlockShape kShape>
+void expect_parts_by_keys_alone() {
   struct Part {
     int first, end;
     std::vector<int> added;  // the first blocks of the parts whose slots are added
@@ -113,9 +123,9 @@ TEST(DecodeScheduler, DividesTilesOfInvariantProblemsByTheirKeysAlone) {
   };
   const auto parts_of_last_tile = [](int batch, int heads, int keys) {
     KernelParams p = params(batch, heads, keys);
-    p.part_blocks = kInvariantKeys / kBlockShape.keys;
+    p.part_blocks = kInvariantKeys / kShape.keys;
     const int parts = std::max(1, (keys + kInvariantKeys - 1) / kInvariantKeys);
-    const std::vector<Done> done = run_all(p, batch * heads * parts);
+    const std::vector<Done> done = run_all<kShape>(p, batch * heads * parts);
     EXPECT_EQ(done.size(), static_cast<size_t>(batch * heads * parts));
     std::vector<Part> found;
     for (const Done& d : done) {
@@ -136,8 +146,7 @@ TEST(DecodeScheduler, DividesTilesOfInvariantProblemsByTheirKeysAlone) {
     const std::vector<int> many = parts_of_last_tile(1, 1, keys + 30000).back().added;
     EXPECT_TRUE(std::is_sorted(few.rbegin(), few.rend()));
     EXPECT_TRUE(std::is_sorted(many.rbegin(), many.rend()));
-    const int group =
-        kBlockShape.group_parts * kInvariantKeys / kBlockShape.keys;  // blocks of a group
+    const int group = kShape.group_parts * kInvariantKeys / kShape.keys;  // blocks of a group
     const int own_group = alone.back().first / group;
     for (const int first : few) {
       if (first / group == own_group) continue;
@@ -146,23 +155,29 @@ TEST(DecodeScheduler, DividesTilesOfInvariantProblemsByTheirKeysAlone) {
   }
 }
 
+TEST(DecodeScheduler, DividesTilesOfInvariantProblemsByTheirKeysAlone) {
+  expect_parts_by_keys_alone<kBlockShape>();
+  expect_parts_by_keys_alone<mla::kBlockShape>();
+}
+
 TEST(DecodeScheduler, GivesEveryCtaAboutTheSame) {
-  for_each_launch([](const Launch& x, int at_once, const std::vector<Done>& done) {
-    std::map<int, int> share;
-    for (const Done& d : done) share[d.cta] += d.item.end - d.item.first;
-    const int all = x.batch * x.heads * tile_blocks(kBlockShape, 1, x.keys);
-    const int count = static_cast<int>(share.size());
-    const int of_group = all / at_once;  // blocks of the heads that have CTAs of their own
-    EXPECT_LE(count, (of_group + kBlockShape.min_share - 1) / kBlockShape.min_share * at_once);
-    for (const auto& [cta, blocks] : share) {
-      EXPECT_GE(blocks, all / count);
-      EXPECT_LE(blocks, all / count + 1);
-    }
-  });
+  for_each_launch(
+      [](const Launch& x, const BlockShape& shape, int at_once, const std::vector<Done>& done) {
+        std::map<int, int> share;
+        for (const Done& d : done) share[d.cta] += d.item.end - d.item.first;
+        const int all = x.batch * x.heads * tile_blocks(shape, 1, x.keys);
+        const int count = static_cast<int>(share.size());
+        const int of_group = all / at_once;  // blocks of the heads that have CTAs of their own
+        EXPECT_LE(count, (of_group + shape.min_share - 1) / shape.min_share * at_once);
+        for (const auto& [cta, blocks] : share) {
+          EXPECT_GE(blocks, all / count);
+          EXPECT_LE(blocks, all / count + 1);
+        }
+      });
 }
 
 TEST(DecodeScheduler, AddsManyPartsInTwoLevels) {
-  for (const Done& d : run_all(params(1, 1, 262144), 132))
+  for (const Done& d : run_all<kBlockShape>(params(1, 1, 262144), 132))
     EXPECT_LE(d.others.count, 2 * kBlockShape.group_parts);
 }
 
