@@ -23,6 +23,7 @@ struct BlockShape {
   // two levels, so that the order does not depend on the number of parts: the sum of a row does not
   // change by parts behind its keys, which are zero and are added first.
   int max_parts = 0, group_parts = 1;
+  bool even_shares = false;  // see even_shares(): where adding parts takes longest
 };
 // A team of warps loads and computes one block at a time.
 inline constexpr BlockShape kBlockShape = {
@@ -34,7 +35,7 @@ struct TileConfig {
   int mma_m;       // each warp computes 16 * mma_m packed rows
   int team_warps;  // warps that share the blocks of a team, each with rows of its own
   int teams;       // each computes all rows over key blocks of its own
-  int stages;      // blocks of K and V that a team holds in shared memory at most
+  int stages;      // blocks of K and V that a team holds in shared memory
   int passes = 1;  // in which the teams' results are added: shared memory holds one pass
 
   constexpr int block_m() const { return 16 * mma_m * team_warps; }
@@ -176,29 +177,13 @@ inline int even_shares(int64_t tiles, int max_count) {
     if (tiles % count == 0 || (tiles > 0 && count % tiles == 0)) return count;
   return max_count;
 }
-// The shares of a launch, where every sequence has `tiles` tiles, of which `at_once` have a CTA
-// each for the same share.
-inline Shares plan_shares(const BlockShape& shape, const AttentionArguments& a, int tiles,
-                          int at_once, int max_ctas) {
-  const int groups = tiles / at_once;
-  return Shares(shape, max_blocks(shape, a) * groups,
-                even_shares(a.batch * groups, max_ctas / at_once));
-}
 // The CTAs of a launch.
 inline int num_ctas(const BlockShape& shape, const AttentionArguments& a, int tiles, int at_once,
                     int max_ctas) {
   if (a.batch_invariant) return static_cast<int>(max_blocks({.keys = kInvariantKeys}, a) * tiles);
-  return plan_shares(shape, a, tiles, at_once, max_ctas).count * at_once;
-}
-// The blocks of K and V that a team holds in shared memory: as many as it computes, if that is
-// fewer than the configuration has, so that the next grid's CTAs find room next to those of this
-// one.
-inline int num_stages(const TileConfig& c, const AttentionArguments& a, int tiles, int at_once,
-                      int max_ctas) {
-  if (a.batch_invariant) return c.stages;
-  const Shares shares = plan_shares(kBlockShape, a, tiles, at_once, max_ctas);
-  const int64_t of_share = (shares.blocks + shares.count - 1) / std::max(1, shares.count);
-  return static_cast<int>(std::clamp<int64_t>((of_share + c.teams - 1) / c.teams, 1, c.stages));
+  const int groups = tiles / at_once, most = max_ctas / at_once;
+  const int shares = shape.even_shares ? even_shares(a.batch * groups, most) : most;
+  return Shares(shape, max_blocks(shape, a) * groups, shares).count * at_once;
 }
 // At least num_ctas(), whatever the number of tiles at once is.
 inline int most_ctas(const BlockShape& shape, const AttentionArguments& a, int tiles) {

@@ -41,8 +41,8 @@ struct DecodeKernel {
     Loader<C> loader{p, first, mainloop.team};
     loader.start();
 #pragma unroll 1
-    for (int i = 0; i < p.stages; ++i)
-      loader.load(s.stages[mainloop.team * p.stages + i], s.full[mainloop.team][i]);
+    for (int i = 0; i < T::kStages; ++i)
+      loader.load(s.stages[mainloop.team][i], s.full[mainloop.team][i]);
     if (threadIdx.x == 0) s.work = first;
     __syncthreads();
     fill(p.args);

@@ -34,25 +34,23 @@ Outcome encode_maps(LaunchParams& p) {
 template <int kTile, Type kType, bool kHasFp8Kv>
 Outcome launch(const KernelParams& params, cudaStream_t stream) {
   constexpr KernelConfig kConfig = kKernelConfig<kTile, kType, kHasFp8Kv>;
-  using T = Traits<kConfig>;
+  constexpr int kSharedBytes = sizeof(typename Traits<kConfig>::SharedStorage);
   static OncePerDevice allowed;
   const void* const kernel = reinterpret_cast<const void*>(decode_kernel<kTile, kType, kHasFp8Kv>);
   int sms = 0;
-  if (const Outcome ready = prepare_launch(kernel, T::shared_bytes(T::kStages), allowed, &sms);
-      ready.code)
+  if (const Outcome ready = prepare_launch(kernel, kSharedBytes, allowed, &sms); ready.code)
     return ready;
   LaunchParams p = {params, false, {}, {}};
   if (const Outcome made = encode_maps<kConfig>(p); made.code) return made;
   const auto max_ctas = static_cast<int>(limited_ctas(p.args, std::min(sms, kMaxCtas)));
   const int at_once = tiles_at_once(p.tiles, max_ctas);
   p.tiles_at_once = FastDivisor(at_once);
-  p.stages = num_stages(kConfig.tile, p.args, p.tiles, at_once, max_ctas);
   cudaLaunchConfig_t config = {};
   config.gridDim = std::max(1, num_ctas(kBlockShape, p.args, p.tiles, at_once, max_ctas));
   p.slots = reinterpret_cast<float*>(static_cast<char*>(p.args.workspace) +
                                      flag_bytes(static_cast<int>(config.gridDim.x)));
   config.blockDim = kConfig.tile.threads();
-  config.dynamicSmemBytes = static_cast<size_t>(T::shared_bytes(p.stages)), config.stream = stream;
+  config.dynamicSmemBytes = kSharedBytes, config.stream = stream;
   void* arguments[] = {&p};
   const cudaError_t code = launch_dependent(kernel, config, arguments, true);
   return code == cudaSuccess ? Outcome{} : failure(code, "the launch of the decoding kernel");

@@ -169,11 +169,11 @@ TEA_DEVICE void clear_slabs(const KernelParams& p, typename Traits<C>::SharedSto
   const int first = (p.args.dim_qk + T::kSlabColumns - 1) / T::kSlabColumns * T::kSlabBytes;
   if (first >= static_cast<int>(sizeof(T::Stage::k))) return;
 #pragma unroll 1
-  for (int i = 0; i < T::kTeams * p.stages; ++i)
+  for (int i = 0; i < T::kTeams * T::kStages; ++i)
 #pragma unroll 1
     for (int at = first + static_cast<int>(threadIdx.x) * 16;
          at < static_cast<int>(sizeof(T::Stage::k)); at += T::kThreads * 16)
-      *reinterpret_cast<uint4*>(s.stages[i].k + at) = uint4{};
+      *reinterpret_cast<uint4*>(s.stages[i / T::kStages][i % T::kStages].k + at) = uint4{};
 }
 
 // Stores eight elements of a row of Q. With K in FP8, a thread has four adjacent columns of K where

@@ -6,6 +6,7 @@
 #include "hopper/decode/load.cuh"
 #include "hopper/decode/score_mod.cuh"
 #include "hopper/decode/widen.cuh"
+#include "hopper/device/pipeline.cuh"
 
 namespace tea::hopper::decode {
 
@@ -22,8 +23,7 @@ struct Mainloop {
   typename T::SharedStorage& s;
   const int team = warp() / T::kTeamWarps;
   const int first_row = warp() % T::kTeamWarps * 16 * kMmaM;  // of the tile
-  int stage = 0;                                              // of the next block
-  uint32_t parity = 0;                                        // of the barrier of that stage
+  PipelineState<T::kStages> state{};                          // of the next block
 
   float o[kMmaM][T::kDimV / 2];
   OnlineSoftmax softmax[kMmaM];
@@ -200,13 +200,13 @@ struct Mainloop {
   TEA_DEVICE void run(Loader<C>& loader) {
     const int end = s.work.item.end_of_keys();
     for (int block = s.work.item.first + team; block < end; block += T::kTeams) {
-      Stage& from = s.stages[team * p.stages + stage];
-      Barrier& full = s.full[team][stage];
-      wait(full, parity);
-      compute(from, block);
+      Stage& stage = s.stages[team][state.stage];
+      Barrier& full = s.full[team][state.stage];
+      wait(full, state.parity);
+      compute(stage, block);
       sync_team();
-      loader.load(from, full);
-      if (++stage == p.stages) stage = 0, parity ^= 1;
+      loader.load(stage, full);
+      state.advance();
     }
   }
 };

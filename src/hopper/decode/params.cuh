@@ -13,7 +13,6 @@ struct KernelParams {
   FastDivisor group;          // query heads of a head of K and V
   FastDivisor page_size;      // 1 unless paged
   int part_blocks;            // key blocks of a part of a batch-invariant problem, otherwise 0
-  int stages;                 // blocks of K and V that a team holds in shared memory
   SequenceBounds bounds;      // of every sequence, if args.is_uniform
   ScoreUnit unit;             // of scores after all modifications
   float scale_log2;           // unit.factor * log2(e)

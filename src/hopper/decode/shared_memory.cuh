@@ -35,6 +35,7 @@ struct Traits {
     float max, sum;
   };
   struct SharedStorage {
+    Stage stages[kTeams][kStages];
     Barrier full[kTeams][kStages];  // the block of a stage has arrived
     alignas(16) uint8_t q[kBlockM * kPitchQ];
     alignas(16) float o[kTeams][kBlockM * kPassPitch];  // of one pass
@@ -43,12 +44,7 @@ struct Traits {
     WorkCursor<kBlockShape> work;  // at the item that is computed
     OtherParts others;             // of that item
     SearchStorage search;
-    Stage stages[kTeams * kStages];  // p.stages for each team
   };
-  // The shared memory of a launch in which each team has some of its stages.
-  static constexpr int shared_bytes(int stages) {
-    return sizeof(SharedStorage) - kTeams * (kStages - stages) * sizeof(Stage);
-  }
   static_assert(sizeof(SharedStorage) <= 227 * 1024, "the shared memory of a CTA on sm_90");
 };
 
