@@ -138,6 +138,10 @@ TEST(HopperEngine, TakesBatchInvariantProblemsOfDecoding) {
             "needs at most 64");
   EXPECT_EQ(invariant("batch=2 seqlen_q=2 window_left=9"),
             "batch_invariant is 1, where window_left is 9; needs 0");
+  EXPECT_EQ(
+      invariant("batch=2 seqlen_q=2 max_ctas=8"),
+      "batch_invariant is 1, where max_ctas is 8; needs 0, because each part of the keys has a "
+      "CTA");
   EXPECT_TRUE(yields("batch=2 seqlen_q=1 seqlen_kv=4096 batch_invariant=1"));
   EXPECT_TRUE(yields("q_form=ragged kv_form=paged page_size=16 batch_invariant=1"));
 }

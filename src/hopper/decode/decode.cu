@@ -40,6 +40,9 @@ std::string limit(const AttentionArguments& a) {
   if (a.has_dropout) return "the problem has dropout; needs none";
   if (a.batch_invariant && a.mask.window_left)
     return "window_left is " + shown(a.mask.window_left) + "; needs 0";
+  if (a.batch_invariant && a.max_ctas)
+    return "max_ctas is " + shown(a.max_ctas) +
+           "; needs 0, because each part of the keys has a CTA";
   return mla::serves_dims(a) ? mla_limit(a) : rows_limit(a);
 }
 

@@ -43,7 +43,8 @@ Outcome launch(const KernelParams& params, cudaStream_t stream) {
   p.tiles = a.heads_kv * p.row_tiles;
   while (2 << p.box_rows_log2 <= box_rows(a)) ++p.box_rows_log2;
   p.shares_kv = shares_kv(a);
-  const int max_ctas = std::min(sms, kMaxCtas), at_once = tiles_at_once(p.tiles, max_ctas);
+  const auto max_ctas = static_cast<int>(limited_ctas(a, std::min(sms, kMaxCtas)));
+  const int at_once = tiles_at_once(p.tiles, max_ctas);
   p.tiles_at_once = FastDivisor(at_once);
   cudaLaunchConfig_t config = {};
   config.gridDim = std::max(1, num_ctas(kBlockShape, a, p.tiles, at_once, max_ctas));
