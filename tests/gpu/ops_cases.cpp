@@ -492,7 +492,7 @@ void fp8_joint(Side& s) {
   if (s.chance(70)) a.scale_inv = s.scalar(-1);
   if (current) {
     a.power_of_two = s.chance(50), a.amax_floor = s.chance(30) ? 3.0f : 0;
-    a.maxima = s.numbers(std::vector<float>(TEA_FP8_MAXIMA, NAN));  // not compared
+    a.maxima = s.scratch(TEA_FP8_MAXIMA);
   }
   for (int i = 0; i < 2; ++i) {
     if (s.chance(50)) continue;

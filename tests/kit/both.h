@@ -97,6 +97,12 @@ class Side {
     return static_cast<float*>(
         place(TEA_FP32, 1, close, [&](uint8_t* at, size_t) { std::memcpy(at, &value, 4); }));
   }
+  // Memory for intermediate results, which only a GPU has: they are not compared.
+  float* scratch(size_t count) {
+    float* const out = numbers(std::vector<float>(count, NAN));
+    tensors_.back().compare = false;
+    return out;
+  }
   int32_t* status() {
     int32_t* const word = numbers<int32_t>({0});
     tensors_.back().compare = true;  // what it says does not depend on the order of threads
