@@ -357,7 +357,8 @@ Run import_run(const Problem& p, const Checks& checks, const tea_run* caller, Di
   check_shift(from);
   TEA_REQUIRE(from.partial == 0 || from.partial == 1, "run.partial", from.partial, "0 or 1");
   const bool forward = d == Direction::kForward;
-  TEA_REQUIRE(!(from.accumulate & ~(forward ? 1 : 3)), "run.accumulate", from.accumulate,
+  const int32_t bits = forward ? TEA_ACCUMULATE_ROWS : TEA_ACCUMULATE_ROWS | TEA_ACCUMULATE_KEYS;
+  TEA_REQUIRE(!(from.accumulate & ~bits), "run.accumulate", from.accumulate,
               forward ? "0 or 1" : "0 to 3");
   TEA_REQUIRE(is_aligned(from.status, sizeof *from.status), "run.status", "not aligned",
               "an address that is a multiple of 4");
