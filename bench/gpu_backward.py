@@ -17,7 +17,6 @@ norm from those of both peers are reported and not timed.
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import re
@@ -29,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from gpu_decode import Timer, take_turns
-from gpu_vs_torch import ceilings, difference, machine, over
+from gpu_turns import Task, Timer, command_line, take_turns, write_records
+from gpu_vs_torch import difference, over
 from library import Attention, Library
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -40,7 +39,6 @@ WINDOW = 1024
 PEERS = ("fa3", "torch-cudnn")
 GRADIENTS = ("DQ", "DK", "DV")
 TOLERANCE = 2e-2
-Task = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,7 @@ class Bench:
         self.fa3 = None
         if arguments.peers:
             sys.path.append(str(arguments.peers.resolve()))
-            import fa3  # noqa: PLC0415  its folder is an argument
+            import fa3
 
             self.fa3 = fa3, fa3.Library(arguments.peers.resolve() / "libfa3.so")
 
@@ -316,42 +314,11 @@ def row(record: dict) -> str:
     return line
 
 
-def command_line() -> argparse.Namespace:
-    """The arguments."""
-    words = lambda text: text.split(",")  # noqa: E731
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", type=Path, required=True, help="libte_attention.so")
-    parser.add_argument("--other", action="append", default=[], metavar="NAME=PATH")
-    parser.add_argument("--peers", type=Path, help="the folder of fa3.py and libfa3.so")
-    parser.add_argument("--output", type=Path, help="where lines of JSON go")
-    parser.add_argument("--engines", type=words, default=["hopper"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--window-ms", type=float, default=100, help="how long a timing lasts")
-    parser.add_argument("--only", default="", help="a regular expression that names match")
-    parser.add_argument("--seconds", type=float, default=500, help="no cell begins later than this")
-    return parser.parse_args()
-
-
 def main() -> None:
-    """Runs the cells between two looks at the ceilings."""
-    arguments = command_line()
+    """Times all cells."""
+    arguments = command_line(__doc__, ["hopper"], window_ms=100)
     torch.manual_seed(20261126)
-    bench = Bench(arguments)
-
-    def suite() -> Iterator[dict]:
-        yield {**machine(), "program": "bench/gpu_backward.py"}
-        yield {"case": "ceiling", "when": "before", **ceilings()}
-        yield from bench.cells()
-        yield {"case": "ceiling", "when": "after", **ceilings()}
-
-    stream = torch.cuda.Stream()
-    with arguments.output.open("w") if arguments.output else contextlib.nullcontext() as file:
-        with torch.cuda.stream(stream):
-            for record in suite():
-                print(row(record), flush=True)
-                if file:
-                    file.write(json.dumps(record) + "\n")
-                    file.flush()
+    write_records("bench/gpu_backward.py", Bench(arguments).cells(), row, arguments.output)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,9 @@ than 2 % of its norm from PyTorch's in fp32 is reported and not timed.
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import math
-import random
 import re
 import statistics
 import sys
@@ -28,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from gpu_vs_torch import ceilings, machine, over
+from gpu_turns import Task, Timer, command_line, take_turns, write_records
+from gpu_vs_torch import over
 from library import Attention, Library
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -44,7 +43,6 @@ COLD = 256 << 20  # bytes of all copies of a cold cache, many times the L2 cache
 WARM = 24 << 20  # bytes of a cache that stays in the L2 cache
 COPIES = 256
 TOLERANCE = 2e-2
-Task = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -146,9 +144,7 @@ class Cell:
             more = {"TABLE_K": self.table, "CU_SEQLENS_KV": lengths}
         for copy in self.kv:
             tensors = self.tensors(copy) | more
-            plans.append(
-                Attention(library, "", tensors, engine, shape.keys if shape.page else 0)
-            )
+            plans.append(Attention(library, "", tensors, engine, shape.keys if shape.page else 0))
             if len(plans) == 1:
                 output = tensors["O"]
         return [plan.forward for plan in plans], output, plans[0].engine
@@ -184,71 +180,6 @@ class Cell:
         return [lambda copy=copy: run(copy) for copy in self.kv], output, "torch-cudnn"
 
 
-class Timer:
-    """A contender's calls as a graph; without one where capture is refused."""
-
-    def __init__(self, tasks: list[Task], window_ms: float) -> None:
-        """Estimates the time of a call and captures, on the current stream."""
-        self.tasks = tasks
-        self.calls = len(tasks)
-        self.run()
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        self.run()
-        torch.cuda.synchronize()
-        estimate = (time.perf_counter() - begin) * 1e3
-        self.times = max(1, min(200, int(window_ms / estimate)), math.ceil(10 / len(tasks)))
-        self.calls = self.times * len(tasks)
-        self.graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
-        try:
-            self.graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                for _ in range(self.times):
-                    self.run()
-            finally:
-                self.graph.capture_end()
-        except RuntimeError:
-            self.graph = None
-        self.queue()
-        torch.cuda.synchronize()
-
-    def run(self) -> None:
-        """One call for each copy."""
-        for task in self.tasks:
-            task()
-
-    def queue(self) -> None:
-        """All calls of a timing."""
-        if self.graph:
-            self.graph.replay()
-        else:
-            for _ in range(self.times):
-                self.run()
-
-    def take(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        """Untimed calls, then timed ones."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.queue()
-        start.record()
-        self.queue()
-        end.record()
-        return start, end
-
-
-def take_turns(timers: dict[str, Timer], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of a call, by round; each round has another order."""
-    shuffle = random.Random(1)
-    taken: dict[str, list] = {name: [] for name in timers}
-    for _ in range(rounds):
-        for name in shuffle.sample(list(timers), len(timers)):
-            taken[name].append(timers[name].take())
-    torch.cuda.synchronize()
-    return {
-        name: [start.elapsed_time(end) / timers[name].calls for start, end in events]
-        for name, events in taken.items()
-    }
-
-
 class Bench:
     """All cells."""
 
@@ -261,7 +192,7 @@ class Bench:
         self.fa3 = None
         if arguments.peers:
             sys.path.append(str(arguments.peers.resolve()))
-            import fa3  # noqa: PLC0415  its folder is an argument
+            import fa3
 
             self.fa3 = fa3, fa3.Library(arguments.peers.resolve() / "libfa3.so")
 
@@ -305,9 +236,7 @@ class Bench:
             "gb_per_s": {name: round(cell.shape.bytes / x / 1e6) for name, x in ms.items()},
             "best_peer": best,
             "over_best_peer": {
-                name: over(times[best], times[name])
-                for name in ms
-                if best and name not in PEERS
+                name: over(times[best], times[name]) for name in ms if best and name not in PEERS
             },
             "engine": engines,
             "calls": {name: timer.calls for name, timer in timers.items()},
@@ -352,48 +281,11 @@ def row(record: dict) -> str:
     return line
 
 
-def command_line() -> argparse.Namespace:
-    """The arguments."""
-    words = lambda text: text.split(",")  # noqa: E731
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", type=Path, required=True, help="libte_attention.so")
-    parser.add_argument(
-        "--other",
-        action="append",
-        default=[],
-        metavar="NAME=PATH",
-        help="another build of the library, whose engine hopper is timed too",
-    )
-    parser.add_argument("--peers", type=Path, help="the folder of fa3.py and libfa3.so")
-    parser.add_argument("--output", type=Path, help="where lines of JSON go")
-    parser.add_argument("--engines", type=words, default=["default", "portable", "cudnn"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--window-ms", type=float, default=4, help="about how long a timing lasts")
-    parser.add_argument("--only", default="", help="a regular expression that names match")
-    parser.add_argument("--seconds", type=float, default=500, help="no cell begins later than this")
-    return parser.parse_args()
-
-
 def main() -> None:
-    """Runs the cells between two looks at the ceilings."""
-    arguments = command_line()
+    """Times all cells."""
+    arguments = command_line(__doc__, ["default", "portable", "cudnn"], window_ms=4)
     torch.manual_seed(20251125)
-    bench = Bench(arguments)
-
-    def suite() -> Iterator[dict]:
-        yield {**machine(), "program": "bench/gpu_decode.py"}
-        yield {"case": "ceiling", "when": "before", **ceilings()}
-        yield from bench.cells()
-        yield {"case": "ceiling", "when": "after", **ceilings()}
-
-    stream = torch.cuda.Stream()
-    with arguments.output.open("w") if arguments.output else contextlib.nullcontext() as file:
-        with torch.cuda.stream(stream):
-            for record in suite():
-                print(row(record), flush=True)
-                if file:
-                    file.write(json.dumps(record) + "\n")
-                    file.flush()
+    write_records("bench/gpu_decode.py", Bench(arguments).cells(), row, arguments.output)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import statistics
 from pathlib import Path
 
 import torch
-from gpu_decode import Timer
+from gpu_turns import Timer
 from gpu_vs_torch import ceilings, machine
 from library import Attention, Library
 
