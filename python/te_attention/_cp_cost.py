@@ -133,8 +133,8 @@ def predict(strategy: str, s: Shape, topology: Topology, backward: bool = False)
         received = (s.world - 1) * s.seqlen_q / s.world * (there + back)
         extra = s.seqlen_q * (row_q * s.element + FP32 * row_o)
         transfer = received / link
-        seconds = transfer + compute + 2 * LAUNCH + 3 * back * s.seqlen_q / (
-            topology.memory_tbps * 1e12
+        seconds = (
+            transfer + compute + 2 * LAUNCH + 3 * back * s.seqlen_q / (topology.memory_tbps * 1e12)
         )
     elif strategy in (ALL_GATHER, HALO):
         left, right = s.bounds

@@ -10,7 +10,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from te_attention.jax import _call
 from te_attention.jax._batching import batched
-from te_attention.jax._sharding import check_partitioner, sharded, cast_to_varying
+from te_attention.jax._sharding import cast_to_varying, check_partitioner, sharded
 
 SMALL = ("bias", "sink")  # gradients that are computed only where they are wanted
 

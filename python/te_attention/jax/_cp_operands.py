@@ -45,7 +45,7 @@ class Run(NamedTuple):
     position: jax.Array  # of the first of them in its sequence
 
 
-def _run(shape: Shape, arrays: dict, side: str, start: jax.Array, rows: int, stride: int) -> Run:
+def _run(arrays: dict, side: str, start: jax.Array, rows: int, stride: int) -> Run:
     """Of `rows` rows from position `start` on."""
     first, length = arrays[f"start_{side}"], arrays[f"length_{side}"]
     begin = jnp.clip(-((start - first) // stride), 0, rows)
@@ -172,7 +172,7 @@ def arrays_of(shape: Shape, arrays: dict, part: Part, keys: tuple, me: jax.Array
     if shape.segments:
         strides = (shape.stride, 1 if part.source is None else shape.stride)
         sides = zip(SIDES, (part.row, part.column), (q[1], kv[1]), strides, strict=True)
-        runs = tuple(_run(shape, arrays, *side) for side in sides)
+        runs = tuple(_run(arrays, *side) for side in sides)
         for side, run, rows in zip(SIDES, runs, (q[1], kv[1]), strict=True):
             batch = run.begin.shape[0]
             starts = run.begin + rows * jnp.arange(batch, dtype=jnp.int32)[:, None]

@@ -162,18 +162,19 @@ class _Shard:
         """Sums over devices that share an operand, in at least float32."""
         plan, results = self.plan, {}
         for name, x in out.items():
-            of = self.whole[name[1:]] if name[1:] in self.whole else None
+            of, result = self.whole.get(name[1:]), x
             wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
             if name in ("dk", "dv") and self.keys is not None:
                 heads = jnp.arange(self.whole["k"].shape[-2])[:, None]
                 own = [jnp.where(heads == self.keys[i], wide[..., i : i + 1, :], 0)
                        for i in range(x.shape[-2])]  # fmt: skip
-                x = jax.lax.psum(sum(own), plan.heads).astype(x.dtype)
+                result = jax.lax.psum(sum(own), plan.heads).astype(x.dtype)
             elif name in ("dbias", "dsink") and of is not None:
                 letters = _dimensions(plan.ragged, self.whole, name)
                 lacking = plan.batch * ("b" not in letters) + plan.heads * ("h" not in letters)
-                x = jax.lax.psum(wide, lacking).astype(x.dtype) if lacking else x
-            results[name] = x
+                if lacking:
+                    result = jax.lax.psum(wide, lacking).astype(x.dtype)
+            results[name] = result
         return results
 
 

@@ -1,5 +1,6 @@
 """Halo: a rank receives the rows of K and V that its queries attend to, and no others."""
 
+import itertools
 from collections.abc import Callable, Generator
 from dataclasses import replace
 
@@ -66,6 +67,13 @@ def _runs(keys: Tensor, rows: Tensor) -> list[tuple[int, int]]:
     return [(int(rows[a]), b - a) for a, b in zip(begins, ends, strict=True)]
 
 
+def _received(rows: Tensor) -> Tensor:
+    """Where a message for these rows arrives: they themselves if they are contiguous."""
+    if rows.is_contiguous():
+        return rows
+    return torch.empty_like(rows, memory_format=torch.contiguous_format)
+
+
 class HaloPlan:
     """Rows of each rank's shard that another one needs, as indices along the axis of rows.
 
@@ -111,7 +119,7 @@ class HaloPlan:
                        for s, _ in self.shards)  # fmt: skip
         spans = [(begin, begin + count) for begin, count in spans if count]
         # Whether no two pieces need the same held row.
-        self.disjoint = all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+        self.disjoint = all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
 
     def start(self, keys: tuple[Tensor, Tensor]) -> tuple[Exchange, list[Tensor], Callable]:
         """The transfer of the wanted rows, their memory, and what completes it afterwards."""
@@ -121,13 +129,14 @@ class HaloPlan:
         for r in range(self.p.world):
             if r == self.p.rank:
                 continue
-            for begin, count in self.gives[r]:
-                exchange.sends += [(r, t.narrow(axis, begin, count).contiguous()) for t in keys]
+            exchange.sends += [
+                (r, t.narrow(axis, begin, count).contiguous())
+                for begin, count in self.gives[r]
+                for t in keys
+            ]
             for begin, count in self.takes[r]:
-                for t in held:
-                    rows = t.narrow(axis, begin, count)
-                    message = rows if rows.is_contiguous() else torch.empty_like(
-                        rows, memory_format=torch.contiguous_format)  # fmt: skip
+                for rows in (t.narrow(axis, begin, count) for t in held):
+                    message = _received(rows)
                     exchange.receives.append((r, message))
                     if message is not rows:
                         late.append((rows, message))

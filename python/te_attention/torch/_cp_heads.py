@@ -108,8 +108,8 @@ class Heads:
         for some in (slice(1), slice(1, 3)) if is_cache else (slice(3),):
             given, shapes = ([one[some] for one in x] for x in (there, back))
             arrived = yield from self._exchange(given, shapes, tensors[some][0])
-            for one, more in zip(came, arrived, strict=True):
-                one += more
+            for rows, more in zip(came, arrived, strict=True):
+                rows.extend(more)
         q, k, v = (
             side.join([one[t] for one in came], self.p.member).contiguous()
             for t, (side, _) in enumerate(sides)

@@ -144,7 +144,13 @@ MOST = 1024  # problems that are kept
 
 
 def problem_of(
-    a: Arguments, world: int, rank: int, strategy: str, inner: int, zigzag: bool, seqlens: object,
+    a: Arguments,
+    world: int,
+    rank: int,
+    strategy: str,
+    inner: int,
+    zigzag: bool,
+    seqlens: object,
     fp8: bool = False,
 ) -> tuple[Problem, Inputs]:
     """make_problem(). A problem whose lengths the host knows is kept for equal calls."""
@@ -170,7 +176,13 @@ def inputs_of(a: Arguments) -> Inputs:
 
 
 def make_problem(
-    a: Arguments, world: int, rank: int, strategy: str, inner: int, zigzag: bool, seqlens: object,
+    a: Arguments,
+    world: int,
+    rank: int,
+    strategy: str,
+    inner: int,
+    zigzag: bool,
+    seqlens: object,
     fp8: bool = False,
 ) -> tuple[Problem, Inputs]:
     """The problem of a rank and its tensors. Raises ValueError for what does not fit together."""
@@ -186,10 +198,7 @@ def make_problem(
         refuse("heads_q", heads_q, f"a multiple of heads_kv, which is {heads_kv}")
     causal = a.mask in ("causal", "causal_bottom_right")
     window = (a.window_left, UNBOUNDED if causal else a.window_right)
-    options = {
-        name: getattr(a, name)
-        for name in OPTIONS
-    }
+    options = {name: getattr(a, name) for name in OPTIONS}
     problem = Problem(
         q,
         kv,

@@ -72,9 +72,7 @@ class Queries:
         axes = (p.q.axis, self.statistic_axis, self.statistic_axis)
         parts = []
         for tensor, axis in zip(partial.sums(), axes, strict=True):
-            if tensor is not None:
-                tensor = yield from _scatter(p, tensor, axis)
-            parts.append(tensor)
+            parts.append(None if tensor is None else (yield from _scatter(p, tensor, axis)))
         out = Output(p, self.operands, p.q.shard(p.rank), dim_v, False)
         for r in range(p.world):
             out.add_computed(*(None if x is None else x[r] for x in parts))
@@ -86,9 +84,7 @@ class Queries:
         operands = yield from self._all_queries()
         given = []
         for tensor, of in zip(incoming, (axis, self.statistic_axis) * 2, strict=True):
-            if tensor is not None:
-                tensor = yield from _gather(p, tensor, of)
-            given.append(tensor)
+            given.append(None if tensor is None else (yield from _gather(p, tensor, of)))
         partial = Gradients(p, operands, self.rows)
         sums = partial.sums_of(self.keys, p.kv, self.mine)
         for part in self.parts:

@@ -81,6 +81,38 @@ def forward(p: Problem, x: Inputs) -> Program:
     return (o, lse, most), saved
 
 
+def _gradient_of_sink(p: Problem, operands: Operands, incoming: tuple) -> Tensor | None:
+    """Of the local rows, from their results."""
+    if operands.sink is None:
+        return None
+    dout = gradient_in_fp32(incoming[0], operands.scales) if p.fp8 else incoming[0]
+    return gradient_of_sink(p, operands.sink, (dout, *incoming[1:]))
+
+
+def _gradients(p: Problem, operands: Operands, keys: Keys, incoming: tuple) -> Program:
+    """Gradients of the operands, dK and dV, and whether dsink is among the former."""
+    if p.strategy in RINGS:
+        ring = Ring(p, operands, keys)
+        grads, sums = yield from backward_ring(ring, incoming)
+        return grads, sums, ring.direct
+    if p.strategy == "gather_q":
+        grads, sums = yield from Queries(p, operands, keys).backward(incoming)
+        return grads, sums, False
+    if p.strategy == "all_gather":
+        natural = yield from gather(p, keys)
+        columns = of_gathered(p, operands, natural)
+        grads, (total,) = columns.backward(incoming, natural)
+        sums = yield from scatter(p, keys, total)
+        return grads, sums, columns.direct
+    plan = halo_plan(p)
+    held = yield from plan.collect(keys)
+    columns = of_window(p, operands, plan, held, keys)
+    wanted = (held, keys) if plan.splits else (held,)
+    grads, (total, *own) = columns.backward(incoming, *wanted)
+    sums = yield from plan.distribute(total, keys, grads.dtype, *own)
+    return grads, sums, columns.direct
+
+
 def backward(p: Problem, x: Inputs, saved: Saved, dout: Tensor, dlse: Tensor | None) -> Program:
     """Gradients of q, k, v, bias and sink."""
     operands, keys = saved.operands, saved.keys
@@ -93,38 +125,13 @@ def backward(p: Problem, x: Inputs, saved: Saved, dout: Tensor, dlse: Tensor | N
     incoming = (dout, dlse, saved.o, saved.lse)
     if saved.halo[0] is not None:
         plan = halo_plan(p, local=True)
-        dq, sums = yield from window.backward_window(
-            p, operands, keys, plan, saved.halo, incoming
-        )
+        dq, sums = yield from window.backward_window(p, operands, keys, plan, saved.halo, incoming)
         return dq, *sums, None, None
-    direct = False
     if heads is not None and heads.idle:
-        grads, sums = heads.no_gradients(operands, keys)
-    elif p.strategy in RINGS:
-        ring = Ring(p, operands, keys)
-        direct = ring.direct
-        grads, sums = yield from backward_ring(ring, incoming)
-    elif p.strategy == "gather_q":
-        grads, sums = yield from Queries(p, operands, keys).backward(incoming)
-    elif p.strategy == "all_gather":
-        natural = yield from gather(p, keys)
-        columns = of_gathered(p, operands, natural)
-        direct = columns.direct
-        grads, (total,) = columns.backward(incoming, natural)
-        sums = yield from scatter(p, keys, total)
+        (grads, sums), direct = heads.no_gradients(operands, keys), False
     else:
-        plan = halo_plan(p)
-        held = yield from plan.collect(keys)
-        columns = of_window(p, operands, plan, held, keys)
-        direct = columns.direct
-        wanted = (held, keys) if plan.splits else (held,)
-        grads, (total, *own) = columns.backward(incoming, *wanted)
-        sums = yield from plan.distribute(total, keys, grads.dtype, *own)
-    dsink = grads.dsink
-    if operands.sink is not None and not direct:
-        if p.fp8:
-            dout = gradient_in_fp32(dout, operands.scales)
-        dsink = gradient_of_sink(p, operands.sink, (dout, *incoming[1:]))
+        grads, sums, direct = yield from _gradients(p, operands, keys, incoming)
+    dsink = grads.dsink if direct else _gradient_of_sink(p, operands, incoming)
     dq, dbias = grads.finish(), grads.dbias
     if heads is not None:
         dq, sums, dbias, dsink = yield from heads.gradients_to_rows(dq, sums, dbias, dsink, x)

@@ -114,7 +114,8 @@ class Watch:
                         continue
                     lost = self.ends[key.fileobj] if message is None else int(message)
                     self._tell(str(lost), but=key.fileobj)
-                    return self.lost(lost)
+                    self.lost(lost)
+                    return
 
     @staticmethod
     def _read(connection: socket.socket) -> str | None:

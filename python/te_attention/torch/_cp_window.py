@@ -14,7 +14,7 @@ from torch import Tensor
 
 from te_attention.torch._arguments import Arguments
 from te_attention.torch._cp_accumulate import Output, region_of, wide
-from te_attention.torch._cp_exchange import Exchange, Program
+from te_attention.torch._cp_exchange import Program
 from te_attention.torch._cp_halo import HaloPlan
 from te_attention.torch._cp_layout import Shard
 from te_attention.torch._cp_parts import (

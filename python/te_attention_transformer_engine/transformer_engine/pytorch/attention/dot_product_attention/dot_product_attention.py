@@ -143,6 +143,12 @@ def _settings(flash: torch.nn.Module | None, fused: torch.nn.Module | None) -> t
     )
 
 
+def _check_masks(dispatch: _Dispatch, call: Call) -> None:
+    if dispatch.params.context_parallel:
+        refuse("attention_mask", "given", "None with cp_group: cu_seqlens of all rows")
+    call.check_padding_is_last()
+
+
 class DotProductAttention(Fp8State, TransformerEngineBaseModule):
     """softmax(scale * q k^T + ...) v, with the interface of TransformerEngine's module.
 
@@ -321,9 +327,7 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         if FP8GlobalStateManager.FP8_ENABLED or self.__dict__["fp8"] or is_fp8_tensor(call.q):
             call.fp8 = self._prepare_fp8(call, fp8_output)
         if call.inference_params is not None:
-            if self.attention_type != "cross":
-                self.attention_type = self.unfused_attention.attention_type = "cross"
-            call.use_cache(self.layer_number)
+            self._use_cache(call)
         dispatch, own = self._find_dispatch(call), self.__dict__
         direct, flash, recomputed = dispatch.direct, dispatch.choice[0], checkpoint_core_attention
         chosen = self._modules.get("flash_attention" if flash else "fused_attention")
@@ -344,9 +348,7 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
                 return direct(call.q, call.k, call.v, *tensors).flatten(-2)
             run = lambda q, k, v: direct(q, k, v, *tensors).flatten(-2)  # noqa: E731
         if call.lengths_from_masks and not dispatch.choice[4]:  # Unfused reads the masks themselves
-            if dispatch.params.context_parallel:
-                refuse("attention_mask", "given", "None with cp_group: cu_seqlens of all rows")
-            call.check_padding_is_last()
+            _check_masks(dispatch, call)
         if flash or not recomputed:
             return run(call.q, call.k, call.v)
         return checkpoint(
@@ -356,16 +358,26 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
             get_rng_state_tracker=self.get_rng_state_tracker,
         )
 
+    def _use_cache(self, call: Call) -> None:
+        if self.attention_type != "cross":
+            self.attention_type = self.unfused_attention.attention_type = "cross"
+        call.use_cache(self.layer_number)
+
     def _prepare_fp8(self, call: Call, fp8_output: bool) -> dict | None:
         """The arguments of a backend in FP8, or None: then FP8 tensors are dequantized."""
         own = self.__dict__
         own["fp8"] = FP8GlobalStateManager.FP8_ENABLED
         recipe, meta = FP8GlobalStateManager.FP8_RECIPE, own["fp8_meta"]
-        if own["fp8"] and recipe is not None and meta.get("prepared") == (
-            prepared := (
-                *(type(recipe), tuple(recipe.__dict__.values()), _read_recipes()),
-                *(FP8GlobalStateManager.FP8_DISTRIBUTED_GROUP, call.q.device),
-                *(FP8GlobalStateManager.resets, own["attention_dropout"]),
+        if (
+            own["fp8"]
+            and recipe is not None
+            and meta.get("prepared")
+            == (
+                prepared := (
+                    *(type(recipe), tuple(recipe.__dict__.values()), _read_recipes()),
+                    *(FP8GlobalStateManager.FP8_DISTRIBUTED_GROUP, call.q.device),
+                    *(FP8GlobalStateManager.resets, own["attention_dropout"]),
+                )
             )
         ):
             words = {"fp8": True, "fp8_output": fp8_output}
