@@ -122,8 +122,7 @@ TEST(DropoutMask, NamesWhatIsWrong) {
     return error_of([&] { dropout_keep(a, {}); });
   };
   const int64_t origin[4] = {};
-  EXPECT_EQ(error([](auto& a) { a.dropout = 1; }),
-            "dropout is 1; needs at least 0 and below 1");
+  EXPECT_EQ(error([](auto& a) { a.dropout = 1; }), "dropout is 1; needs at least 0 and below 1");
   EXPECT_NE(error([](auto& a) { a.dropout = NAN; }), "");
   EXPECT_EQ(error([](auto& a) { a.origin[2] = -1; }),
             "origin[2] is -1; needs 0 or more, at most 2^40");

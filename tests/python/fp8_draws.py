@@ -68,6 +68,15 @@ def _write_amaxes(case: Case, amax: torch.Tensor, training: bool) -> None:
             case[name].copy_(torch.maximum(case[name].flatten()[0], found[name]))
 
 
+def _write_statistics(case: Case, lse: torch.Tensor, largest: torch.Tensor) -> None:
+    for name, value in (("LSE", lse), ("MAX", largest)):
+        if case[name] is not None:
+            case[name].copy_(value)
+    if case["SUM_EXP"] is not None:
+        sums = (lse.double() - largest.double()).exp()
+        case["SUM_EXP"].copy_(torch.where(largest != -torch.inf, sums, 0))
+
+
 def run(line: str, choice: int, large: bool, device: str = "cpu", engine: str = "") -> str:
     """The error of a case, or "". `choice` picks the formats."""
     with Case(line) as case:
@@ -99,12 +108,7 @@ def run(line: str, choice: int, large: bool, device: str = "cpu", engine: str = 
             return "s_scale is too large, and no error was raised"
         with torch.no_grad():
             case["O"].copy_(formats.order(o, "q"))
-            for name, value in (("LSE", lse), ("MAX", largest)):
-                if case[name] is not None:
-                    case[name].copy_(value)
-            if case["SUM_EXP"] is not None:
-                sums = (lse.double() - largest.double()).exp()
-                case["SUM_EXP"].copy_(torch.where(largest != -torch.inf, sums, 0))
+            _write_statistics(case, lse, largest)
             wrong = case.damage(backward=False)
             if training:
                 wrong += _differentiate(case, formats, (o, lse), inputs, device)
@@ -114,9 +118,7 @@ def run(line: str, choice: int, large: bool, device: str = "cpu", engine: str = 
         return wrong + case.compare(engine or first.split(":")[0])
 
 
-def _differentiate(
-    case: Case, formats: Formats, outputs: tuple, inputs: list, device: str
-) -> str:
+def _differentiate(case: Case, formats: Formats, outputs: tuple, inputs: list, device: str) -> str:
     o, lse = outputs
     incoming = [_dout(case, formats, device, o.dtype)]
     if case["DLSE"] is not None:

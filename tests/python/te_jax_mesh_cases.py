@@ -75,7 +75,7 @@ def self_and_cross(devices: int, divisor: int) -> Iterator[Shared]:
         for (batch, rows, heads, dim, packed), name, softmax, has_bias in itertools.product(
             shapes, ("PADDING_MASK", "CAUSAL_MASK"), AttnSoftmaxType, (False, True)
         ):
-            if has_bias and packed == 2:  # noqa: PLR2004  # cross attention has none
+            if has_bias and packed == 2:  # cross attention has none
                 continue
             sizes = (batch // 8, rows // divisor, rows // divisor, heads, heads, dim, dim)
             shape = (*sizes, jnp.bfloat16, packed)
@@ -102,7 +102,7 @@ def context_parallel(devices: int, divisor: int) -> Iterator[Shared]:
         mask = AttnMaskType.PADDING_CAUSAL_MASK
         for left in (None, 5):
             rest = (True, 0.0, left is not None, "segment_ids", False, left, 5)
-            for stripe in (64, 128) if rows == 128 else ():  # noqa: PLR2004  # the first shape
+            for stripe in (64, 128) if rows == 128 else ():  # the first shape
                 case = cases.Grid(mask, VANILLA, (*sizes, 1), *rest)
                 yield Shared(case, mesh, gather, True, stripe // divisor)
         for left in (None, 20):

@@ -106,8 +106,7 @@ def test_what_hopper_does_not_merge_is_left_alone() -> None:
     gradients = [torch.full(t.shape, 7.0, device="cuda") for t in arguments[:3]]
     incoming = (dout, None, narrow, lse, False, False)
     for other in ({"softcap": 3.0}, {"engine": "portable"}):  # backward of portable
-        other = arguments._replace(**other)
-        assert not OPS.part_backward(*gradients, *incoming, 3, *other)[2]
+        assert not OPS.part_backward(*gradients, *incoming, 3, *arguments._replace(**other))[2]
     assert all((t == 7).all() for t in (narrow, o, lse, *gradients))
 
 
@@ -129,9 +128,7 @@ TILES = ("forward_kernel", "backward_kernel", "dq_kernel", "piecewise_kernel", "
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["", "portable"])
 @pytest.mark.parametrize("dim", [64, 128, 256])
-def test_max_ctas_limits_kernels_and_changes_no_bits(
-    engine: str, dim: int, tmp_path: Path
-) -> None:
+def test_max_ctas_limits_kernels_and_changes_no_bits(engine: str, dim: int, tmp_path: Path) -> None:
     q, k, v, dout = tensors("cuda", (8, 2), dim, torch.bfloat16)
     leaves = [t.requires_grad_() for t in (q, k, v)]
     options = {"format": "bshd", "mask": "causal", "engine": engine, "deterministic": True}

@@ -46,7 +46,10 @@ def test_current_scaling_is_within_the_bars(s: int, causal: bool, dtype: torch.d
 
 def test_each_tensor_has_its_own_scale() -> None:
     q, k, v, dout = inputs(1, 256, 2, 32)
-    few = [(x * y).detach().requires_grad_() for x, y in zip((q, k, v), (256, 1 / 256, 2.0**-20))]
+    few = [
+        (x * y).detach().requires_grad_()
+        for x, y in zip((q, k, v), (256, 1 / 256, 2.0**-20), strict=True)
+    ]
     dout = dout * 2.0**12
     found = gradients(tea.attention(*few, format="bshd", fp8="current"), dout, *few)
     fp8_reference.check(found, fp8_reference.reference(*few, dout))

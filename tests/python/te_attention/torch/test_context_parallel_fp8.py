@@ -151,5 +151,7 @@ def test_fp8_with_scales_of_the_caller_is_refused() -> None:
     q = torch.zeros(1, 4, 2, 16)
     with pytest.raises(ValueError, match="fp8 is of type object; needs 'current'"):
         cp.explain(q, q, q, world=2, fp8=object(), format="bshd")
-    with pytest.raises(ValueError, match="q.dtype is float64; needs float16, bfloat16 or float32"):
+    with pytest.raises(
+        ValueError, match=r"q\.dtype is float64; needs float16, bfloat16 or float32"
+    ):
         cp.explain(q.double(), q, q, world=2, fp8="current", format="bshd")

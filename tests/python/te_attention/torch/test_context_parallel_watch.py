@@ -5,12 +5,13 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 
-import processes
 import pytest
 import torch
 import torch.distributed as dist
 
+import processes
 from te_attention.torch import _cp_transport as transport
 from te_attention.torch import _cp_watch as watch
 from te_attention.torch import context_parallel_attention
@@ -114,7 +115,7 @@ def wait_in_a_call(rank: int, folder: str, port: int) -> None:
     processes.join(rank, 3, port)
     group = Group(dist.group.WORLD)
 
-    def begin(self, exchange) -> list:
+    def begin(self) -> list:
         if rank == 1:
             time.sleep(0.5)  # the others have connected
             os._exit(9)
@@ -127,7 +128,7 @@ def wait_in_a_call(rank: int, folder: str, port: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
         watch.Watch(store, rank, 3, lambda _: None)
-    transport.GroupTransport._post_gloo = lambda self, x: transport._Works(begin(self, x))
+    transport.GroupTransport._post_gloo = lambda self, _: transport._Works(begin(self))
     q = torch.zeros(1, 16, 2, 64)
     start = time.monotonic()
     try:
@@ -135,8 +136,7 @@ def wait_in_a_call(rank: int, folder: str, port: int) -> None:
         text = "no error"
     except watch.RankLostError as error:
         text = str(error)
-    with open(f"{folder}/{rank}", "w") as file:
-        file.write(f"{time.monotonic() - start} {text}")
+    Path(folder, str(rank)).write_text(f"{time.monotonic() - start} {text}")
     os._exit(0)
 
 

@@ -210,7 +210,7 @@ class CastingCache(transformers.DynamicCache):
         super().__init__()
         self.dtype, self.widens = dtype, widens
 
-    def update(self, key_states, value_states, *arguments, **options):  # noqa: ANN201
+    def update(self, key_states, value_states, *arguments, **options):
         """Appends the tokens of a layer."""
         cast = [t.to(self.dtype) for t in (key_states, value_states)]
         if self.widens:

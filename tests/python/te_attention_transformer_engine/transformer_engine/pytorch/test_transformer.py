@@ -6,5 +6,5 @@ from transformer_engine.pytorch.transformer import TransformerLayer
 
 
 def test_creating_one_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="pytorch.TransformerLayer .* needs NVIDIA's"):
+    with pytest.raises(NotImplementedError, match=r"pytorch\.TransformerLayer .* needs NVIDIA's"):
         TransformerLayer(64, 256, 4)

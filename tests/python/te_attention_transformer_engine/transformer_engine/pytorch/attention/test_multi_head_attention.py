@@ -6,5 +6,5 @@ from transformer_engine.pytorch.attention.multi_head_attention import MultiheadA
 
 
 def test_creating_one_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="pytorch.MultiheadAttention .* needs NVIDIA's"):
+    with pytest.raises(NotImplementedError, match=r"pytorch\.MultiheadAttention .* needs NVIDIA's"):
         MultiheadAttention(64, 4)
