@@ -4,8 +4,8 @@ import gc
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
+import processes
 from te_attention.torch import fp8
 from te_attention.torch.fp8 import DType, RecipeState
 from te_attention.torch.fp8 import FP8GlobalStateManager as Manager
@@ -107,10 +107,8 @@ def test_refusals_and_availability() -> None:
     assert isinstance(fp8.get_default_recipe(), fp8.DelayedScaling)
 
 
-def _reduce(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
-    )
+def _reduce(rank: int, port: int) -> None:
+    processes.join(rank, 2, port)
     group = torch.distributed.group.WORLD
     for reduces, wanted in ((True, [32.0, 32.0]), (False, [[64.0, 32.0], [32.0, 64.0]][rank])):
         recipe = fp8.DelayedScaling(amax_history_len=1, reduce_amax=reduces)
@@ -124,8 +122,9 @@ def _reduce(rank: int, folder: str) -> None:
         DType.kFloat8E4M3, "cpu", with_amax_reduction=True, amax_reduction_group=group
     )
     assert quantizer(torch.tensor([7.0 + 7.0 * rank]))._scale_inv.item() == 1 / 32
+    torch.distributed.barrier()  # neither rank closes its connections while the other one reads
     torch.distributed.destroy_process_group()
 
 
-def test_reduction_over_ranks(tmp_path) -> None:
-    mp.spawn(_reduce, (str(tmp_path),), nprocs=2)
+def test_reduction_over_ranks() -> None:
+    processes.start(_reduce, 2)
