@@ -10,7 +10,7 @@ from cases import ORDERS, options_of
 from kit import Case
 from te_attention.torch._arguments import FORMATS
 from te_attention.torch._cp_layout import Side
-from te_attention.torch._cp_problem import make_problem
+from te_attention.torch._cp_problem import Distribution, make_problem
 from te_attention.torch._cp_run import backward, forward
 from te_attention.torch._cp_transport import LockStep
 from te_attention.torch.functional import describe
@@ -152,7 +152,7 @@ def _run(case: Case, sides: list[Shared], how: tuple, device: str) -> str:
             rows = q_side.rank(bias, r, 2)
         a = describe(*local, format=f"{q_side.format}_{kv_side.format}", bias=rows,
                      return_max_logit=True, **options)._replace(training=training)  # fmt: skip
-        p, x = make_problem(a, world, r, strategy, inner, zigzag, lengths)
+        p, x = make_problem(a, Distribution(world, r, strategy, inner, zigzag, lengths))
         problems.append(p)
         inputs.append(x)
     # Where every rank has one row, no rank can tell the rows of a bias: the case does.

@@ -6,6 +6,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from te_attention.torch._bounded import keep
+
 OPEN = ("one row of bias",)  # fields that a rank may leave to the others
 MOST = 4096  # signatures that are kept
 PATIENCE = 10.0  # seconds that a rank waits for the others to call
@@ -48,10 +50,7 @@ def agree(group: dist.ProcessGroup, fields: dict[str, object], always: bool) -> 
                     f"(call {_calls[name]})"
                 )
         settled[key] = value
-    if len(_agreed[name]) >= MOST:
-        _agreed[name].clear()
-    _agreed[name][text] = settled
-    return settled
+    return keep(_agreed[name], text, settled, MOST)
 
 
 def report_error(group: dist.ProcessGroup, error: BaseException) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from te_attention.torch._bounded import keep
 from te_attention.torch._cp_exchange import Exchange, exchange_all
 from te_attention.torch._cp_layout import SHIFT, Number, Piece, Shard, Side
 from te_attention.torch._cp_parts import UNBOUNDED, Problem, flat, unflat
@@ -26,11 +27,7 @@ def halo_plan(p: Problem, local: bool = False) -> "HaloPlan":
         return HaloPlan(p)
     key = (p.format, p.world, p.rank, p.q.zigzag, p.q.length, p.kv.length, p.causal, p.window,
            p.shift, local)  # fmt: skip
-    if key not in _PLANS:
-        if len(_PLANS) >= MOST:
-            _PLANS.clear()
-        _PLANS[key] = HaloPlan(p, local)
-    return _PLANS[key]
+    return _PLANS.get(key) or keep(_PLANS, key, HaloPlan(p, local), MOST)
 
 
 def _host_side(side: Side) -> Side:

@@ -1,11 +1,13 @@
 """From the arguments of a call to the problem of a rank: lengths, shards and checks."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from te_attention.torch._arguments import FORMATS, NUM_INPUTS, Arguments, formats_of
+from te_attention.torch._bounded import keep
 from te_attention.torch._cp_layout import Side
 from te_attention.torch._cp_parts import UNBOUNDED, Problem
 from te_attention.torch._cp_run import Inputs
@@ -139,35 +141,33 @@ def _check_bias(bias: Tensor, of_q: Tensor, q: Side, kv: Side) -> None:
         refuse("bias", f"of shape {list(bias.shape)}", needed)
 
 
+class Distribution(NamedTuple):
+    """How ranks share a call, as one of them sees it. seqlens: of q and k, where they differ."""
+
+    world: int
+    rank: int
+    strategy: str
+    inner: int  # ranks of a group that exchange heads
+    zigzag: bool
+    seqlens: object
+    fp8: bool = False
+
+
 _problems: dict[tuple, Problem] = {}
-MOST = 1024  # problems that are kept
 
 
-def problem_of(
-    a: Arguments,
-    world: int,
-    rank: int,
-    strategy: str,
-    inner: int,
-    zigzag: bool,
-    seqlens: object,
-    fp8: bool = False,
-) -> tuple[Problem, Inputs]:
+def problem_of(a: Arguments, how: Distribution) -> tuple[Problem, Inputs]:
     """make_problem(). A problem whose lengths the host knows is kept for equal calls."""
-    how = (world, rank, strategy, inner, zigzag, seqlens, fp8)
     if a.cu_seqlens_q is not None or a.cu_seqlens_kv is not None:
-        return make_problem(a, *how)
-    key = (*how[:-2], fp8, repr(seqlens), a.q.device, a.q.shape, a.q.dtype,
+        return make_problem(a, how)
+    key = (how._replace(seqlens=repr(how.seqlens)), a.q.device, a.q.shape, a.q.dtype,
            a.k.shape, a.k.dtype, a.v.shape)  # fmt: skip
     key = (*key, *[(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in a[NUM_INPUTS:]])
     kept = _problems.get(key)
     if kept is not None:
         return kept, inputs_of(a)
-    problem, inputs = make_problem(a, *how)
-    if len(_problems) >= MOST:
-        _problems.clear()
-    _problems[key] = problem
-    return problem, inputs
+    problem, inputs = make_problem(a, how)
+    return keep(_problems, key, problem), inputs
 
 
 def inputs_of(a: Arguments) -> Inputs:
@@ -175,21 +175,12 @@ def inputs_of(a: Arguments) -> Inputs:
     return Inputs(a.q, a.k, a.v, a.bias, a.sink, a.slopes, a.rng_state, (a.k_descale, a.v_descale))
 
 
-def make_problem(
-    a: Arguments,
-    world: int,
-    rank: int,
-    strategy: str,
-    inner: int,
-    zigzag: bool,
-    seqlens: object,
-    fp8: bool = False,
-) -> tuple[Problem, Inputs]:
+def make_problem(a: Arguments, how: Distribution) -> tuple[Problem, Inputs]:
     """The problem of a rank and its tensors. Raises ValueError for what does not fit together."""
     for name in ("page_table", "page_table_v", "origin"):
         if getattr(a, name) is not None:
             refuse(name, "given", "None: ranks share rows that are no pages, each with its origin")
-    q, kv = _sides(a, world, rank, zigzag, _pair(seqlens))
+    q, kv = _sides(a, how.world, how.rank, how.zigzag, _pair(how.seqlens))
     bias = a.bias
     if bias is not None:
         _check_bias(bias, a.q, q, kv)
@@ -202,9 +193,9 @@ def make_problem(
     problem = Problem(
         q,
         kv,
-        rank,
-        strategy,
-        inner,
+        how.rank,
+        how.strategy,
+        how.inner,
         causal,
         "bottom_right" in a.mask and (causal or window != (UNBOUNDED, UNBOUNDED) or _alibi(a)),
         window,
@@ -216,7 +207,7 @@ def make_problem(
         training=a.training,
         max_logit=a.max_logit,
         bias_row=_has_one_row(bias, a.q.shape[q.axis], q.length),
-        fp8=fp8,
+        fp8=how.fp8,
         options=options,
     )
     return problem, inputs_of(a)

@@ -18,6 +18,7 @@ from te_attention._cp_cost import Prediction, Shape, predict
 from te_attention._cp_cost import Topology as _Topology
 from te_attention._library import setting
 from te_attention.torch._arguments import Arguments
+from te_attention.torch._bounded import keep
 from te_attention.torch._cp_agree import DisagreementError, agree, report_error
 from te_attention.torch._cp_exchange import Exchange, exchange_all, ordered_sum
 from te_attention.torch._cp_layout import Side
@@ -25,6 +26,7 @@ from te_attention.torch._cp_parts import UNBOUNDED, Operands, Problem, ring_part
 from te_attention.torch._cp_problem import (
     SHARDINGS,
     STRATEGIES,
+    Distribution,
     check_strategy,
     make_problem,
     problem_of,
@@ -347,9 +349,7 @@ def context_parallel_attention(
         if problem.world > 1:
             problem = _agreed(problem, a, name, groups, always, wanted)
         if key is not None:
-            if len(transport.agreed) >= MOST:
-                transport.agreed.clear()
-            transport.agreed[key] = problem
+            keep(transport.agreed, key, problem)
     if problem.training:
         output = _ContextParallel.apply(x.q, x.k, x.v, x.bias, x.sink, problem, x, transport)
     else:
@@ -368,17 +368,14 @@ def _prepare(
     """The problem of this rank, its tensors, the arguments and the name of the strategy."""
     fp8 = _take_fp8(q, options)
     a = describe(q, k, v, return_max_logit=wanted[1], **options)
-    zigzag, world, rank = sharding == "zigzag", transport.world, transport.rank
-    first = "ring" if strategy == "auto" else strategy
-    p, x = problem_of(a, world, rank, first, inner, zigzag, seqlens, fp8)
+    first, zigzag = "ring" if strategy == "auto" else strategy, sharding == "zigzag"
+    how = Distribution(transport.world, transport.rank, first, inner, zigzag, seqlens, fp8)
+    p, x = problem_of(a, how)
     if strategy == "auto":
         strategy = choose(p, x, topology or _DEFAULT)
-        p, x = problem_of(a, world, rank, strategy, inner, zigzag, seqlens, fp8)
+        p, x = problem_of(a, how._replace(strategy=strategy))
     check_strategy(p)
     return p, x, a, strategy if inner == 1 else f"a2a of {inner} + ring"
-
-
-MOST = 1024  # calls that are kept
 
 
 def _key(q: Tensor, k: Tensor, v: Tensor, options: dict, how: tuple) -> tuple | None:
@@ -557,11 +554,12 @@ def explain(
     fp8 = _take_fp8(q, options)
     a = describe(q, k, v, **options)
     first = "ring" if strategy == "auto" else strategy
-    p, x = make_problem(a, world, rank, first, inner, sharding == "zigzag", seqlens, fp8)
+    how = Distribution(world, rank, first, inner, sharding == "zigzag", seqlens, fp8)
+    p, x = make_problem(a, how)
     lines = []
     if strategy == "auto":
         strategy = choose(p, x, topology)
-        p, x = make_problem(a, world, rank, strategy, inner, sharding == "zigzag", seqlens, fp8)
+        p, x = make_problem(a, how._replace(strategy=strategy))
     name = strategy if p.group in (1, p.world) else f"a2a of {p.group} ranks + ring"
     lines.append(f"rank {rank} of {world}: {name}, {sharding} shards")
     for one, (ahead, back), why in candidates(p, x, topology):

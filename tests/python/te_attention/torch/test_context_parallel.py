@@ -15,7 +15,7 @@ from te_attention.torch._cp_exchange import Exchange
 from te_attention.torch._cp_halo import halo_plan
 from te_attention.torch._cp_layout import Side, chunk_rows
 from te_attention.torch._cp_parts import Operands
-from te_attention.torch._cp_problem import make_problem, problem_of
+from te_attention.torch._cp_problem import Distribution, make_problem, problem_of
 from te_attention.torch._cp_run import backward, forward
 from te_attention.torch._cp_transport import DeadlockError, LockStep
 from te_attention.torch.functional import describe
@@ -92,7 +92,7 @@ class Shared:
         for r in range(world):
             local = [self.local(t, r) for t in (self.q, self.k, self.v)]
             a = describe(*local, format="bshd", **options)._replace(training=True)
-            self.calls.append(make_problem(a, world, r, *how, zigzag, rows))
+            self.calls.append(make_problem(a, Distribution(world, r, *how, zigzag, rows)))
 
     def local(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         pieces = self.side.shard(rank).pieces
@@ -197,7 +197,7 @@ def test_a_joined_part_adds_to_rows_of_which_some_have_no_sum_yet() -> None:
             for t, side in zip((q, k, v), sides, strict=True)
         ]
         a = describe(*cut, **options)._replace(training=True)
-        calls.append(make_problem(a, 4, r, "ring", 1, True, (48, 96)))
+        calls.append(make_problem(a, Distribution(4, r, "ring", 1, True, (48, 96))))
         local.append(torch.ones_like(cut[0]))
     saved = [s for _, s in LockStep([forward(p, x) for p, x in calls]).run()]
     found = LockStep(
@@ -269,7 +269,7 @@ def test_a_halo_receives_the_window_whatever_the_length() -> None:
     q = torch.empty(1, rows // 8, 1, 8)
     for rank in range(8):
         a = describe(q, q, q, format="bshd", window=(1024, 1024))
-        p, _ = make_problem(a, 8, rank, "halo", 1, False, rows)
+        p, _ = make_problem(a, Distribution(8, rank, "halo", 1, False, rows))
         plan = halo_plan(p)
         received = sum(n for r, n in enumerate(plan.sizes) if r != rank)
         assert received <= 1.1 * 2 * 1024
@@ -281,7 +281,7 @@ def test_a_causal_window_copies_only_the_rows_next_to_other_pieces() -> None:
     q = torch.empty(1, rows // 8, 1, 8)
     for rank in range(8):
         a = describe(q, q, q, format="bshd", mask="causal", window=(window, None))
-        p, _ = make_problem(a, 8, rank, "halo", 1, True, rows)
+        p, _ = make_problem(a, Distribution(8, rank, "halo", 1, True, rows))
         assert sum(halo_plan(p).sizes) <= 2 * 2 * window  # of two pieces; from this rank, too
 
 
@@ -295,7 +295,7 @@ def test_a_plan_of_rows_is_that_of_one_format() -> None:
             mine = torch.cat([q.narrow(axis, x.begin, x.end - x.begin)
                               for x in side.shard(r).pieces], axis)  # fmt: skip
             a = describe(mine, mine, mine, **options)
-            calls.append(make_problem(a, world, r, "halo", 1, True, rows))
+            calls.append(make_problem(a, Distribution(world, r, "halo", 1, True, rows)))
         results = LockStep([forward(p, x) for p, x in calls]).run()
         o = side.join([outputs[0] for outputs, _ in results], 0)
         torch.testing.assert_close(o, attention(q, q, q, **options))
@@ -304,11 +304,11 @@ def test_a_plan_of_rows_is_that_of_one_format() -> None:
 def test_a_problem_is_kept_for_equal_calls() -> None:
     q = torch.zeros(1, 16, 2, 8)
     calls = [describe(q, q, q, format="bshd", mask=mask) for mask in ("causal", "causal", None)]
-    found = [problem_of(a, 2, 1, "ring", 1, True, None)[0] for a in calls]
+    found = [problem_of(a, Distribution(2, 1, "ring", 1, True, None))[0] for a in calls]
     assert found[0] is found[1] and found[2] is not found[0]
     lengths = torch.tensor([0, 5], dtype=torch.int32)
     a = describe(q, q, q, format="bshd", cu_seqlens_q=lengths, cu_seqlens_kv=lengths)
-    found = [problem_of(a, 2, 1, "ring", 1, True, None)[0] for _ in range(2)]
+    found = [problem_of(a, Distribution(2, 1, "ring", 1, True, None))[0] for _ in range(2)]
     assert found[0] is not found[1]  # lengths may have changed in place
 
 
@@ -364,7 +364,7 @@ def problem(world: int = 2, rank: int = 0, strategy: str = "ring", seqlens=None,
     if options.get("format", "bshd") == "thd":
         q = q[0]
     a = describe(q, q, q, **({"format": "bshd"} | options))
-    return make_problem(a, world, rank, strategy, 1, True, seqlens)
+    return make_problem(a, Distribution(world, rank, strategy, 1, True, seqlens))
 
 
 def test_refusals_name_the_argument() -> None:
@@ -424,7 +424,7 @@ def test_gathered_queries_receive_no_keys() -> None:
     for r in range(world):
         q, k = torch.randn(1, rows // world, heads, dim), torch.randn(1, 1024, 2, dim)
         a = describe(q, k, k, format="bshd", mask="causal_bottom_right")
-        calls.append(make_problem(a, world, r, "gather_q", 1, False, (rows, 4096)))
+        calls.append(make_problem(a, Distribution(world, r, "gather_q", 1, False, (rows, 4096))))
     steps = LockStep([forward(p, x) for p, x in calls])
     steps.run()
     of_a_rank = rows // world * heads * 4  # bytes of a column of Q, or of LSE

@@ -6,7 +6,7 @@ import torch
 from te_attention.torch import attention
 from te_attention.torch import context_parallel as cp
 from te_attention.torch._cp_layout import Side
-from te_attention.torch._cp_problem import make_problem, problem_of
+from te_attention.torch._cp_problem import Distribution, make_problem, problem_of
 from te_attention.torch._cp_run import backward, forward
 from te_attention.torch._cp_transport import LockStep
 from te_attention.torch.fp8.formats import E4M3
@@ -44,7 +44,7 @@ class Shared:
         for r in range(world):
             a = describe(*(self.local(t, r) for t in self.whole[:3]), **self.options)
             a = a._replace(training=True)
-            self.calls.append(make_problem(a, world, r, *how, True, ROWS, True))
+            self.calls.append(make_problem(a, Distribution(world, r, *how, True, ROWS, True)))
 
     def local(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         pieces = self.side.shard(rank).pieces
@@ -138,7 +138,8 @@ def test_a_cache_in_fp8_is_that_of_one_device(how: tuple[str, int], count: int |
         rows = [i for piece in side.shard(r).pieces for i in range(piece.begin, piece.end)]
         for _ in range(2):  # the second call has the kept problem
             call = problem_of(
-                describe(*(t[:, rows] for t in (q, k, v)), **options), world, r, *how, True, ROWS
+                describe(*(t[:, rows] for t in (q, k, v)), **options),
+                Distribution(world, r, *how, True, ROWS),
             )
         calls.append(call)
     for _ in range(2):  # the second run has the kept arguments

@@ -6,7 +6,7 @@ import torch
 from te_attention.torch import _cp_window, attention
 from te_attention.torch._cp_halo import halo_plan
 from te_attention.torch._cp_layout import Side
-from te_attention.torch._cp_problem import make_problem
+from te_attention.torch._cp_problem import Distribution, make_problem
 from te_attention.torch._cp_run import backward, forward
 from te_attention.torch._cp_transport import LockStep
 from te_attention.torch.functional import describe
@@ -35,7 +35,7 @@ class Case:
         for rank in range(world):
             local = [self.local(t, rank) for t in self.tensors[:3]]
             a = describe(*local, **self.options)._replace(training=True)
-            self.calls.append(make_problem(a, world, rank, "halo", 1, zigzag, rows))
+            self.calls.append(make_problem(a, Distribution(world, rank, "halo", 1, zigzag, rows)))
 
     def local(self, tensor: torch.Tensor, rank: int) -> torch.Tensor:
         pieces = self.side.shard(rank).pieces
@@ -105,7 +105,7 @@ def plans(world: int, zigzag: bool) -> list:
     out = []
     for rank in range(world):
         a = describe(q, q, q, format="bshd", mask="causal", window=(1023, None))
-        p, _ = make_problem(a, world, rank, "halo", 1, zigzag, 1 << 17)
+        p, _ = make_problem(a, Distribution(world, rank, "halo", 1, zigzag, 1 << 17))
         out.append(halo_plan(p, local=True))
     return out
 
