@@ -19,16 +19,20 @@ norm from those of both peers are reported and not timed.
 import argparse
 import itertools
 import json
-import re
 import statistics
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from gpu_turns import Task, Timer, command_line, take_turns, write_records
+from gpu_turns import (
+    Libraries,
+    Task,
+    Timer,
+    command_line,
+    records_of,
+    take_turns,
+    write_records,
+)
 from gpu_vs_torch import difference, over
 from library import Attention, Library
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -192,20 +196,11 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         """Loads the libraries."""
-        self.arguments = arguments
-        self.library = Library(arguments.library.resolve())
-        others = (other.split("=", 1) for other in arguments.other)
-        self.others = {name: Library(Path(path).resolve()) for name, path in others}
-        self.fa3 = None
-        if arguments.peers:
-            sys.path.append(str(arguments.peers.resolve()))
-            import fa3
-
-            self.fa3 = fa3, fa3.Library(arguments.peers.resolve() / "libfa3.so")
+        self.arguments, self.libraries = arguments, Libraries(arguments)
 
     def makers(self, cell: Cell) -> dict[str, Callable[[], Contender]]:
         """By name of a contender, the function that prepares it."""
-        suite, library = cell.shape.suite, self.library
+        suite, library, fa3 = cell.shape.suite, self.libraries.own, self.libraries.fa3
         if suite == "ragged":
             return {
                 "hopper": lambda: cell.ours(library, "hopper", ragged=True),
@@ -216,12 +211,12 @@ class Bench:
                 "hopper": lambda: cell.ours(library, "hopper", WINDOW),
                 "all keys": lambda: cell.ours(library, "hopper"),
             }
-            return found | ({"fa3": lambda: cell.fa3(*self.fa3, WINDOW)} if self.fa3 else {})
+            return found | ({"fa3": lambda: cell.fa3(*fa3, WINDOW)} if fa3 else {})
         found = {e: lambda e=e: cell.ours(library, e) for e in self.arguments.engines}
-        for name, other in self.others.items():
+        for name, other in self.libraries.others.items():
             found[name] = lambda other=other: cell.ours(other, "hopper")
         found["torch-cudnn"] = cell.torch_cudnn
-        return found | ({"fa3": lambda: cell.fa3(*self.fa3)} if self.fa3 else {})
+        return found | ({"fa3": lambda: cell.fa3(*fa3)} if fa3 else {})
 
     def contenders(self, cell: Cell) -> tuple[dict[str, Contender], dict[str, str]]:
         """By name; and why the others are left out."""
@@ -237,13 +232,13 @@ class Bench:
         names = [n for n in found if n not in ("unordered", "all keys")]
         wants = {n: found[n].results() for n in names if n in PEERS or n == "dense"}
         for name in names:
-            apart = [
+            errors = [
                 max(map(difference, found[name].results(), want))
                 for other, want in wants.items()
                 if other != name
             ]
-            if apart and not min(apart) <= TOLERANCE:
-                refused[name] = f"the gradients differ: {min(apart):.3f}"
+            if errors and not min(errors) <= TOLERANCE:
+                refused[name] = f"the gradients differ: {min(errors):.3f}"
         return {n: c for n, c in found.items() if n not in refused}, refused
 
     def cell(self, shape: Shape) -> dict:
@@ -288,14 +283,8 @@ class Bench:
 
     def cells(self) -> Iterator[dict]:
         """Every cell whose name matches, until the time is over."""
-        begin = time.perf_counter()
-        for shape in shapes():
-            if not re.search(self.arguments.only, shape.what):
-                continue
-            if time.perf_counter() - begin > self.arguments.seconds:
-                yield {"case": "skipped", "what": shape.what}
-                continue
-            yield self.cell(shape)
+        for record in records_of(shapes(), self.cell, self.arguments):
+            yield record
             torch.cuda.empty_cache()
 
 

@@ -17,16 +17,20 @@ import argparse
 import itertools
 import json
 import math
-import re
 import statistics
-import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from gpu_turns import Task, Timer, command_line, take_turns, write_records
+from gpu_turns import (
+    Libraries,
+    Task,
+    Timer,
+    command_line,
+    records_of,
+    take_turns,
+    write_records,
+)
 from gpu_vs_torch import over
 from library import Attention, Library
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -185,28 +189,20 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         """Loads the libraries."""
-        self.arguments = arguments
-        self.library = Library(arguments.library.resolve())
-        others = (other.split("=", 1) for other in arguments.other)
-        self.others = {name: Library(Path(path).resolve()) for name, path in others}
-        self.fa3 = None
-        if arguments.peers:
-            sys.path.append(str(arguments.peers.resolve()))
-            import fa3
-
-            self.fa3 = fa3, fa3.Library(arguments.peers.resolve() / "libfa3.so")
+        self.arguments, self.libraries = arguments, Libraries(arguments)
+        self.caches: Caches | None = None
 
     def makers(self, cell: Cell) -> dict[str, Callable[[], tuple]]:
         """By name of a contender, the function that prepares it."""
         found: dict[str, Callable[[], tuple]] = {}
         for engine in self.arguments.engines:
             asked = "" if engine == "default" else engine
-            found[engine] = lambda asked=asked: cell.ours(self.library, asked)
-        for name, library in self.others.items():
+            found[engine] = lambda asked=asked: cell.ours(self.libraries.own, asked)
+        for name, library in self.libraries.others.items():
             found[name] = lambda library=library: cell.ours(library, "hopper")
         found["torch-cudnn"] = cell.torch_cudnn
-        if self.fa3:
-            found["fa3"] = lambda: cell.fa3(*self.fa3)
+        if self.libraries.fa3:
+            found["fa3"] = lambda: cell.fa3(*self.libraries.fa3)
         return found
 
     def cell(self, cell: Cell) -> dict:
@@ -247,22 +243,19 @@ class Bench:
 
     def cells(self) -> Iterator[dict]:
         """Every cell whose name matches, until the time is over."""
-        begin, caches = time.perf_counter(), None
-        for shape in shapes():
-            if not re.search(self.arguments.only, shape.what):
-                continue
-            if time.perf_counter() - begin > self.arguments.seconds:
-                yield {"case": "skipped", "what": shape.what}
-                continue
-            try:
-                if caches is None or not caches.serves(shape):
-                    caches = None
-                    torch.cuda.empty_cache()
-                    caches = Caches(shape)
-                yield self.cell(Cell(shape, caches))
-            except torch.cuda.OutOfMemoryError:
-                caches = None
-                yield {"case": "skipped", "what": shape.what, "why": "out of memory"}
+        yield from records_of(shapes(), self.record_of, self.arguments)
+
+    def record_of(self, shape: Shape) -> dict:
+        """The record of a shape, with the caches of the shape before where they serve it."""
+        try:
+            if self.caches is None or not self.caches.serves(shape):
+                self.caches = None
+                torch.cuda.empty_cache()
+                self.caches = Caches(shape)
+            return self.cell(Cell(shape, self.caches))
+        except torch.cuda.OutOfMemoryError:
+            self.caches = None
+            return {"case": "skipped", "what": shape.what, "why": "out of memory"}
 
 
 def row(record: dict) -> str:

@@ -9,12 +9,15 @@ import contextlib
 import json
 import math
 import random
+import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
 from gpu_vs_torch import ceilings, machine
+from library import Library
 
 Task = Callable[[], object]
 
@@ -106,6 +109,36 @@ def command_line(doc: str, engines: list[str], window_ms: float) -> argparse.Nam
     parser.add_argument("--only", default="", help="a regular expression that names match")
     parser.add_argument("--seconds", type=float, default=500, help="no cell begins later than this")
     return parser.parse_args()
+
+
+class Libraries:
+    """The library, other builds of it by name, and FlashAttention-3: its module and library."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        """Loads them."""
+        self.own = Library(arguments.library.resolve())
+        others = (other.split("=", 1) for other in arguments.other)
+        self.others = {name: Library(Path(path).resolve()) for name, path in others}
+        self.fa3 = None
+        if arguments.peers:
+            sys.path.append(str(arguments.peers.resolve()))
+            import fa3
+
+            self.fa3 = fa3, fa3.Library(arguments.peers.resolve() / "libfa3.so")
+
+
+def records_of(
+    shapes: Iterable, run: Callable[[object], dict], arguments: argparse.Namespace
+) -> Iterator[dict]:
+    """The record of every shape whose name matches, until the time is over."""
+    begin = time.perf_counter()
+    for shape in shapes:
+        if not re.search(arguments.only, shape.what):
+            continue
+        if time.perf_counter() - begin > arguments.seconds:
+            yield {"case": "skipped", "what": shape.what}
+        else:
+            yield run(shape)
 
 
 def write_records(
