@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <span>
+
 #include "gpu/parallel.h"
 #include "kit/check.h"
 
@@ -25,6 +27,15 @@ std::vector<std::vector<Chunk>> batches() {
           std::vector<Chunk>(40, {1, kLength - 1, 1})};
 }
 
+void expect_invariance(std::span<const std::string> lines, const std::string& engine,
+                       const std::vector<std::vector<Chunk>>& batches) {
+  parallel_for(lines.size(), [&](size_t i) {
+    for (const std::string& line :
+         invariance_violations(lines[i] + " batch_invariant=1", engine, kGpu, batches))
+      ADD_FAILURE() << line;
+  });
+}
+
 TEST(Invariance, BitsDependOnTheSequenceAlone) {
   const std::string ragged = "q_form=ragged kv_form=ragged ",
                     paged = "q_form=ragged kv_form=paged ";
@@ -36,11 +47,7 @@ TEST(Invariance, BitsDependOnTheSequenceAlone) {
       "dtype=bf16 " + paged + "page_size=64 heads_q=16 heads_kv=1 dim_qk=576 dim_v=512",
       "dtype=e4m3 o_dtype=bf16 " + ragged + "heads_q=2 heads_kv=2 dim_qk=64",
   };
-  parallel_for(std::size(lines), [&](size_t i) {
-    for (const std::string& line :
-         invariance_violations(lines[i] + " batch_invariant=1", "", kGpu, batches()))
-      ADD_FAILURE() << line;
-  });
+  expect_invariance(lines, "", batches());
 }
 
 // The decoding kernels of the engine `hopper`: few queries, keys split every 1024.
@@ -65,11 +72,7 @@ TEST(Invariance, BitsOfDecodingOnHopperDependOnTheSequenceAlone) {
     batches.push_back({{1, end - 1, 8}});  // longer than the rows of the other batches
     batches.emplace_back(9, Chunk{1, end - 1, 1});
   }
-  parallel_for(std::size(lines), [&](size_t i) {
-    for (const std::string& line :
-         invariance_violations(lines[i] + " batch_invariant=1", "hopper", kGpu, batches))
-      ADD_FAILURE() << line;
-  });
+  expect_invariance(lines, "hopper", batches);
 }
 
 // No other engine has the bits of the decoding kernels, so that runs with more queries are refused,

@@ -39,7 +39,7 @@ std::vector<double> forward(const std::string& text, bool in_k) {
   return out;
 }
 
-TEST(Latent, VInKGivesTheBitsOfVApart) {
+TEST(Latent, VInKGivesTheBitsOfSeparateV) {
   const std::string sizes = "dtype=bf16 dim_qk=576 dim_v=512 outputs=lse heads_kv=1 ";
   const std::string lines[] = {
       sizes + "heads_q=70 batch=3 seqlen_q=1 seqlen_kv=900 k=518400,576,576 v=518400,576,576",
@@ -51,9 +51,9 @@ TEST(Latent, VInKGivesTheBitsOfVApart) {
           "lens_kv=1000,64,1",
   };
   parallel_for(std::size(lines), [&](size_t i) {
-    const std::vector<double> apart = forward(lines[i], false);
-    EXPECT_GT(apart.size(), 0u);
-    EXPECT_EQ(forward(lines[i], true), apart) << lines[i];
+    const std::vector<double> separate = forward(lines[i], false);
+    EXPECT_GT(separate.size(), 0u);
+    EXPECT_EQ(forward(lines[i], true), separate) << lines[i];
   });
 }
 

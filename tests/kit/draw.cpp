@@ -161,7 +161,7 @@ Case draw_training(uint64_t seed) {
   constexpr int32_t kHeads[] = {1, 1, 1, 2, 3}, kGroup[] = {1, 1, 1, 2, 2, 3, 4, 8};
   constexpr int32_t kDims[] = {8, 24, 40, 64, 64, 64, 72, 80, 88, 96, 96, 104, 128, 128, 128};
   constexpr int32_t kForms[] = {TEA_DENSE, TEA_PADDED, TEA_RAGGED, TEA_RAGGED};
-  // Streams of consecutive seeds are the same numbers, one step apart, unless the seed is mixed.
+  // Streams of consecutive seeds are the same numbers, shifted by one, unless the seed is mixed.
   Random r(Random(seed, 4000).next());
   Case c;
   Problem& p = c.problem;

@@ -24,7 +24,7 @@ void draw_limit(Random& r, Problem& p);
 // The sizes of the sides that are dense.
 void set_sizes(Problem& p, int64_t batch, int64_t q, int64_t kv);
 
-// After the lengths: the words of the run, and values and a layout that fit them.
+// After the lengths: the fields of the run, and values and a layout that fit them.
 void draw_words(Random& r, Case& c);
 
 }  // namespace tea::kit
