@@ -46,7 +46,7 @@ def messages_of(peer: int, tensors: Iterable[Tensor]) -> list[tuple[int, Tensor]
 
 
 def is_one_message(p: Problem, keys: Keys, rows: int, own: bool) -> bool:
-    """Whether K and V of so many rows travel together, which all ranks decide alike.
+    """Whether K and V of so many rows travel together: the same on all ranks.
 
     A message costs the host tens of microseconds. What came is in one memory, as are sums of dK
     and dV. The own K and V are in the caller's, and are copied together where that takes less.
