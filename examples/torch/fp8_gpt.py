@@ -49,7 +49,7 @@ class Watch(TorchDispatchMode):
         if space == "te_attention" and name in (*PASSES, *IN_FP8):
             self.passes[name] += 1
         if space == "te_attention" and name == IN_FP8[0]:
-            o_scale, o_amax, dtype, current, power_of_two, amax_floor, *qkv, form, mask = args[4:15]
+            o_scale, _, dtype, _, _, _, *qkv, form, mask = args[4:15]
             dtype = getattr(torch, dtype)
             fp8 = Fp8(o_dtype=qkv[0].dtype if o_scale is None else dtype)
             codes = [torch.empty_like(t, dtype=dtype) for t in qkv]
