@@ -9,6 +9,8 @@ struct Epilogue {
   using T = Traits<C>;
   using Output = float[T::kDimV / 2];
   static constexpr int kSlabBytes = T::kSlabBytes;
+  static constexpr int kLoadsAtOnce = T::kDimV % 64 ? 4 : 8;  // of O, in registers
+  static_assert(T::kDimV % (8 * kLoadsAtOnce) == 0);
 
   const KernelParams& p;
   typename T::SharedStorage& s;
@@ -89,7 +91,8 @@ struct Epilogue {
         *reinterpret_cast<uint2*>(to + 16 * c) = uint2{odd ? got : pair[0], odd ? pair[1] : got};
     }
   }
-  // The same in fp32: a quad has the 32 bytes of a sector as it is.
+  // The same in fp32: a quad has the 32 bytes of a sector as it is. O that is there is loaded ahead
+  // of the stores, past which the compiler moves no load.
   TEA_DEVICE void store_fp32_row(const Output& o, const WorkTile& w, int r, float factor,
                                  float kept) {
     const int row = first_row(w) + accumulator_row(2 * r);
@@ -97,13 +100,22 @@ struct Epilogue {
         static_cast<float*>(p.args.o.data) + row_offset(p.args.o, w, row) + lane() % 4 * 2;
     if (row >= w.seqlen_q) return;
 #pragma unroll
-    for (int n = 0; n < T::kDimV / 8; ++n) {
-      float2 pair = {o[4 * n + 2 * r] * factor, o[4 * n + 2 * r + 1] * factor};
-      if (8 * n >= p.args.dim_v) continue;
-      if (factor == 0) pair = {};
-      auto* const at = reinterpret_cast<float2*>(to + 8 * n);
-      if (kept != 0) pair = {fmaf(at->x, kept, pair.x), fmaf(at->y, kept, pair.y)};
-      *at = pair;
+    for (int first = 0; first < T::kDimV / 8; first += kLoadsAtOnce) {
+      float2 before[kLoadsAtOnce] = {};
+      if (kept != 0)
+#pragma unroll
+        for (int i = 0; i < kLoadsAtOnce; ++i)
+          if (8 * (first + i) < p.args.dim_v)
+            before[i] = *reinterpret_cast<const float2*>(to + 8 * (first + i));
+#pragma unroll
+      for (int i = 0; i < kLoadsAtOnce; ++i) {
+        const int n = first + i;
+        float2 pair = {o[4 * n + 2 * r] * factor, o[4 * n + 2 * r + 1] * factor};
+        if (8 * n >= p.args.dim_v) continue;
+        if (factor == 0) pair = {};
+        if (kept != 0) pair = {fmaf(before[i].x, kept, pair.x), fmaf(before[i].y, kept, pair.y)};
+        *reinterpret_cast<float2*>(to + 8 * n) = pair;
+      }
     }
   }
   // Writes O to shared memory, from which the store warp stores it.
