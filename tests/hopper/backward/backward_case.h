@@ -164,6 +164,7 @@ inline int report(const char* what, int dim, int dim_v) {
 // failed.
 int check_ragged(int dim, int dim_v, int step);
 int check_padded(int dim, int dim_v, int step);
+int check_parts(int dim, int dim_v, int step);
 int check_ctas(int dim, int dim_v, int step);
 int check_reruns(int dim, int dim_v, int step);
 int check_chains(int dim, int dim_v, int step);

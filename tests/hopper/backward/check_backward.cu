@@ -168,6 +168,7 @@ int main(int count, char** arguments) {
   for (int i = 0; i < tea::hopper::backward::kNumTiles; ++i) {  // one of each configuration
     start("ragged ", check_ragged, kDims[i]);
     start("padded ", check_padded, kDims[i]);
+    start("parts ", check_parts, kDims[i]);
     start("ctas ", check_ctas, kDims[i]);
     start("reruns ", check_reruns, kDims[i]);
     start("chains ", check_chains, kDims[i]);

@@ -1,5 +1,5 @@
 // Tests of src/hopper/backward/ that compare bits: of ragged and padded sequences with dense ones,
-// of numbers of CTAs, and of builds.
+// of parts of the keys with all of them, of numbers of CTAs, and of builds.
 #include "hopper/apart.h"
 #include "hopper/backward/backward_case.h"
 
@@ -157,6 +157,75 @@ std::vector<BackwardCase> shared_cases(int dim, int dim_v) {
 }
 
 }  // namespace
+
+namespace {
+
+// dQ, dK and dV in fp32 of `count` keys from `first` on, with O and LSE of all keys.
+std::array<std::vector<float>, 3> run_part(const BackwardCase& c, const BackwardData& x, int first,
+                                           int count) {
+  BackwardLaunch l(c, x);
+  upload(l.forward_pass.lse, x.lse);
+  AttentionArguments& f = l.f;
+  const Buffer<float> dq(l.dq.size), dk(l.dk.size), dv(l.dv.size);
+  f.dq.data = dq.data, f.dk.data = dk.data + first * f.dk.seq;
+  f.dv.data = dv.data + first * f.dv.seq;
+  for (StridedTensor* const t : {&f.dq, &f.dk, &f.dv}) t->dtype = TEA_FP32;
+  for (StridedTensor* const t : {&f.k, &f.v})
+    t->data = static_cast<uint16_t*>(t->data) + first * t->seq;
+  set_dense(f, c.n.rows_q, count);
+  f.origin[3] = first, f.is_uniform = 0;
+  l.prepare();
+  expect(l.run_backward().code == 0, c.name() + "a part of the keys runs");
+  finish(c.name());
+  return {dq.read(), dk.read(), dv.read()};
+}
+
+// Whether rows of a tensor are the same bits: `count` rows from `first` on of each batch entry.
+bool rows_are_equal(const Tensor& t, int first, int count, const std::vector<float>& a,
+                    const std::vector<float>& b) {
+  for (int batch = 0; batch < t.batch; ++batch) {
+    const size_t at = t.index(batch, 0, first, 0), n = static_cast<size_t>(count * t.at_row);
+    if (memcmp(&a[at], &b[at], n * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+// Keys in two parts, as context parallelism has them, with O and LSE of all keys: dK and dV have
+// the bits of one run over all keys, and the sum of dQ differs from that run's by roundings alone.
+int check_parts(int dim, int dim_v, int step) {
+  constexpr int kRows = 500, kKeys = 700, kFirst = 384;  // a multiple of every block
+  for (int number = 0; number < 4; number += step) {
+    const Type type = number / 2 ? Type::kFp16 : Type::kBf16;
+    const BackwardCase c = {
+        {dim, dim_v, type, kRules[number % 2], {kRows, kKeys}, {2, 3, 3}, Layout::kBshd}, true};
+    BackwardData x(c);
+    BackwardLaunch whole(c, x);
+    whole.prepare();
+    note_work(c.name());
+    expect(whole.run_forward().code == 0, c.name() + "forward runs");
+    finish(c.name());
+    x.o.memory = whole.forward_pass.o.read();
+    x.lse = whole.forward_pass.lse.read();
+    const auto all = run_part(c, x, 0, kKeys), low = run_part(c, x, 0, kFirst),
+               high = run_part(c, x, kFirst, kKeys - kFirst);
+    const Tensor* const tensors[] = {&x.dq, &x.dk, &x.dv};
+    for (const int i : {1, 2}) {
+      const Tensor& t = *tensors[i];
+      expect(rows_are_equal(t, 0, kFirst, low[i], all[i]) &&
+                 rows_are_equal(t, kFirst, kKeys - kFirst, high[i], all[i]),
+             c.name() + "parts have the bits of the whole: gradient " + std::to_string(i));
+    }
+    double error = 0, size = 0;
+    for (size_t i = 0; i < all[0].size(); ++i) {
+      const double sum = double{low[0][i]} + high[0][i] - all[0][i];
+      error += sum * sum, size += double{all[0][i]} * all[0][i];
+    }
+    expect(size > 0 && error <= size * 1e-12, c.name() + "dQ of the parts adds up to the whole's");
+  }
+  return report("parts", dim, dim_v);
+}
 
 // The same bits from any number of CTAs.
 int check_ctas(int dim, int dim_v, int step) {
