@@ -197,11 +197,9 @@ Attempt plan(const Problem& p, const Device& device) {
 }
 
 std::string backward_limit(const Problem& p) {
-  for (const auto& [name, dtype] :
-       {std::pair{"o_dtype", p.o_type()}, std::pair{"dout_dtype", p.dout_type()}})
-    if (dtype != p.dtype)
-      return std::string(name) + " is " + std::string(dtype_name(dtype)) + "; backward needs " +
-             std::string(dtype_name(p.dtype)) + ", as q";
+  if (p.dout_type() != p.dtype)
+    return "dout_dtype is " + std::string(dtype_name(p.dout_type())) + "; backward needs " +
+           std::string(dtype_name(p.dtype)) + ", as q";
   const Geometry size = default_geometry(p);
   const std::string stride =
       bad_stride({{"dout", size.dout}, {"dq", size.dq}, {"dk", size.dk}, {"dv", size.dv}});

@@ -169,6 +169,7 @@ Case draw_training(uint64_t seed) {
   p.training = 1;
   p.dtype = r.one_in(2) ? TEA_FP16 : TEA_BF16;
   if (r.one_in(4)) p.dqkv_dtype = TEA_FP32;
+  if (r.one_in(4)) p.o_dtype = TEA_FP32, p.dout_dtype = p.dtype;
   p.heads_kv = pick(r, kHeads), p.heads_q = p.heads_kv * pick(r, kGroup);
   p.dim_qk = pick(r, kDims);
   if (r.one_in(3)) p.dim_v = pick(r, kDims);

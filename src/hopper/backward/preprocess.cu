@@ -20,6 +20,28 @@ TEA_DEVICE float2 unpack(uint32_t pair) {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000)};
 }
 
+// Eight elements of a tensor from element `at` on.
+template <Type kType>
+TEA_DEVICE void load_eight(float (&x)[8], const StridedTensor& from, int64_t at) {
+  const uint4 packed =
+      *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(from.data) + at);
+  const uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 two = unpack<kType>(pairs[i]);
+    x[2 * i] = two.x, x[2 * i + 1] = two.y;
+  }
+}
+TEA_DEVICE void load_eight_fp32(float (&x)[8], const StridedTensor& from, int64_t at) {
+  const auto* const fours =
+      reinterpret_cast<const float4*>(static_cast<const float*>(from.data) + at);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float4 four = fours[i];
+    x[4 * i] = four.x, x[4 * i + 1] = four.y, x[4 * i + 2] = four.z, x[4 * i + 3] = four.w;
+  }
+}
+
 // Zeroes a row of all heads, whose first element is `first`. Called by a warp.
 TEA_DEVICE void zero_row(const StridedTensor& x, int64_t first, int heads, int dim) {
   const int per_chunk = x.dtype == TEA_FP32 ? 4 : 8;  // elements of 16 bytes
@@ -67,14 +89,14 @@ struct SequenceTask {
     to[0] = lse2, to[kBlockM] = delta;
   }
 
-  // Row `row` of those that attend, of all heads: `team` lanes, a power of two, share a head.
+  // Row `row` of those that attend, of all heads: `team` lanes, a power of two, share a head. O may
+  // be fp32; a branch within the loop would keep its loads from overlapping.
+  template <bool kFp32O>
   TEA_DEVICE void row_statistics(int row, int team) const {
     const int64_t q = pair.q.start + rows.begin + row;
     const int member = lane() % team, first = lane() / team, step = 32 / team;
-    const auto* o =
-        static_cast<const uint16_t*>(a.o.data) + batch_offset(a.queries, a.o.batch) + q * a.o.seq;
-    const auto* dout = static_cast<const uint16_t*>(a.dout.data) +
-                       batch_offset(a.queries, a.dout.batch) + q * a.dout.seq;
+    const int64_t o = batch_offset(a.queries, a.o.batch) + q * a.o.seq;
+    const int64_t dout = batch_offset(a.queries, a.dout.batch) + q * a.dout.seq;
     const RowStatistics& per_row = a.statistics;
     const int64_t at = batch_offset(a.queries, per_row.batch) + q * per_row.seq;
 #pragma unroll 4
@@ -83,15 +105,14 @@ struct SequenceTask {
       const bool is_head = h < a.heads_q;
       float delta = 0;
       for (int d = member * 8; is_head && d < a.dim_v; d += team * 8) {
-        const uint4 x = *reinterpret_cast<const uint4*>(o + h * a.o.head + d);
-        const uint4 y = *reinterpret_cast<const uint4*>(dout + h * a.dout.head + d);
-        const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+        float x[8], y[8];
+        if constexpr (kFp32O)
+          load_eight_fp32(x, a.o, o + h * a.o.head + d);
+        else
+          load_eight<kType>(x, a.o, o + h * a.o.head + d);
+        load_eight<kType>(y, a.dout, dout + h * a.dout.head + d);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 u = unpack<kType>(xs[i]), v = unpack<kType>(ys[i]);
-          delta = fmaf(u.x, v.x, delta);
-          delta = fmaf(u.y, v.y, delta);
-        }
+        for (int i = 0; i < 8; ++i) delta = fmaf(x[i], y[i], delta);
       }
       for (int n = team / 2; n > 0; n /= 2) delta += __shfl_xor_sync(0xffffffff, delta, n);
       if (!is_head || member > 0) continue;
@@ -118,8 +139,10 @@ struct SequenceTask {
     return padded() + static_cast<int>(all) - attending();
   }
   TEA_DEVICE void do_query(int index, int team) const {
-    if (index < attending())
-      row_statistics(index, team);
+    if (index < attending() && a.o.dtype == TEA_FP32)
+      row_statistics<true>(index, team);
+    else if (index < attending())
+      row_statistics<false>(index, team);
     else if (index < padded())
       for (int h = lane(); h < a.heads_q; h += 32) set_statistics(h, index, -kMinusInfinity, 0);
     else
