@@ -51,7 +51,7 @@ class FP8GlobalStateManager:
     autocast_arguments: ClassVar[dict[str, tuple[Recipe, object]]] = {}
     # By (key of the autocast, forward): weak references, so that no module is kept alive.
     _states: ClassVar[dict[tuple[str, bool], dict[int, weakref.ref]]] = {}
-    _backward_ran = False
+    backward_ran = False  # since the scales of gradients were updated last
     resets = 0  # how often reset() was called: modules must register their states again
 
     @classmethod
@@ -60,7 +60,7 @@ class FP8GlobalStateManager:
         cls.resets += 1
         cls.FP8_ENABLED = cls.FP8_CALIBRATION = cls.FP8_PARAMETERS = False
         cls.FP8_RECIPE = cls.FP8_DISTRIBUTED_GROUP = None
-        cls.IS_FIRST_FP8_MODULE = cls.FP8_GRAPH_CAPTURING = cls._backward_ran = False
+        cls.IS_FIRST_FP8_MODULE = cls.FP8_GRAPH_CAPTURING = cls.backward_ran = False
         cls.AUTOCAST_DEPTH = 0
         cls.autocast_arguments, cls._states = {}, {}
 
@@ -147,7 +147,7 @@ class FP8GlobalStateManager:
     @classmethod
     def note_backward(cls) -> None:
         """Has the next end of an autocast() update the scales of gradients too."""
-        cls._backward_ran = True
+        cls.backward_ran = True
 
     @classmethod
     def reduce_and_update_fp8_tensors(cls, forward: bool = True) -> None:
@@ -189,8 +189,8 @@ class FP8GlobalStateManager:
         if cls.AUTOCAST_DEPTH or not enabled or graph or not torch.is_grad_enabled():
             return
         cls.reduce_and_update_fp8_tensors(forward=True)
-        if cls._backward_ran:
-            cls._backward_ran = False
+        if cls.backward_ran:
+            cls.backward_ran = False
             cls.reduce_and_update_fp8_tensors(forward=False)
 
 

@@ -91,6 +91,8 @@ class DelayedScalingRecipeState(RecipeState):
         # backward pass of another module, and then updates the state of gradients too.
         self.recorded = self.mode == "forward"
         self.updated = False  # whether the scales are from a history
+        # The same for kernels of a CUDA graph, whose replays may be before and after an update.
+        self.updated_on_device = torch.zeros(1, dtype=torch.bool, device=self.device)
 
     def make_quantizers(self) -> list[Float8Quantizer]:
         """See the class."""
@@ -105,7 +107,14 @@ class DelayedScalingRecipeState(RecipeState):
         recipe = self.recipe
         arguments = amax, recipe.amax_compute_algo, format_of(self.dtype).name, recipe.margin
         _update_scales(self.amax_history, self.scale, *arguments)
-        self.updated = self.updated or self.recorded
+        if self.recorded:
+            self.mark_updated()
+
+    def mark_updated(self) -> None:
+        """Notes that the scales are from a history."""
+        if not self.updated:
+            self.updated = True
+            self.updated_on_device.fill_(True)  # noqa: FBT003
 
 
 class Float8CurrentScalingRecipeState(RecipeState):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 
 import torch
 from torch import Tensor
@@ -34,18 +34,21 @@ def _states_of(module: torch.nn.Module) -> list[DelayedScalingRecipeState]:
 def _unchanged_scales(modules: tuple[torch.nn.Module, ...]) -> Iterator[None]:
     """Undoes what the iterations before a capture record, which are of sample tensors."""
     before = {
-        id(state): (state.scale.clone(), state.amax_history.clone())
+        id(state): (state.scale.clone(), state.amax_history.clone(), state.recorded)
         for module in modules
         for state in _states_of(module)
     }
+    ran = FP8GlobalStateManager.backward_ran
     yield
+    FP8GlobalStateManager.backward_ran = ran
     for state in (s for module in modules for s in _states_of(module)):
         if id(state) in before:
-            scale, history = before[id(state)]
+            scale, history, state.recorded = before[id(state)]
             state.scale.copy_(scale)
             state.amax_history.copy_(history)
         else:
             state.amax_history.zero_()
+            state.recorded = state.mode == "forward"
 
 
 class _Frozen(torch.nn.Module):
@@ -79,8 +82,11 @@ class _Frozen(torch.nn.Module):
             return self._call(*args, **kwargs)
 
 
-def _note_backward(_gradient: Tensor) -> None:
+def _note_backward(module: torch.nn.Module, _gradient: Tensor) -> None:
+    """Does what the Python code of a backward pass in FP8 does, which a replay does not run."""
     FP8GlobalStateManager.note_backward()
+    for state in _states_of(module):
+        state.recorded = True
 
 
 def _replaced_forward(frozen: _Frozen, run: Callable, in_fp8: bool) -> Callable:
@@ -98,7 +104,7 @@ def _replaced_forward(frozen: _Frozen, run: Callable, in_fp8: bool) -> Callable:
         output = run(*frozen.tensors(args, kwargs))
         first = output[0] if isinstance(output, tuple) else output
         if in_fp8 and first.requires_grad:
-            first.register_hook(_note_backward)
+            first.register_hook(partial(_note_backward, module))
         return output
 
     return forward

@@ -199,7 +199,7 @@ class Fp8State:
         rows = min(len(history), len(state.amax_history))
         state.scale.copy_(scale)
         state.amax_history[:rows].copy_(history[:rows])
-        state.updated = True
+        state.mark_updated()
 
     def get_extra_state(self) -> Tensor:
         """Recipe, scales and histories of amaxes, pickled into bytes; empty before FP8 was used."""
@@ -240,8 +240,12 @@ def bound_of_dp(
 
 
 def begin_scale_of_dp(meta: dict, quantizers: dict, bound: Tensor) -> None:
-    """The first scale of dP, whose history is empty, from a bound of the largest |dP|."""
+    """The first scale of dP, whose history is empty, from a bound of the largest |dP|.
+
+    In a CUDA graph that is captured before the first update, replays after it change nothing.
+    """
     state = meta["scaling_bwd"]
     if not state.updated:
         dp = quantizers["scaling_bwd"][META_DP]
-        dp.scale.copy_((format_of(dp.dtype).largest / bound).view(dp.scale.shape))
+        first = (format_of(dp.dtype).largest / bound).view(dp.scale.shape)
+        dp.scale.copy_(torch.where(state.updated_on_device.view(first.shape), dp.scale, first))

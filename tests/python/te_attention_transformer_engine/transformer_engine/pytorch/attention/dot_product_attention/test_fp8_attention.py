@@ -21,6 +21,7 @@ from transformer_engine.common.recipe import (
     NVFP4BlockScaling,
 )
 from transformer_engine.pytorch import DotProductAttention
+from transformer_engine.pytorch.attention.dot_product_attention._fp8 import begin_scale_of_dp
 from transformer_engine.pytorch.attention.dot_product_attention.backends import FlashAttention
 from transformer_engine.pytorch.attention.dot_product_attention.utils import (
     AttentionParams,
@@ -476,3 +477,26 @@ def test_a_backward_pass_of_another_module_leaves_the_first_scale_of_dp_alone() 
             o = run.module(q, k, v)
         o.backward(dout.flatten(-2))
         assert run.module.quantizers["scaling_bwd"][META_DP].scale != 1
+
+
+@pytest.mark.parametrize("updated", [False, True])
+def test_a_replay_after_the_first_update_keeps_the_scale_of_dp(updated: bool) -> None:
+    """A graph captured before the first update contains the step that begins the scale."""
+    run = Run()
+    run.step(recipe_of("current"))
+    meta, quantizers = run.module.fp8_meta, run.module.quantizers
+    state, scale = meta["scaling_bwd"], quantizers["scaling_bwd"][META_DP].scale
+    assert not state.updated
+    state.updated_on_device.fill_(updated)
+    scale.fill_(3)
+    begin_scale_of_dp(meta, quantizers, torch.full((1,), 2.0))
+    largest = 57344 if quantizers["scaling_bwd"][META_DP].dtype == fp8.DType.kFloat8E5M2 else 448
+    assert scale == (3 if updated else largest / 2)
+
+
+def test_an_update_of_scales_from_a_history_is_noted_on_the_device() -> None:
+    run = Run()
+    for updated in (False, True):
+        run.step(recipe_of("current"))
+        state = run.module.fp8_meta["scaling_bwd"]
+        assert (state.updated, bool(state.updated_on_device)) == (updated, updated)
