@@ -106,7 +106,10 @@ void fp8_quantize_joint_current(const tea_fp8_joint_cast& args, const Place& pla
     return;
   }
   TEA_REQUIRE(args.maxima, "maxima", args.maxima, "memory: a GPU keeps maxima between two kernels");
-  on_gpu([&] { quantize_on_gpu(args, find_maxima_on_gpu(args, place), place); });
+  on_gpu([&] {
+    if (!quantize_small_on_gpu(args, place))
+      quantize_on_gpu(args, find_maxima_on_gpu(args, place), place);
+  });
 }
 
 void fp8_dequantize_joint(const tea_fp8_joint_cast& args, const Place& place) {
@@ -142,11 +145,13 @@ void fp8_quantize_current(const tea_fp8_cast& args, const Place& place) {
   }
   TEA_REQUIRE(args.amax, "amax", args.amax,
               "memory: a GPU keeps the maximum there between two kernels");
-  if (!args.amax_given) {
+  on_gpu([&] {
+    if (args.amax_given) return quantize_on_gpu(joint, {args.amax, 1}, place);
+    if (quantize_small_on_gpu(joint, place)) return;
     fill_elements({args.amax, TEA_FP32, 1}, 0, place);
     update_amax({args.input, args.input_dtype, args.count}, args.amax, place);
-  }
-  on_gpu([&] { quantize_on_gpu(joint, {args.amax, 1}, place); });
+    quantize_on_gpu(joint, {args.amax, 1}, place);
+  });
 }
 
 void update_amax(const ConstElements& of, float* amax, const Place& place) {

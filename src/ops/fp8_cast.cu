@@ -1,4 +1,6 @@
 // Casts to and from fp8, and the largest magnitude: one pass over the elements each.
+#include <numeric>
+
 #include "gpu/amax.cuh"
 #include "ops/fp8_cast.h"
 #include "ops/launch.cuh"
@@ -8,10 +10,15 @@ namespace tea {
 namespace {
 
 constexpr int kElements = 16;  // per thread and step: one 16-byte access of fp8
+// The threads of a CTA that reads all elements for itself, and the most elements that take it less
+// time than a second kernel takes the host.
+constexpr int kLargeBlock = 1024;
+constexpr int64_t kMostRead = 1 << 16;
 
-// The largest value of the block, in all of its threads.
+// The largest value of the CTA, in all of its threads.
+template <int kThreads>
 __device__ float largest_of_block(float value) {
-  __shared__ float of_warp[kBlock / 32];
+  __shared__ float of_warp[kThreads / 32];
   for (int offset = 16; offset; offset /= 2)
     value = fmaxf(value, __shfl_xor_sync(~0u, value, offset));
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
@@ -51,6 +58,27 @@ __device__ float cast(const Casts& c, float factor, bool backwards) {
   return amax;
 }
 
+// The largest magnitude of the elements from `first` on that are read in steps of `step`.
+template <int32_t dtype>
+__device__ float largest_magnitude(const void* data, int64_t count, int access, int64_t first,
+                                   int64_t step) {
+  const auto* const in = static_cast<const typename Element<dtype>::Bits*>(data);
+  float amax = 0;
+  for (int64_t i = first * kElements; i < count; i += step * kElements) {
+    VectorOf<dtype, kElements> x;
+    x.load(in + i, count - i, access);
+#pragma unroll
+    for (int k = 0; k < kElements; ++k) amax = fmaxf(amax, fabsf(static_cast<float>(x.x[k])));
+  }
+  return amax;
+}
+
+__device__ void write_inverses(const tea_fp8_joint_cast& a, float scale) {
+  if (a.scale_inv) *a.scale_inv = 1 / scale;
+  for (int i = 0; i < 2; ++i)
+    if (a.copied[i]) a.copy[i][0] = *a.copied[i], a.copy[i][1] = 1 / *a.copied[i];
+}
+
 // Current scaling, if there are maxima: the largest one determines the scale. Otherwise the scale
 // is given, and amax is recorded.
 template <int32_t from, int32_t to>
@@ -60,7 +88,7 @@ __global__ void __launch_bounds__(kBlock) quantize(const Casts c) {
   float amax = 0, scale = 1;
   if (current) {
     for (int i = threadIdx.x; i < c.maxima.count; i += kBlock) amax = fmaxf(amax, c.maxima.data[i]);
-    amax = largest_of_block(amax);
+    amax = largest_of_block<kBlock>(amax);
     scale = scale_for(amax, a);
   } else if (a.scale) {
     scale = *a.scale;
@@ -68,15 +96,31 @@ __global__ void __launch_bounds__(kBlock) quantize(const Casts c) {
   // In reverse order, because the end of the input is in the cache after the amax kernel.
   const float seen = cast<from, to>(c, scale, current);
   if (!current && a.amax && a.count[blockIdx.y]) {
-    const float largest = largest_of_block(seen);
+    const float largest = largest_of_block<kBlock>(seen);
     if (threadIdx.x == 0) raise_amax(a.amax, largest);
   }
   if (thread_index() != 0 || blockIdx.y != 0) return;
-  if (a.scale_inv) *a.scale_inv = 1 / scale;
-  for (int i = 0; i < 2; ++i)
-    if (a.copied[i]) a.copy[i][0] = *a.copied[i], a.copy[i][1] = 1 / *a.copied[i];
+  write_inverses(a, scale);
   if (current && a.scale) *a.scale = scale;
   if (current && a.amax && a.amax != c.maxima.data) *a.amax = amax;
+}
+
+// Current scaling of small tensors by one kernel: every CTA finds the largest magnitude of all
+// elements, since no CTA can wait for the others.
+template <int32_t from, int32_t to>
+__global__ void __launch_bounds__(kLargeBlock) quantize_small(const __grid_constant__ Casts c) {
+  const tea_fp8_joint_cast& a = c.a;
+  float amax = 0;
+  for (int t = 0; t < a.tensors; ++t)
+    amax = fmaxf(amax, largest_magnitude<from>(a.input[t], a.count[t], c.access[t].x, threadIdx.x,
+                                               kLargeBlock));
+  amax = largest_of_block<kLargeBlock>(amax);
+  const float scale = scale_for(amax, a);
+  cast<from, to>(c, scale, false);
+  if (thread_index() != 0 || blockIdx.y != 0) return;
+  write_inverses(a, scale);
+  if (a.scale) *a.scale = scale;
+  if (a.amax) *a.amax = amax;
 }
 
 template <int32_t from, int32_t to>
@@ -85,22 +129,10 @@ __global__ void __launch_bounds__(kBlock) dequantize(const Casts c) {
 }
 
 template <int32_t dtype>
-__device__ float largest_magnitude(const void* data, int64_t count, int access) {
-  const auto* const in = static_cast<const typename Element<dtype>::Bits*>(data);
-  float amax = 0;
-  for (int64_t i = thread_index() * kElements; i < count; i += thread_count() * kElements) {
-    VectorOf<dtype, kElements> x;
-    x.load(in + i, count - i, access);
-#pragma unroll
-    for (int k = 0; k < kElements; ++k) amax = fmaxf(amax, fabsf(static_cast<float>(x.x[k])));
-  }
-  return largest_of_block(amax);
-}
-
-template <int32_t dtype>
 __global__ void __launch_bounds__(kBlock)
     raise_to_largest(const ConstElements of, float* result, int access) {
-  const float amax = largest_magnitude<dtype>(of.data, of.count, access);
+  const float amax = largest_of_block<kBlock>(
+      largest_magnitude<dtype>(of.data, of.count, access, thread_index(), thread_count()));
   if (threadIdx.x == 0) raise_amax(result, amax);
 }
 
@@ -108,7 +140,8 @@ __global__ void __launch_bounds__(kBlock)
 template <int32_t dtype>
 __global__ void __launch_bounds__(kBlock) find_maxima(const Casts c) {
   const int of = blockIdx.y;
-  const float amax = largest_magnitude<dtype>(c.a.input[of], c.a.count[of], c.access[of].x);
+  const float amax = largest_of_block<kBlock>(largest_magnitude<dtype>(
+      c.a.input[of], c.a.count[of], c.access[of].x, thread_index(), thread_count()));
   if (threadIdx.x == 0) c.a.maxima[of * gridDim.x + blockIdx.x] = amax;
 }
 
@@ -145,16 +178,18 @@ Casts casts_of(const tea_fp8_joint_cast& a, const Maxima& maxima = {}) {
   return out;
 }
 
-unsigned blocks_of(int64_t count) { return blocks_for((count + kElements - 1) / kElements); }
+unsigned blocks_of(int64_t count, int block = kBlock) {
+  return blocks_for((count + kElements - 1) / kElements, block);
+}
 
 // Fewer CTAs if all of them update one word atomically.
 constexpr unsigned kRaising = 1 << 14;
 
 // A row of CTAs for each tensor, as many as the largest one needs, but at most `most` in all.
-dim3 grid_for(const tea_fp8_joint_cast& a, unsigned most) {
+dim3 grid_for(const tea_fp8_joint_cast& a, unsigned most, int block = kBlock) {
   const auto tensors = static_cast<unsigned>(a.tensors);
   const int64_t largest = *std::max_element(a.count, a.count + a.tensors);
-  return {std::min(blocks_of(largest), most / tensors), tensors, 1};
+  return {std::min(blocks_of(largest, block), most / tensors), tensors, 1};
 }
 
 }  // namespace
@@ -167,6 +202,17 @@ void quantize_on_gpu(const tea_fp8_joint_cast& args, const Maxima& maxima, const
              casts_of(args, maxima));
     });
   });
+}
+
+bool quantize_small_on_gpu(const tea_fp8_joint_cast& args, const Place& place) {
+  if (std::accumulate(args.count, args.count + args.tensors, int64_t{0}) > kMostRead) return false;
+  with_real(args.input_dtype, [&](auto from) {
+    with_fp8(args.output_dtype, [&](auto to) {
+      launch({"quantize_small", grid_for(args, ~0u, kLargeBlock), dim3(kLargeBlock)},
+             quantize_small<from(), to()>, place, casts_of(args));
+    });
+  });
+  return true;
 }
 
 void dequantize_on_gpu(const tea_fp8_joint_cast& args, const Place& place) {

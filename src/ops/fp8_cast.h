@@ -49,9 +49,11 @@ struct Maxima {
   int32_t count = 0;
 };
 // Each is one kernel: the whole of delayed scaling, or the second half of current scaling;
-// dequantising; the first half of current scaling, which fills args.maxima; the amax of a tensor;
-// the step of delayed scaling.
+// the whole of current scaling, which returns false if the tensors are too large; dequantising; the
+// first half of current scaling, which fills args.maxima; the amax of a tensor; the step of delayed
+// scaling.
 void quantize_on_gpu(const tea_fp8_joint_cast& args, const Maxima& maxima, const Place& place);
+bool quantize_small_on_gpu(const tea_fp8_joint_cast& args, const Place& place);
 void dequantize_on_gpu(const tea_fp8_joint_cast& args, const Place& place);
 Maxima find_maxima_on_gpu(const tea_fp8_joint_cast& args, const Place& place);
 void update_amax_on_gpu(const ConstElements& of, float* amax, const Place& place);

@@ -47,6 +47,87 @@ TEST(Ops, NamesWhatAGpuCannotDo) {
   EXPECT_EQ(tea_fill(memory, TEA_FP32, 1, 0, 1 << 20, nullptr), TEA_UNSUPPORTED);
 }
 
+std::vector<uint8_t> fetched(Gpu& gpu, const uint8_t* from, size_t bytes) {
+  std::vector<uint8_t> got(bytes);
+  gpu.download(got.data(), const_cast<uint8_t*>(from), bytes);
+  gpu.wait();
+  return got;
+}
+
+// Three tensors under one scale, of so many elements that a CTA finds the maximum of several parts.
+class JointCast {
+ public:
+  static constexpr int64_t kCount[] = {9'000'000, 3'000'016, 1'234'567}, kAll = 14'000'000;
+  static constexpr size_t kNumbers = 8 + TEA_FP8_MAXIMA;  // scale, scale_inv, amax, and maxima
+
+  // Memory of bf16 elements, of codes, and of numbers.
+  explicit JointCast(uint8_t* memory) : wide_(memory), narrow_(memory + 2 * kAll) {}
+  static constexpr size_t kBytes = 3 * size_t{kAll} + sizeof(float) * kNumbers;
+  uint8_t* numbers() const { return narrow_ + kAll; }
+  uint8_t* codes() const { return narrow_; }
+
+  tea_fp8_joint_cast arguments(bool to_fp8, bool current) const {
+    tea_fp8_joint_cast a{};
+    a.struct_size = sizeof a, a.tensors = 3;
+    a.input_dtype = to_fp8 ? TEA_BF16 : TEA_E4M3, a.output_dtype = to_fp8 ? TEA_E4M3 : TEA_BF16;
+    auto* const number = reinterpret_cast<float*>(numbers());
+    a.scale_inv = number + 1;
+    if (to_fp8) a.scale = number, a.amax = number + 2;
+    if (current) a.maxima = number + 8;
+    int64_t at = 0;
+    for (int i = 0; i < 3; ++i) {
+      uint8_t *const wide = wide_ + 2 * at, *const narrow = narrow_ + at;
+      a.input[i] = to_fp8 ? wide : narrow, a.output[i] = to_fp8 ? narrow : wide;
+      a.count[i] = kCount[i];
+      at += kCount[i] + (16 - kCount[i] % 16) % 16;
+    }
+    return a;
+  }
+
+ private:
+  uint8_t *wide_, *narrow_;
+};
+
+// Numbers from 0.5 to 2 of both signs; the largest magnitude of all ends the second tensor.
+std::vector<uint8_t> numbers_to_cast() {
+  std::vector<uint8_t> host(JointCast::kBytes);
+  auto* const number = reinterpret_cast<uint16_t*>(host.data());
+  uint32_t random = 1;
+  for (int64_t i = 0; i < JointCast::kAll; ++i) {
+    random = random * 1664525 + 1013904223;
+    number[i] = static_cast<uint16_t>(0x3F80 ^ (random >> 16 & 0x80FF));
+  }
+  number[JointCast::kCount[0] + JointCast::kCount[1] - 1] = 0xC240;  // -48
+  const float scale = 100;
+  std::memcpy(JointCast(host.data()).numbers(), &scale, sizeof scale);
+  return host;
+}
+
+TEST(Ops, JointCastsOfManyElements) {
+  Gpu& gpu = gpu_of_thread(0);
+  uint8_t* const memory = gpu.scratch(JointCast::kBytes);
+  for (const bool current : {false, true}) {
+    std::vector<uint8_t> host = numbers_to_cast();
+    gpu.upload(memory, host.data(), host.size());
+    const JointCast here(host.data()), there(memory);
+    const auto quantize = current ? tea_fp8_quantize_joint_current : tea_fp8_quantize_joint;
+    const tea_fp8_joint_cast a = here.arguments(true, current), b = there.arguments(true, current);
+    ASSERT_EQ(quantize(&a, -1, nullptr), TEA_OK) << tea_error();
+    ASSERT_EQ(quantize(&b, 0, gpu.stream()), TEA_OK) << tea_error();
+    EXPECT_EQ(*a.amax, 48);
+    const std::vector<uint8_t> cast = fetched(gpu, memory, JointCast::kBytes);
+    const auto offset = [&](const uint8_t* of) { return of - host.data(); };
+    const auto end = offset(here.numbers()) + 12;  // scale, scale_inv and amax
+    EXPECT_TRUE(std::equal(host.begin() + offset(here.codes()), host.begin() + end,
+                           cast.begin() + offset(here.codes())));
+    const tea_fp8_joint_cast c = here.arguments(false, false), d = there.arguments(false, false);
+    ASSERT_EQ(tea_fp8_dequantize_joint(&c, -1, nullptr), TEA_OK) << tea_error();
+    ASSERT_EQ(tea_fp8_dequantize_joint(&d, 0, gpu.stream()), TEA_OK) << tea_error();
+    const std::vector<uint8_t> back = fetched(gpu, memory, JointCast::kBytes);
+    EXPECT_TRUE(std::equal(host.begin(), host.begin() + end, back.begin()));
+  }
+}
+
 // Long causal rows, so many that every block has several: what a row does not see is NaN.
 class LongCausalRows {
  public:
@@ -147,13 +228,6 @@ TEST(Ops, LongCausalRowsBackward) {
 
 constexpr int64_t kMany = (int64_t{1} << 31) + 4096;
 constexpr size_t kMemory = size_t{7} << 30;
-
-std::vector<uint8_t> fetched(Gpu& gpu, const uint8_t* from, size_t bytes) {
-  std::vector<uint8_t> got(bytes);
-  gpu.download(got.data(), const_cast<uint8_t*>(from), bytes);
-  gpu.wait();
-  return got;
-}
 
 TEST(OpsLarge, Fills) {
   Gpu& gpu = gpu_of_thread(0);

@@ -137,12 +137,15 @@ def test_a_direction_is_one_operator(kind: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("rows", [128, 1024])
 @pytest.mark.parametrize("kind", RECIPES)
-def test_fp8_launches_two_more_kernels_for_each_direction(kind: str) -> None:
-    """Two casts with delayed scaling; the largest magnitude and a cast with current scaling."""
-    q, k, v = (torch.randn(1, 128, 1, 128, device="cuda").bfloat16() for _ in range(3))
+def test_fp8_launches_at_most_two_more_kernels_for_each_direction(kind: str, rows: int) -> None:
+    """Two casts with delayed scaling; the largest magnitude and a cast with current scaling, by one
+    kernel for small tensors.
+    """
+    q, k, v = (torch.randn(1, rows, 1, 128, device="cuda").bfloat16() for _ in range(3))
     qkv = [t.requires_grad_() for t in (q, k, v)]
-    dout = torch.ones(1, 128, 128, dtype=torch.bfloat16, device="cuda")
+    dout = torch.ones(1, rows, 128, dtype=torch.bfloat16, device="cuda")
 
     def casts(recipe: object) -> list[str]:
         module = DotProductAttention(1, 128, qkv_format="bshd")
@@ -155,10 +158,11 @@ def test_fp8_launches_two_more_kernels_for_each_direction(kind: str) -> None:
             torch.cuda.synchronize()
         names = [e.name for e in profile.events() if "Memcpy" not in e.name]
         assert not [n for n in names if "elementwise" in n], names
-        return [n for n in names for cast in ("quantize<", "find_maxima<") if cast in n]
+        of_casts = ("quantize<", "quantize_small<", "find_maxima<")
+        return [n for n in names for cast in of_casts if cast in n]
 
     found = casts(RECIPES[kind](fp8_dpa=True))
-    assert len(found) == 4, found
+    assert len(found) == (2 if kind == "current" and rows == 128 else 4), found
 
 
 @pytest.mark.gpu
