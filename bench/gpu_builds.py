@@ -2,18 +2,25 @@
 """Compares two builds of the library on a GPU: whether a change of the code changed its speed.
 
 usage: gpu_builds.py --library build/libte_attention.so --other OTHER/libte_attention.so
+           [--only REGEX] [--seconds LIMIT] [--output FILE.jsonl]
 Both builds are loaded into one process and run on the same tensors. Each round times them in
 shuffled order, a burst of launches between two events; a figure is the median over the rounds of
 the ratios within a round, other over library, since clocks drift: above 1, --library is faster.
 Results that differ by more than 2 % of their norm are reported as a miss. The bars: hopper's
-forward pass within 1 % in the geometric mean and 2 % a cell, everything else within 2 %.
+forward pass within 1 % in the geometric mean and 2 % a cell, everything else within 2 %. A line is
+printed and written as soon as it is known, the summaries of the groups last.
 """
 
 import argparse
+import contextlib
+import itertools
 import json
 import math
 import random
+import re
 import statistics
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,12 +174,16 @@ def largest_difference(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> 
 
 def measure(cell: Cell, builds: dict[str, Library], rounds: int) -> dict:
     """The record of a cell."""
+    record = {"case": cell.group, "what": cell.what}
     tasks, results = {}, []
-    for name, library in builds.items():
-        tasks[name] = cell.task(library)
-        tasks[name]()
-        results.append(cell.results())
-    record = {"case": cell.group, "what": cell.what, "difference": largest_difference(*results)}
+    try:
+        for name, library in builds.items():
+            tasks[name] = cell.task(library)
+            tasks[name]()
+            results.append(cell.results())
+    except RuntimeError as error:  # what one of the builds does not support
+        return record | {"error": str(error)}
+    record["difference"] = largest_difference(*results)
     one = max(milliseconds(task, 3) for task in tasks.values())
     launches = max(2, int(BURST_MS / one))
     times: dict[str, list[float]] = {name: [] for name in tasks}
@@ -198,32 +209,45 @@ def summary(records: list[dict]) -> Iterator[dict]:
         yield {"case": "summary", "what": group, "cells": len(mine), **figures, "met": met}
 
 
+def all_records(arguments: argparse.Namespace) -> Iterator[dict]:
+    """The machine, the cells that --only names, and the groups of those."""
+    builds = {name: Library(getattr(arguments, name).resolve()) for name in ("library", "other")}
+    begin, measured = time.perf_counter(), []
+    yield machine() | {"program": "bench/gpu_builds.py"}
+    for cell in itertools.chain(forward_cells(), backward_cells(), portable_cells()):
+        if not re.search(arguments.only, f"{cell.group} {cell.what}"):
+            continue
+        if time.perf_counter() - begin > arguments.seconds:
+            yield {"case": "skipped", "what": f"{cell.group} {cell.what}"}
+            continue
+        record = measure(cell, builds, arguments.rounds)
+        if "over_other" in record:
+            measured.append(record)
+        yield record
+    if not measured:
+        sys.exit(f"--only {arguments.only!r} names no cell that both builds support")
+    yield from summary(measured)
+
+
 def main() -> None:
-    """Measures every cell."""
+    """Measures the cells."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=Path, required=True, help="libte_attention.so")
     parser.add_argument("--other", type=Path, required=True, help="that of the other build")
     parser.add_argument("--output", type=Path, help="where lines of JSON go")
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--only", default="", help="a regular expression: group, space, cell")
+    parser.add_argument("--seconds", type=float, default=300, help="no cell begins later than this")
     arguments = parser.parse_args()
     torch.manual_seed(20240711)
     random.seed(20240711)
-    builds = {name: Library(getattr(arguments, name).resolve()) for name in ("library", "other")}
-    records = [machine() | {"program": "bench/gpu_builds.py"}]
-    for cells in (forward_cells(), backward_cells(), portable_cells()):
-        for cell in cells:
-            try:
-                records.append(measure(cell, builds, arguments.rounds))
-            except RuntimeError as error:  # what one of the builds does not support
-                print(f"{cell.group} {cell.what}: {error}", flush=True)
-                continue
-            print(json.dumps(records[-1]), flush=True)
-    records += summary([r for r in records if "over_other" in r])
-    for record in records:
-        if record["case"] == "summary":
-            print(json.dumps(record))
-    if arguments.output:
-        arguments.output.write_text("".join(json.dumps(r) + "\n" for r in records))
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(arguments.output.open("w")) if arguments.output else None
+        for record in all_records(arguments):
+            line = json.dumps(record)
+            print(line, flush=True)
+            if file:
+                print(line, file=file, flush=True)
 
 
 if __name__ == "__main__":
