@@ -15,7 +15,7 @@ from torch import Tensor
 from te_attention.torch import _cp_accumulate as accumulate
 from te_attention.torch import attention, context_parallel_attention
 from te_attention.torch import context_parallel as cp
-from te_attention.torch._cp_problem import make_problem
+from te_attention.torch._cp_problem import Distribution, make_problem
 from te_attention.torch._cp_run import backward, forward
 from te_attention.torch._cp_transport import GroupTransport, LockStep
 from te_attention.torch.functional import describe
@@ -518,7 +518,8 @@ def lock_step(here: Rank) -> None:
     ranks, rows, heads = 8, here.options.rows, here.options.heads
     q, k, v, dout = here.tensors(rows // ranks, (heads, heads))
     a = describe(q, k, v, format="bshd", mask="causal")._replace(training=True)
-    calls = [make_problem(a, ranks, r, "ring", 1, True, rows) for r in range(ranks)]
+    shared = [Distribution(ranks, r, "ring", 1, True, rows) for r in range(ranks)]
+    calls = [make_problem(a, how) for how in shared]
 
     def run() -> tuple[float, float]:
         torch.cuda.synchronize()
