@@ -19,6 +19,7 @@ struct Precision {
   Rounding o, dqkv, dbias;
   double least = 0;      // smaller operands of a product may count as zero
   Rounding statistic{};  // of LSE and the like, and of the gradient of a sink
+  bool operator==(const Precision&) const = default;
 };
 
 // An engine with inputs and outputs of `type`: P as `type`, accumulation in fp32 (fp64 for fp64).

@@ -15,6 +15,7 @@ struct Rounding {
   double floor = 0;  // half the smallest subnormal
   double largest = kInfinity;
   bool saturates = false;  // beyond `largest`: true: clips; false: overflows to infinity
+  bool operator==(const Rounding&) const = default;
 };
 
 enum class Type { kExact, kFp16, kBf16, kFp32, kFp64, kE4m3, kE5m2 };

@@ -106,6 +106,30 @@ TEST(Check, NoticesAResultThatDependsOnOldMemory) {
   expect_noticed(tamper, "forward depends on what the memory held before");
 }
 
+// Engines share a result of the oracle only where it must be the same: the gradients are those of
+// the O that the engine stored.
+TEST(Check, SolvesAgainForAnotherRoundingOrAnotherO) {
+  static int solved = 0, written = 0;
+  const auto solves = [](const std::vector<std::string>& engines, const Tamper& tamper = {}) {
+    solved = written = 0;
+    const Solve solve = [](const oracle::Case& c, const oracle::Precision& precision) {
+      ++solved;
+      return oracle::solve(c, precision);
+    };
+    for (const Report& report :
+         check(Case::parse(kCase), engines, {.tamper = tamper, .solve = solve}))
+      EXPECT_TRUE(report.ok()) << report.text();
+    return solved;
+  };
+  EXPECT_EQ(solves({"reference", "reference"}), 1);
+  EXPECT_EQ(solves({"reference", "cpu-generic"}), 2);
+  // The second engine's O is a bit off, which is within the bounds.
+  const Tamper tamper = [](Inputs& inputs, Written d, Poison) {
+    if (d == Written::kForward && ++written > 2) inputs.memory(TEA_O)[0] ^= 1;
+  };
+  EXPECT_EQ(solves({"reference", "reference"}, tamper), 2);
+}
+
 TEST(Check, KnowsTheEnginesOfTheHost) {
   const std::vector<std::string> names = host_engines();
   EXPECT_EQ(std::count(names.begin(), names.end(), "reference"), 1);
