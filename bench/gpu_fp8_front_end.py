@@ -14,9 +14,11 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -385,6 +387,25 @@ def draws(p: Program) -> None:
 PARTS = {f.__name__: f for f in (rates, host, capture, accuracy, configurations, gpt, draws)}
 
 
+def run_part(part: str, device: str) -> tuple[int | str, list[str]]:
+    """Runs a part in a process of its own, and prints its lines as they come.
+
+    Returns its exit code, or why it has none, and its lines.
+    """
+    command = [sys.executable, __file__, "--inside", part, "--device", device]
+    options, lines = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}, []
+    with subprocess.Popen(command, **options) as run:
+        # With the processes that it started, which keep the pipe open.
+        limit = threading.Timer(SECONDS[part], os.killpg, (run.pid, signal.SIGKILL))
+        limit.start()
+        for line in run.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+        limit.cancel()
+    killed = run.returncode == -signal.SIGKILL
+    return f"none within {SECONDS[part]} s" if killed else run.returncode, lines
+
+
 def main() -> int:
     """0 if no bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -400,20 +421,12 @@ def main() -> int:
         return int(program.missed)
     missed, lines = [], []
     for part in options.parts.split(","):
-        command = [sys.executable, __file__, "--inside", part, "--device", options.device]
-        try:
-            done = subprocess.run(
-                command, timeout=SECONDS[part], check=False, stdout=subprocess.PIPE, text=True
-            )
-            code, text = done.returncode, done.stdout
-        except subprocess.TimeoutExpired as late:
-            code, text = f"none within {SECONDS[part]} s", (late.stdout or b"").decode()
-        print(text, end="", flush=True)
-        lines += [line for line in text.splitlines() if line.startswith("{")]
+        code, found = run_part(part, options.device)
         print(f"{part}: exit code {code}", flush=True)
+        lines += [line for line in found if line.startswith("{")]
         missed += [part] if code else []
     if options.output:
-        options.output.write_text("\n".join(lines) + "\n")
+        options.output.write_text("".join(lines))
     print(f"missed: {', '.join(missed) or 'none'}")
     return int(bool(missed))
 

@@ -2,7 +2,8 @@
 
 usage: fp8_draws.py COUNT [SEED] [DEVICE]
 
-Prints how many ran, were refused (and why), and failed; the exit code says whether any did.
+Prints how many have run after every 100, in the end how many ran, were refused (and why), and
+failed; the exit code says whether any did.
 """
 
 import collections
@@ -152,6 +153,8 @@ def tally(count: int, seed: int, device: str = "cpu") -> tuple[int, collections.
         ran += 1
         if error:
             wrong.append(f"{line}\n{error}")
+        if ran % 100 == 0:
+            print(f"{ran} of {count} ran, {len(wrong)} failed; next seed {seed}", flush=True)
     return ran, refused, wrong
 
 
