@@ -8,6 +8,7 @@
 #include <string>
 
 #include "torch/call.h"
+#include "torch/fp8_scales.h"
 #include "torch/ops.h"
 
 namespace tea::torch_ops {
@@ -57,21 +58,6 @@ frontend::Tensor rows_of(const frontend::Layout& layout, int32_t type, const Pla
   return {memory, type, place.where.device, layout.rank, layout.size, layout.stride};
 }
 
-// How a direction is scaled, in the order of the schemas.
-struct Recipe {
-  std::string name;
-  bool is_current, power_of_two;
-  float amax_floor;
-  int32_t dtype;
-
-  explicit Recipe(Stack& in)
-      : name(in.text()),
-        is_current(in.flag()),
-        power_of_two(in.flag()),
-        amax_floor(static_cast<float>(in.number())),
-        dtype(frontend::dtype_named("dtype", name)) {}
-};
-
 // The numbers of the first place: scales as they were when the direction ran.
 enum Number { kInputInverse, kFirst, kFirstInverse, kSecond, kSecondInverse, kNumbers };
 
@@ -84,6 +70,8 @@ struct Head {
         maxima(places.add(TEA_FP8_MAXIMA * sizeof(float))) {}
 };
 
+using Views = std::array<frontend::Tensor, 3>;  // of q, k and v
+
 // The arrays that forward leaves for backward: the codes of q, k and v, LSE, and the codes of O
 // unless O has 16 bits.
 struct Saved {
@@ -92,17 +80,17 @@ struct Saved {
   std::array<Rows, 3> rows;
   int64_t codes[3], o, lse;
 
-  Saved(const Arguments& a, int32_t type, bool has_o)
-      : rows{Rows(View(a.q), type), Rows(View(a.k), type), Rows(View(a.v), type)} {
+  Saved(const Views& of, int32_t type, bool has_o)
+      : rows{Rows(of[0], type), Rows(of[1], type), Rows(of[2], type)} {
     for (int i = 0; i < 3; ++i) codes[i] = places.add(rows[i].count());
-    const View q(a.q), v(a.v);
+    const frontend::Tensor &q = of[0], &v = of[2];
     const int64_t dim = q.rank ? q.size[q.rank - 1] : 0;
     const int64_t lines = dim ? q.elements() / dim : 0;  // rows of all heads
     o = places.add(has_o && v.rank ? lines * v.size[v.rank - 1] : 0);
     lse = places.add(lines * static_cast<int64_t>(sizeof(float)));
   }
-  std::array<frontend::Tensor, 3> qkv(char* base, int device) const {
-    std::array<frontend::Tensor, 3> out;
+  Views qkv(char* base, int device) const {
+    Views out;
     for (int i = 0; i < 3; ++i) {
       out[i] = rows[i].at(base + codes[i]);
       out[i].device = device;
@@ -126,32 +114,16 @@ void add(tea_fp8_joint_cast& cast, const void* from, void* to, int64_t count) {
   cast.count[cast.tensors++] = count;
 }
 
-// A scale, and the largest magnitude of what it scales; absent: nothing is cast to FP8 with them.
-struct Scaling {
-  std::optional<Tensor> scale, amax;
-
-  explicit Scaling(Stack& in) : scale(in.maybe_tensor()), amax(in.maybe_tensor()) {}
-};
-
-float* maybe_fp32(const Place& place, const char* name, const std::optional<Tensor>& tensor) {
-  if (!tensor) return nullptr;
-  if (tensor->numel() != 1) refuse(name, "of shape " + shape_text(View(*tensor)), "float32 [1]");
-  return place.fp32(name, *tensor);
-}
-
 // Casts to FP8, and keeps the scales of the results with that of the inputs.
-void quantize(tea_fp8_joint_cast& cast, const Recipe& recipe, const Scaling& of_inputs,
-              const Scaling& first, const Scaling& second, char* base, const Head& head,
-              const Place& place) {
+void quantize(tea_fp8_joint_cast& cast, const Recipe& recipe, bool is_current,
+              const Scales::Found& scales, char* base, const Head& head, const Place& place) {
   cast.power_of_two = recipe.power_of_two, cast.amax_floor = recipe.amax_floor;
-  cast.scale = maybe_fp32(place, "input_scale", of_inputs.scale);
-  cast.amax = maybe_fp32(place, "input_amax", of_inputs.amax);
+  cast.scale = scales.inputs.scale, cast.amax = scales.inputs.amax;
   cast.scale_inv = number(base, head, kInputInverse);
   cast.maxima = reinterpret_cast<float*>(base + head.maxima);
-  cast.copied[0] = maybe_fp32(place, "first_scale", first.scale);
-  cast.copied[1] = maybe_fp32(place, "second_scale", second.scale);
+  cast.copied[0] = scales.first.scale, cast.copied[1] = scales.second.scale;
   cast.copy[0] = number(base, head, kFirst), cast.copy[1] = number(base, head, kSecond);
-  require((recipe.is_current ? tea_fp8_quantize_joint_current : tea_fp8_quantize_joint)(
+  require((is_current ? tea_fp8_quantize_joint_current : tea_fp8_quantize_joint)(
       &cast, place.where.device, place.where.stream));
 }
 
@@ -197,26 +169,30 @@ char* bytes_of(const Tensor& tensor) { return static_cast<char*>(tensor.data_ptr
 }  // namespace
 
 void fp8_attention_forward(Stack& stack) {
-  const Scaling of_qkv(stack), of_s(stack), of_o(stack);
+  const Scales given(stack);
   const Recipe recipe(stack);
   const Arguments arguments = read_arguments(stack);
   require_format(arguments);
   const Place place("q", arguments.q);
-  const Tensor* const given[] = {&arguments.q, &arguments.k, &arguments.v};
+  const Views qkv = {view_of("q", arguments.q), view_of("k", arguments.k),
+                     view_of("v", arguments.v)};
   const char* const names[] = {"q", "k", "v"};
   const int32_t type = dtype_of(arguments.q);
-  const bool casts_o = of_o.scale.has_value();
+  if (type == TEA_DTYPE_DEFAULT)
+    refuse("q.dtype", dtype_text(arguments.q), "float16, bfloat16, float32 or float64");
+  const bool casts_o = given.has_second();
+  const auto [of_qkv, of_s, of_o] = given.at(place, "s", "o");
 
-  const Saved saved(arguments, recipe.dtype, casts_o);
+  const Saved saved(qkv, recipe.dtype, casts_o);
   const Tensor memory = empty(arguments.q, torch_byte(), {saved.places.bytes()});
   char* const base = bytes_of(memory);
   tea_fp8_joint_cast cast = cast_of(type, recipe.dtype);
   for (int i = 0; i < 3; ++i) {
-    void* const data = place.memory(names[i], *given[i], torch_dtype(type));
+    void* const data = frontend::require_memory(names[i], qkv[i], type, place.where.device);
     add(cast, data, base + saved.codes[i], saved.rows[i].count());
   }
   Call call(arguments, saved.qkv(base, place.where.device));
-  quantize(cast, recipe, of_qkv, of_s, of_o, base, saved.head, place);
+  quantize(cast, recipe, given.is_current(), {of_qkv, of_s, of_o}, base, saved.head, place);
 
   call.problem().o_dtype = casts_o ? recipe.dtype : type;
   const frontend::Layout layout = call.o_layout();
@@ -226,10 +202,10 @@ void fp8_attention_forward(Stack& stack) {
       call.add_rows(TEA_O, "o", rows_of(layout, call.problem().o_dtype, place, rows));
   call.add_memory(TEA_LSE, base + saved.lse);
   add_numbers(call, kForward, base, saved.head);
-  call.add_scale(TEA_S_AMAX, "s_amax", of_s.amax);
+  call.add_memory(TEA_S_AMAX, of_s.amax);
   if (casts_o) {
     call.add_memory(TEA_O_SCALE, number(base, saved.head, kSecond));
-    call.add_scale(TEA_O_AMAX, "o_amax", of_o.amax);
+    call.add_memory(TEA_O_AMAX, of_o.amax);
   }
   call.forward();
   if (casts_o) {
@@ -264,7 +240,7 @@ void require_saved(const Tensor& memory, const Saved& saved) {
 void fp8_attention_backward(Stack& stack) {
   const Tensor dout_given = stack.tensor(), memory = stack.tensor();
   const std::optional<Tensor> o_given = stack.maybe_tensor();
-  const Scaling of_dout(stack), of_dp(stack), of_gradients(stack);
+  const Scales given(stack);
   const int32_t forward_dtype = frontend::dtype_named("forward_dtype", stack.text());
   const Recipe recipe(stack);
   const Arguments arguments = read_arguments(stack);  // of q, k and v only shape and type
@@ -274,9 +250,11 @@ void fp8_attention_backward(Stack& stack) {
       dout_given.is_contiguous() ? dout_given : torch::stable::contiguous(dout_given);
   const int device = place.where.device;
   const int32_t type = dtype_of(arguments.q);
-  const bool casts = of_gradients.scale.has_value();
+  const bool casts = given.has_second();
+  const auto [of_dout, of_dp, of_gradients] = given.at(place, "dp", "gradient");
 
-  const Saved saved(arguments, forward_dtype, !o_given);
+  const Saved saved({View(arguments.q), View(arguments.k), View(arguments.v)}, forward_dtype,
+                    !o_given);
   require_saved(memory, saved);
   char* const kept = static_cast<char*>(place.memory("saved", memory, torch_byte()));
   const Scratch scratch(dout.numel(), saved, casts);
@@ -289,7 +267,8 @@ void fp8_attention_backward(Stack& stack) {
   const frontend::Layout layout = call.o_layout();
   if (dout.numel() != rows_of(layout, type, place, nullptr).elements())
     refuse("dout", "of shape " + shape_text(View(dout)), "the elements of O");
-  quantize(cast, recipe, of_dout, of_dp, of_gradients, base, scratch.head, place);
+  quantize(cast, recipe, given.is_current(), {of_dout, of_dp, of_gradients}, base, scratch.head,
+           place);
 
   tea_problem& problem = call.problem();
   problem.training = 1;
@@ -305,10 +284,10 @@ void fp8_attention_backward(Stack& stack) {
   add_numbers(call, kForward, kept, saved.head);
   if (!o_given) call.add_memory(TEA_O_SCALE_INV, number(kept, saved.head, kSecondInverse));
   add_numbers(call, kBackward, base, scratch.head);
-  call.add_scale(TEA_DP_AMAX, "dp_amax", of_dp.amax);
+  call.add_memory(TEA_DP_AMAX, of_dp.amax);
   if (casts) {
     add_numbers(call, kGradients, base, scratch.head);
-    call.add_scale(TEA_DQ_AMAX, "gradient_amax", of_gradients.amax);
+    call.add_memory(TEA_DQ_AMAX, of_gradients.amax);
   }
 
   const auto gradient = [&](int i) {

@@ -186,8 +186,8 @@ def _fp8_backward_out(*arguments):
     return _small_gradients(*wants, Arguments(*arguments[first:]))
 
 
-# The arguments of the operators with casts before the common ones; the place of o_scale.
-FP8_ATTENTION_FORWARD, FP8_ATTENTION_BACKWARD, O_SCALE = 10, 14, 4
+# The arguments of the operators with casts before the common ones; that of the place of O's scale.
+FP8_ATTENTION_FORWARD, FP8_ATTENTION_BACKWARD, PLACE_OF_O = 10, 14, 6
 _PLACE, _NUMBERS, _MAXIMA = 256, 20, 2048  # of memory for several arrays, in bytes
 
 
@@ -195,7 +195,7 @@ _PLACE, _NUMBERS, _MAXIMA = 256, 20, 2048  # of memory for several arrays, in by
 def _fp8_attention_forward(*arguments):
     q, k, v = arguments[FP8_ATTENTION_FORWARD : FP8_ATTENTION_FORWARD + 3]
     rows = q.numel() // q.shape[-1]
-    of_o = 0 if arguments[O_SCALE] is None else rows * v.shape[-1]
+    of_o = 0 if arguments[PLACE_OF_O] < 0 else rows * v.shape[-1]
     parts = (_NUMBERS, _MAXIMA, q.numel(), k.numel(), v.numel(), of_o, 4 * rows)
     places = sum((n + _PLACE - 1) // _PLACE * _PLACE for n in parts)
     o = q.new_empty((*q.shape[:-2], q.shape[-2] * v.shape[-1]))

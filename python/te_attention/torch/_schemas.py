@@ -25,18 +25,18 @@ FP8_BACKWARD_SCALES = (
 )
 FP8_BACKWARD = f"{FP8_BACKWARD_SCALES}, str dqkv_dtype"
 
-# Scales, each with its amax. Those of the inputs are read, or with `current` written; those of S
-# and dP are read, and with delayed scaling those of O and of the gradients, which have 16 bits
-# otherwise. An amax that is read is raised.
+# input_scale, input_amax: written, of current scaling, whose `input` is -1. scales, amaxes: float32
+# [n] of delayed scaling, then the places there of the inputs and of two other tensors. Scales are
+# read and amaxes raised. -1: O, or the gradients, have 16 bits.
 FP8_ATTENTION_FORWARD = (
-    "Tensor(a!)? input_scale, Tensor(b!)? input_amax, Tensor? s_scale, Tensor(c!)? s_amax, "
-    "Tensor? o_scale, Tensor(d!)? o_amax, str dtype, bool current, bool power_of_two, "
-    "float amax_floor"
+    "Tensor(a!)? input_scale, Tensor(b!)? input_amax, Tensor scales, Tensor(c!) amaxes, "
+    "int input, int s, int o, str dtype, bool power_of_two, float amax_floor"
 )
 FP8_ATTENTION_BACKWARD = (
-    "Tensor dout, Tensor saved, Tensor? o, Tensor(a!)? input_scale, Tensor(b!)? input_amax, "
-    "Tensor? dp_scale, Tensor(c!)? dp_amax, Tensor? gradient_scale, Tensor(d!)? gradient_amax, "
-    "str forward_dtype, str dtype, bool current, bool power_of_two, float amax_floor"
+    "Tensor dout, Tensor saved, Tensor? o, "
+    "Tensor(a!)? input_scale, Tensor(b!)? input_amax, Tensor scales, Tensor(c!) amaxes, "
+    "int input, int dp, int gradient, str forward_dtype, str dtype, bool power_of_two, "
+    "float amax_floor"
 )
 
 SCHEMAS = {

@@ -73,13 +73,14 @@ class RecipeState:
 
 
 class DelayedScalingRecipeState(RecipeState):
-    """`scale` float32 [n] and `amax_history` float32 [length, n], whose row 0 is being collected.
+    """`scale` float32 [n] and `amax_history` float32 [length, n]; row 0, `amax`, is collected.
 
     Quantizers hold views of both, so that an update of the state is one of every quantizer.
     """
 
     scale: Tensor
     amax_history: Tensor
+    amax: Tensor
 
     def __init__(self, recipe: Recipe, **options: object) -> None:
         """Scales of 1 and an empty history."""
@@ -87,6 +88,7 @@ class DelayedScalingRecipeState(RecipeState):
         n, new = self.num_quantizers, {"dtype": torch.float32, "device": self.device}
         self.scale = torch.ones(n, **new)
         self.amax_history = torch.zeros(recipe.amax_history_len, n, **new)
+        self.amax = self.amax_history[0]
         # Whether there are amaxes. The autocast() of a first forward pass may end after the
         # backward pass of another module, and then updates the state of gradients too.
         self.recorded = self.mode == "forward"
@@ -96,9 +98,8 @@ class DelayedScalingRecipeState(RecipeState):
 
     def make_quantizers(self) -> list[Float8Quantizer]:
         """See the class."""
-        amax = self.amax_history[0]
         return [
-            Float8Quantizer(self.scale[i], amax[i : i + 1], self.dtype)
+            Float8Quantizer(self.scale[i], self.amax[i : i + 1], self.dtype)
             for i in range(self.num_quantizers)
         ]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 # torch.autograd.Function without functorch's transforms, whose support costs microseconds.
 from torch.autograd.function import _SingleLevelFunction
 
-from te_attention.torch.fp8 import FP8GlobalStateManager
+from te_attention.torch.fp8 import DelayedScalingRecipeState, FP8GlobalStateManager
 from te_attention.torch.fp8.formats import format_of, is_current
 from te_attention.torch.functional import describe
 from te_attention.torch.operators import (
@@ -29,27 +29,31 @@ from transformer_engine.pytorch.cpp_extensions.fused_attn import (
 )
 
 from ._engine import EngineCall
-from ._fp8 import begin_scale_of_dp, bound_of_dp
+from ._fp8 import COUNTS, begin_scale_of_dp, bound_of_dp
 
 _quantize_current = ops.fp8_quantize_current.default
-_NO_OPTIONS = (False, False, 0.0)  # of delayed scaling, in the place of those of current scaling
 
 
-def _options(quantizer: object) -> tuple[bool, bool, float]:
+def _inputs(direct: "DirectFp8", quantizer: object, state: DelayedScalingRecipeState) -> tuple:
+    """The arguments of the operators for scales: of current scaling, those that they find."""
+    if not direct.is_current:
+        return None, None, state.scale, state.amax
+    return quantizer.scale, quantizer.amax, state.scale, state.amax
+
+
+def _options(direct: "DirectFp8", quantizer: object) -> tuple[bool, float]:
     """The arguments of the operators that say how scales of inputs are found."""
-    if not is_current(quantizer):
-        return _NO_OPTIONS
-    return True, quantizer.force_pow_2_scales, quantizer.amax_epsilon
+    if not direct.is_current:
+        return False, 0.0
+    return quantizer.force_pow_2_scales, quantizer.amax_epsilon
 
 
-def _attend(qkv: tuple, quantizers: dict, direct: "DirectFp8") -> tuple[Tensor, Tensor]:
+def _attend(qkv: tuple, meta: dict, quantizers: dict, direct: "DirectFp8") -> tuple[Tensor, Tensor]:
     """O with heads merged, and the tensor for backward."""
-    forward = quantizers["scaling_fwd"]
-    of_qkv, of_s, of_o = forward[META_QKV], forward[META_S], forward[META_O]
-    o_scale, o_amax = (None, None) if is_current(of_o) else (of_o.scale, of_o.amax)
+    of_qkv = quantizers["scaling_fwd"][META_QKV]
     return direct.forward(
-        *(of_qkv.scale, of_qkv.amax, of_s.scale, of_s.amax, o_scale, o_amax),
-        *(direct.forward_dtype, *_options(of_qkv), *qkv, *direct.options),
+        *_inputs(direct, of_qkv, meta["scaling_fwd"]),
+        *(*direct.places, direct.forward_dtype, *_options(direct, of_qkv), *qkv, *direct.options),
     )
 
 
@@ -58,8 +62,8 @@ class _Node(_SingleLevelFunction):
 
     @staticmethod
     def forward(ctx, q, k, v, meta, quantizers, direct):
-        o, saved = _attend((q, k, v), quantizers, direct)
-        if is_current(quantizers["scaling_fwd"][META_O]):
+        o, saved = _attend((q, k, v), meta, quantizers, direct)
+        if direct.is_current:
             ctx.save_for_backward(saved, o)
         else:
             ctx.save_for_backward(saved)
@@ -70,15 +74,13 @@ class _Node(_SingleLevelFunction):
     def backward(ctx, dout):
         saved, *o = ctx.saved_tensors
         meta, quantizers, direct = ctx.given
-        backward, state = quantizers["scaling_bwd"], meta["scaling_bwd"]
-        of_do, of_dp, of_dqkv = backward[META_DO], backward[META_DP], backward[META_DQKV]
-        if not state.updated and is_current(of_do):
+        of_do, state = quantizers["scaling_bwd"][META_DO], meta["scaling_bwd"]
+        if direct.is_current and not state.updated:
             _begin(direct, saved, dout, meta, quantizers)
-        scale, amax = (None, None) if is_current(of_dqkv) else (of_dqkv.scale, of_dqkv.amax)
         gradients = direct.backward(
-            *(dout, saved, o[0] if o else None, of_do.scale, of_do.amax, of_dp.scale, of_dp.amax),
-            *(scale, amax, direct.forward_dtype, direct.backward_dtype, *_options(of_do)),
-            *(*direct.shapes, *direct.options),
+            *(dout, saved, o[0] if o else None, *_inputs(direct, of_do, state)),
+            *(*direct.places_of_gradients, direct.forward_dtype, direct.backward_dtype),
+            *(*_options(direct, of_do), *direct.shapes, *direct.options),
         )
         FP8GlobalStateManager.note_backward()
         state.recorded = True
@@ -88,7 +90,7 @@ class _Node(_SingleLevelFunction):
 def _begin(direct: "DirectFp8", saved: Tensor, dout: Tensor, meta: dict, quantizers: dict) -> None:
     """The first scale of dP, of the largest values of V and dO."""
     of_qkv, of_do = quantizers["scaling_fwd"][META_QKV], quantizers["scaling_bwd"][META_DO]
-    found = _quantize_current(dout.contiguous(), direct.backward_dtype, *_options(of_do)[1:])
+    found = _quantize_current(dout.contiguous(), direct.backward_dtype, *_options(direct, of_do))
     # The first number of `saved` is the inverse of the scale of q, k and v.
     inverses = saved[:4].view(torch.float32), found[2]
     dtypes = of_qkv.dtype, of_do.dtype
@@ -104,7 +106,10 @@ class DirectFp8:
         "backward_dtype",
         "forward",
         "forward_dtype",
+        "is_current",
         "options",
+        "places",
+        "places_of_gradients",
         "scale",
         "shapes",
     )
@@ -118,6 +123,13 @@ class DirectFp8:
         self.forward, self.backward = fp8_attention_forward(found), fp8_attention_backward(found)
         self.forward_dtype = format_of(quantizers["scaling_fwd"][META_QKV].dtype).name
         self.backward_dtype = format_of(quantizers["scaling_bwd"][META_DO].dtype).name
+        # With both recipes the state is that of delayed scaling, which has the last quantizers.
+        self.is_current = is_current(quantizers["scaling_fwd"][META_QKV])
+        # int, because PyTorch's dispatcher takes a microsecond for a member of an enum.
+        first = [n if self.is_current else 0 for _, n in COUNTS.values()]
+        own = [-1 if self.is_current else int(n) for n in (META_QKV, META_O, META_DO, META_DQKV)]
+        self.places = own[0], META_S - first[0], own[1]
+        self.places_of_gradients = own[2], META_DP - first[1], own[3]
         # backward needs the shapes of q, k and v: tensors of one element that have them.
         self.shapes = tuple(t.new_empty(()).expand(t.shape) for t in (q, k, v))
 
@@ -129,16 +141,15 @@ class DirectFp8:
         contiguous = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
         return halves and plain and contiguous and call.ranks is None and call.scale is not None
 
-    @staticmethod
-    def accepts(quantizers: dict) -> bool:
+    def accepts(self, quantizers: dict) -> bool:
         """Whether the operators find the scales as these quantizers do now."""
+        if not self.is_current:
+            return True
         of_inputs = quantizers["scaling_fwd"][META_QKV], quantizers["scaling_bwd"][META_DO]
-        return not any(
-            is_current(q) and (q.use_existing_amax or q.with_amax_reduction) for q in of_inputs
-        )
+        return not any(q.use_existing_amax or q.with_amax_reduction for q in of_inputs)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, meta: dict, quantizers: dict) -> Tensor:
         """O with heads merged."""
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             return _Node.apply(q, k, v, meta, quantizers, self)
-        return _attend((q, k, v), quantizers, self)[0]
+        return _attend((q, k, v), meta, quantizers, self)[0]

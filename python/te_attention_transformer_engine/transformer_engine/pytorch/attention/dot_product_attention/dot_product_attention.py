@@ -380,15 +380,15 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
                 )
             )
         ):
-            words = {"fp8": True, "fp8_output": fp8_output}
-            return words | {"fp8_meta": meta, "quantizers": own["quantizers"]}
+            return own["_fp8_words"][fp8_output]
         if own["fp8"] and asks_for_fp8(FP8GlobalStateManager.get_fp8_recipe()):
             own["_fp8_device"] = call.q.device
             self.init_fp8_metadata()
             if recipe is not None:
                 meta["prepared"] = prepared
-            words = {"fp8": True, "fp8_output": fp8_output}
-            return words | {"fp8_meta": self.fp8_meta, "quantizers": self.quantizers}
+            state = {"fp8": True, "fp8_meta": self.fp8_meta, "quantizers": self.quantizers}
+            own["_fp8_words"] = [state | {"fp8_output": wanted} for wanted in (False, True)]
+            return own["_fp8_words"][fp8_output]
         if is_fp8_tensor(call.q):
             call.q, call.k, call.v = (t.dequantize() for t in (call.q, call.k, call.v))
         return None
