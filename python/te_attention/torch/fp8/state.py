@@ -115,7 +115,7 @@ class DelayedScalingRecipeState(RecipeState):
         """Notes that the scales are from a history."""
         if not self.updated:
             self.updated = True
-            self.updated_on_device.fill_(True)  # noqa: FBT003
+            self.updated_on_device.fill_(True)
 
 
 class Float8CurrentScalingRecipeState(RecipeState):

@@ -34,40 +34,33 @@ from ._fp8 import COUNTS, begin_scale_of_dp, bound_of_dp
 _quantize_current = ops.fp8_quantize_current.default
 
 
-def _inputs(direct: "DirectFp8", quantizer: object, state: DelayedScalingRecipeState) -> tuple:
-    """The arguments of the operators for scales: of current scaling, those that they find."""
+def _scaling(
+    direct: "DirectFp8", quantizer: object, state: DelayedScalingRecipeState, words: tuple
+) -> tuple:
+    """The arguments of the operators that say how a direction is scaled."""
     if not direct.is_current:
-        return None, None, state.scale, state.amax
-    return quantizer.scale, quantizer.amax, state.scale, state.amax
-
-
-def _options(direct: "DirectFp8", quantizer: object) -> tuple[bool, float]:
-    """The arguments of the operators that say how scales of inputs are found."""
-    if not direct.is_current:
-        return False, 0.0
-    return quantizer.force_pow_2_scales, quantizer.amax_epsilon
+        return None, None, state.scale, state.amax, *words, False, 0.0
+    found = quantizer.scale, quantizer.amax, state.scale, state.amax
+    return *found, *words, quantizer.force_pow_2_scales, quantizer.amax_epsilon
 
 
 def _attend(qkv: tuple, meta: dict, quantizers: dict, direct: "DirectFp8") -> tuple[Tensor, Tensor]:
     """O with heads merged, and the tensor for backward."""
-    of_qkv = quantizers["scaling_fwd"][META_QKV]
-    return direct.forward(
-        *_inputs(direct, of_qkv, meta["scaling_fwd"]),
-        *(*direct.places, direct.forward_dtype, *_options(direct, of_qkv), *qkv, *direct.options),
-    )
+    of_qkv, state = quantizers["scaling_fwd"][META_QKV], meta["scaling_fwd"]
+    return direct.forward(*_scaling(direct, of_qkv, state, direct.words), *qkv, *direct.options)
 
 
 class _Node(_SingleLevelFunction):
-    """apply(q, k, v, fp8_meta, quantizers, direct) -> O."""
+    """apply(q, k, v, (fp8_meta, quantizers, direct)) -> O: each argument costs time."""
 
     @staticmethod
-    def forward(ctx, q, k, v, meta, quantizers, direct):
-        o, saved = _attend((q, k, v), meta, quantizers, direct)
-        if direct.is_current:
+    def forward(ctx, q, k, v, given):
+        o, saved = _attend((q, k, v), *given)
+        if given[-1].is_current:
             ctx.save_for_backward(saved, o)
         else:
             ctx.save_for_backward(saved)
-        ctx.given = meta, quantizers, direct
+        ctx.given = given
         return o
 
     @staticmethod
@@ -78,19 +71,20 @@ class _Node(_SingleLevelFunction):
         if direct.is_current and not state.updated:
             _begin(direct, saved, dout, meta, quantizers)
         gradients = direct.backward(
-            *(dout, saved, o[0] if o else None, *_inputs(direct, of_do, state)),
-            *(*direct.places_of_gradients, direct.forward_dtype, direct.backward_dtype),
-            *(*_options(direct, of_do), *direct.shapes, *direct.options),
+            *(dout, saved, o[0] if o else None),
+            *_scaling(direct, of_do, state, direct.words_of_gradients),
+            *(*direct.shapes, *direct.options),
         )
         FP8GlobalStateManager.note_backward()
         state.recorded = True
-        return *gradients, None, None, None
+        return *gradients, None
 
 
 def _begin(direct: "DirectFp8", saved: Tensor, dout: Tensor, meta: dict, quantizers: dict) -> None:
     """The first scale of dP, of the largest values of V and dO."""
     of_qkv, of_do = quantizers["scaling_fwd"][META_QKV], quantizers["scaling_bwd"][META_DO]
-    found = _quantize_current(dout.contiguous(), direct.backward_dtype, *_options(direct, of_do))
+    options = of_do.force_pow_2_scales, of_do.amax_epsilon
+    found = _quantize_current(dout.contiguous(), format_of(of_do.dtype).name, *options)
     # The first number of `saved` is the inverse of the scale of q, k and v.
     inverses = saved[:4].view(torch.float32), found[2]
     dtypes = of_qkv.dtype, of_do.dtype
@@ -103,15 +97,13 @@ class DirectFp8:
 
     __slots__ = (
         "backward",
-        "backward_dtype",
         "forward",
-        "forward_dtype",
         "is_current",
         "options",
-        "places",
-        "places_of_gradients",
         "scale",
         "shapes",
+        "words",
+        "words_of_gradients",
     )
 
     def __init__(
@@ -121,15 +113,15 @@ class DirectFp8:
         found = trimmed(describe(q, k, v, **call.options())._replace(training=training))
         self.options, self.scale = tuple(found)[3:], call.scale
         self.forward, self.backward = fp8_attention_forward(found), fp8_attention_backward(found)
-        self.forward_dtype = format_of(quantizers["scaling_fwd"][META_QKV].dtype).name
-        self.backward_dtype = format_of(quantizers["scaling_bwd"][META_DO].dtype).name
-        # With both recipes the state is that of delayed scaling, which has the last quantizers.
-        self.is_current = is_current(quantizers["scaling_fwd"][META_QKV])
-        # int, because PyTorch's dispatcher takes a microsecond for a member of an enum.
+        of_qkv, of_do = quantizers["scaling_fwd"][META_QKV], quantizers["scaling_bwd"][META_DO]
+        self.is_current = is_current(of_qkv)
+        types = format_of(of_qkv.dtype).name, format_of(of_do.dtype).name
+        # The places in the state of delayed scaling, which with both recipes has the last
+        # quantizers. int, because a member of an enum takes PyTorch's dispatcher a microsecond.
         first = [n if self.is_current else 0 for _, n in COUNTS.values()]
         own = [-1 if self.is_current else int(n) for n in (META_QKV, META_O, META_DO, META_DQKV)]
-        self.places = own[0], META_S - first[0], own[1]
-        self.places_of_gradients = own[2], META_DP - first[1], own[3]
+        self.words = own[0], META_S - first[0], own[1], types[0]
+        self.words_of_gradients = own[2], META_DP - first[1], own[3], *types
         # backward needs the shapes of q, k and v: tensors of one element that have them.
         self.shapes = tuple(t.new_empty(()).expand(t.shape) for t in (q, k, v))
 
@@ -145,11 +137,12 @@ class DirectFp8:
         """Whether the operators find the scales as these quantizers do now."""
         if not self.is_current:
             return True
-        of_inputs = quantizers["scaling_fwd"][META_QKV], quantizers["scaling_bwd"][META_DO]
-        return not any(q.use_existing_amax or q.with_amax_reduction for q in of_inputs)
+        of_qkv, of_do = quantizers["scaling_fwd"][META_QKV], quantizers["scaling_bwd"][META_DO]
+        existing = of_qkv.use_existing_amax or of_do.use_existing_amax
+        return not (existing or of_qkv.with_amax_reduction or of_do.with_amax_reduction)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, meta: dict, quantizers: dict) -> Tensor:
         """O with heads merged."""
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            return _Node.apply(q, k, v, meta, quantizers, self)
+            return _Node.apply(q, k, v, (meta, quantizers, self))
         return _attend((q, k, v), meta, quantizers, self)[0]
