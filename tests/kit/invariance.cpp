@@ -13,13 +13,15 @@
 namespace tea::kit {
 namespace {
 
+// Its values are zero, since fill() draws others.
 std::string case_text(const std::string& problem, const std::vector<Chunk>& batch) {
   std::string q, kv;
   for (const Chunk& c : batch) {
     q += (q.empty() ? "" : ",") + std::to_string(c.rows);
     kv += (kv.empty() ? "" : ",") + std::to_string(c.first + c.rows);
   }
-  return problem + " outputs=lse causal=1 bottom_right=1 | lens_q=" + q + " lens_kv=" + kv;
+  return problem + " outputs=lse causal=1 bottom_right=1 | values=zero lens_q=" + q +
+         " lens_kv=" + kv;
 }
 
 // Rows of Q, K and V that depend on the sequence and on the row's position in it.
