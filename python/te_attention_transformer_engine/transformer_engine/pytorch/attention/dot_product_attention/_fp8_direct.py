@@ -60,16 +60,18 @@ class _Node(_SingleLevelFunction):
             ctx.save_for_backward(saved, o)
         else:
             ctx.save_for_backward(saved)
-        ctx.given = given
+        meta, quantizers, direct = given
+        # Those of now: another recipe has others, and may be used before backward.
+        ctx.given = meta["scaling_bwd"], quantizers["scaling_bwd"], direct
         return o
 
     @staticmethod
     def backward(ctx, dout):
         saved, *o = ctx.saved_tensors
-        meta, quantizers, direct = ctx.given
-        of_do, state = quantizers["scaling_bwd"][META_DO], meta["scaling_bwd"]
+        state, quantizers, direct = ctx.given
+        of_do = quantizers[META_DO]
         if direct.is_current and not state.updated:
-            _begin(direct, saved, dout, meta, quantizers)
+            _begin(direct, saved, dout, state, quantizers)
         gradients = direct.backward(
             *(dout, saved, o[0] if o else None),
             *_scaling(direct, of_do, state, direct.words_of_gradients),
@@ -80,16 +82,21 @@ class _Node(_SingleLevelFunction):
         return *gradients, None
 
 
-def _begin(direct: "DirectFp8", saved: Tensor, dout: Tensor, meta: dict, quantizers: dict) -> None:
+def _begin(
+    direct: "DirectFp8",
+    saved: Tensor,
+    dout: Tensor,
+    state: DelayedScalingRecipeState,
+    quantizers: list,
+) -> None:
     """The first scale of dP, of the largest values of V and dO."""
-    of_qkv, of_do = quantizers["scaling_fwd"][META_QKV], quantizers["scaling_bwd"][META_DO]
+    of_do = quantizers[META_DO]
     options = of_do.force_pow_2_scales, of_do.amax_epsilon
     found = _quantize_current(dout.contiguous(), format_of(of_do.dtype).name, *options)
     # The first number of `saved` is the inverse of the scale of q, k and v.
     inverses = saved[:4].view(torch.float32), found[2]
-    dtypes = of_qkv.dtype, of_do.dtype
-    bound = bound_of_dp(inverses, dtypes, direct.shapes[2].size(-1), direct.scale)
-    begin_scale_of_dp(meta, quantizers, bound)
+    bound = bound_of_dp(inverses, direct.dtypes, direct.shapes[2].size(-1), direct.scale)
+    begin_scale_of_dp({"scaling_bwd": state}, {"scaling_bwd": quantizers}, bound)
 
 
 class DirectFp8:
@@ -97,6 +104,7 @@ class DirectFp8:
 
     __slots__ = (
         "backward",
+        "dtypes",
         "forward",
         "is_current",
         "options",
@@ -115,7 +123,8 @@ class DirectFp8:
         self.forward, self.backward = fp8_attention_forward(found), fp8_attention_backward(found)
         of_qkv, of_do = quantizers["scaling_fwd"][META_QKV], quantizers["scaling_bwd"][META_DO]
         self.is_current = is_current(of_qkv)
-        types = format_of(of_qkv.dtype).name, format_of(of_do.dtype).name
+        self.dtypes = of_qkv.dtype, of_do.dtype
+        types = tuple(format_of(d).name for d in self.dtypes)
         # The places in the state of delayed scaling, which with both recipes has the last
         # quantizers. int, because a member of an enum takes PyTorch's dispatcher a microsecond.
         first = [n if self.is_current else 0 for _, n in COUNTS.values()]

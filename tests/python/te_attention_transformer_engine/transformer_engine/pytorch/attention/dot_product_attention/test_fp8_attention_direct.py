@@ -110,6 +110,26 @@ def test_backward_uses_the_scales_of_its_forward(calls: list) -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("kind", RECIPES)
+def test_backward_has_the_recipe_of_its_forward(kind: str, calls: list) -> None:
+    """A forward pass under another recipe in between makes other quantizers and states."""
+    (other,) = (name for name in RECIPES if name != kind)
+    module, qkv = DotProductAttention(2, 32, qkv_format="bshd"), drawn(0)
+    with te.autocast(recipe=RECIPES[kind](fp8_dpa=True)):
+        o = module(*qkv)
+    wanted = torch.autograd.grad(o, qkv, torch.ones_like(o), retain_graph=True)
+    state = module.fp8_meta["scaling_bwd"]
+    scale = state.scale.clone()
+    context = te.autocast(recipe=RECIPES[other](fp8_dpa=True))
+    with context, pytest.warns(UserWarning, match="the recipe changes"):
+        module(*qkv)
+    state.scale.copy_(scale)  # which the end of autocast() has updated
+    found = torch.autograd.grad(o, qkv, torch.ones_like(o))
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
+    assert len(calls) == 2
+
+
 class Operators(TorchDispatchMode):
     """The names of what is called."""
 
