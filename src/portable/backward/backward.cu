@@ -55,10 +55,12 @@ void backward(const Problem& problem, const Device& device, const Run& run) {
 
   fill_gradient_gaps(work.args, run.stream);
   launch_preprocess(work, stream);
-  if (selected.main >= 0)
-    launch_main(selected.main, work, stream);
-  else
+  if (selected.main < 0)
     launch_piecewise_dkv(work, stream);
+  else if (kBackwardTiles[selected.main].general)
+    launch_general_main(selected.main, work, stream);
+  else
+    launch_plain_main(selected.main, work, stream);
   if (adds_dq)
     launch_postprocess(work, stream);
   else if (selected.dq >= 0)

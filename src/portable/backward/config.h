@@ -9,7 +9,7 @@
 
 namespace tea::portable {
 
-// Of the main kernel (kernel.cu).
+// Of the main kernel (kernel.cuh).
 struct BackwardTile {
   bool general;          // any score modification, alignment, FP8 and dropout; see is_plain()
   int dim;               // the largest of both head dimensions
@@ -44,6 +44,10 @@ inline constexpr BackwardTile kBackwardTiles[] = {
      .warps_m_scores = 4, .warps_m_dkv = 4, .warps_m_dq = 4, .stages = 2},
 };
 // clang-format on
+inline constexpr int kNumBackwardTiles = static_cast<int>(std::size(kBackwardTiles));
+inline constexpr int kNumPlainBackwardTiles = 3;
+static_assert(!kBackwardTiles[kNumPlainBackwardTiles - 1].general &&
+              kBackwardTiles[kNumPlainBackwardTiles].general);
 
 // Of the kernel for dQ without atomics (dq_kernel.cu).
 struct DqTile {
@@ -94,6 +98,12 @@ inline bool is_plain(const AttentionArguments& a) {
          operand_dtype(a) == a.q.dtype;
 }
 
+// Whether the plain main kernels can store dK or dV: in chunks of 16 bytes, or in fp32. They store
+// no other type element by element: with that choice, the kernel for head dimension 128 spills.
+inline bool is_stored_by_plain(const StridedTensor& gradient) {
+  return gradient.dtype == TEA_FP32 || gradient.is_vectorizable;
+}
+
 // Indices of the tables; -1: no configuration fits, and piecewise.cu serves.
 struct BackwardSelection {
   int main, dq;
@@ -115,8 +125,9 @@ int find_backward_tile(const Tile (&tiles)[kCount], const AttentionArguments& a,
 // shared_bytes: the largest shared memory of a CTA on the device.
 inline BackwardSelection select_backward(const AttentionArguments& a, int shared_bytes) {
   const bool plain = is_plain(a);
+  const bool plain_dkv = plain && is_stored_by_plain(a.dk) && is_stored_by_plain(a.dv);
   return {find_backward_tile(kBackwardTiles, a, shared_bytes,
-                             [&](const BackwardTile& t) { return t.general || plain; }),
+                             [&](const BackwardTile& t) { return t.general || plain_dkv; }),
           find_backward_tile(kDqTiles, a, shared_bytes,
                              [&](const DqTile& t) { return t.general != plain; })};
 }

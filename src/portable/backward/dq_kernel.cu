@@ -31,7 +31,8 @@ struct DqEpilogue {
           sums[from.warp_row(m) - from.first + accumulator_row(i)][accumulator_column(n, i)] =
               from.dq[m][n][i];
     __syncthreads();
-    store_gradient<T::kBlockM, T::kDim, T::kThreads>(sums, to, from.first, count, from.rows);
+    store_gradient<T::kBlockM, T::kDim, T::kThreads>(sums, to, to.rows.dtype, from.first, count,
+                                                     from.rows);
   }
   // Through the memory of Q, so that rows are stored 16 bytes at a time.
   TEA_DEVICE void store_plain(const GradientOutput& to, int64_t count) const {
@@ -113,7 +114,7 @@ struct DqLaunch {
 }  // namespace
 
 void launch_dq(int tile, const BackwardArguments& work, cudaStream_t stream) {
-  find_launcher<DqLaunch, std::size(kDqTiles)>(tile, work.args)(work, stream);
+  find_launcher<DqLaunch, 0, int{std::size(kDqTiles)}>(tile, work.args)(work, stream);
 }
 
 }  // namespace tea::portable

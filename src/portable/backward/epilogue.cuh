@@ -47,9 +47,10 @@ struct BackwardEpilogue {
           load_shared_16(from.chunk(r, c));
     }
   }
-  // Stores rows of any type and alignment. The memory of K and V together holds them as fp32.
-  TEA_DEVICE void store_general(const Accumulator& x, const GradientOutput& to,
-                                int64_t count) const {
+  // Stores the rows element by element as `dtype`. The memory of K and V together holds them as
+  // fp32.
+  TEA_DEVICE void store_elements(const Accumulator& x, const GradientOutput& to, int32_t dtype,
+                                 int64_t count) const {
     using Storage = typename T::SharedStorage;
     static_assert(offsetof(Storage, v) == sizeof tile.s.k);
     float(*const sums)[T::kDim] = reinterpret_cast<float(*)[T::kDim]>(tile.s.k);
@@ -63,7 +64,8 @@ struct BackwardEpilogue {
         for (int i = 0; i < 4; ++i)
           sums[row + 16 * m + accumulator_row(i)][column + accumulator_column(n, i)] = x[m][n][i];
     __syncthreads();
-    store_gradient<T::kBlockN, T::kDim, T::kThreads>(sums, to, tile.key, count, tile.seq.attended);
+    store_gradient<T::kBlockN, T::kDim, T::kThreads>(sums, to, dtype, tile.key, count,
+                                                     tile.seq.attended);
   }
 
   TEA_DEVICE void run(const Accumulator& dk, const Accumulator& dv) const {
@@ -88,10 +90,11 @@ struct BackwardEpilogue {
         args.dv,          head_element(args.dv), 0, args.dim_v, scales.dv, scalar_or_1(args.fp8.dv),
         args.fp8.dv_amax,
     };
-    if (T::kGeneral || !is_stored_in_chunks<T::kDtype>(args.dk) ||
-        !is_stored_in_chunks<T::kDtype>(args.dv)) {
-      store_general(dk, to_dk, count);
-      store_general(dv, to_dv, count);
+    if (T::kGeneral || args.dk.dtype == TEA_FP32) {  // dV has the same type
+      // A constant in the plain kernels, which spill otherwise: see is_stored_by_plain().
+      const int32_t dtype = T::kGeneral ? args.dk.dtype : +TEA_FP32;
+      store_elements(dk, to_dk, dtype, count);
+      store_elements(dv, to_dv, dtype, count);
     } else {
       const Operand keys{shared_address(tile.s.k)}, values{shared_address(tile.s.v)};
       stage_plain(dk, keys, to_dk.factor);

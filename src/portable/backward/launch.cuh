@@ -1,4 +1,4 @@
-// The launch of a kernel with one tile per CTA: kernel.cu and dq_kernel.cu.
+// The launch of a kernel with one tile per CTA: kernel.cuh and dq_kernel.cu.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -26,19 +26,20 @@ void launch_tiles(Launch how, void (*kernel)(BackwardParams), OncePerDevice& all
 
 using BackwardLauncher = void (*)(const BackwardArguments&, cudaStream_t);
 
-template <template <int, int> class Kernel, int kDtype, int... kTile>
+template <template <int, int> class Kernel, int kDtype, int kFirst, int... kTile>
 constexpr std::array<BackwardLauncher, sizeof...(kTile)> make_launchers(
     std::integer_sequence<int, kTile...>) {
-  return {Kernel<kTile, kDtype>::run...};
+  return {Kernel<kFirst + kTile, kDtype>::run...};
 }
 
-// The launcher of the configuration for the operand type: Kernel<tile, dtype>::run.
-template <template <int, int> class Kernel, size_t kCount>
+// The launcher of the configuration for the operand type: Kernel<tile, dtype>::run. Compiles the
+// kernels of kCount configurations from kFirst on, of which `tile` must be one.
+template <template <int, int> class Kernel, int kFirst, int kCount>
 BackwardLauncher find_launcher(int tile, const AttentionArguments& args) {
-  constexpr auto kAllTiles = std::make_integer_sequence<int, kCount>();
-  static constexpr auto kBf16 = make_launchers<Kernel, TEA_BF16>(kAllTiles);
-  static constexpr auto kFp16 = make_launchers<Kernel, TEA_FP16>(kAllTiles);
-  return (operand_dtype(args) == TEA_FP16 ? kFp16 : kBf16)[static_cast<size_t>(tile)];
+  constexpr auto kTiles = std::make_integer_sequence<int, kCount>();
+  static constexpr auto kBf16 = make_launchers<Kernel, TEA_BF16, kFirst>(kTiles);
+  static constexpr auto kFp16 = make_launchers<Kernel, TEA_FP16, kFirst>(kTiles);
+  return (operand_dtype(args) == TEA_FP16 ? kFp16 : kBf16)[static_cast<size_t>(tile - kFirst)];
 }
 
 }  // namespace

@@ -9,9 +9,10 @@ namespace tea::portable {
 // preprocess.cu: LSE and delta of every row, and zero sums of dQ.
 void launch_preprocess(const BackwardArguments& work, cudaStream_t stream);
 
-// kernel.cu: dK and dV, and the sums of dQ if work.buffers.dq; with configuration `tile` of
-// kBackwardTiles.
-void launch_main(int tile, const BackwardArguments& work, cudaStream_t stream);
+// kernel.cuh: dK and dV, and the sums of dQ if work.buffers.dq; with configuration `tile` of
+// kBackwardTiles, which says whether it is general. Each has a source file of instances/.
+void launch_plain_main(int tile, const BackwardArguments& work, cudaStream_t stream);
+void launch_general_main(int tile, const BackwardArguments& work, cudaStream_t stream);
 
 // postprocess.cu: dQ from its sums.
 void launch_postprocess(const BackwardArguments& work, cudaStream_t stream);

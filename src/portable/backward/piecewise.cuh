@@ -143,7 +143,8 @@ struct PiecewiseTile {
         sums[warp_row() + accumulator_row(i)][warp_n() * 8 * kOutMmaN + accumulator_column(n, i)] =
             x[0][n][i];
     __syncthreads();
-    store_gradient<kPieceRows, kPieceDim, kPieceThreads>(sums, to, first, count, valid);
+    store_gradient<kPieceRows, kPieceDim, kPieceThreads>(sums, to, to.rows.dtype, first, count,
+                                                         valid);
   }
 };
 

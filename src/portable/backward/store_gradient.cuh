@@ -21,11 +21,11 @@ TEA_DEVICE bool is_stored_in_chunks(const StridedTensor& rows) {
   return rows.dtype == kDtype && rows.is_vectorizable;
 }
 
-// Stores kRows x kWidth sums in shared memory to rows from `first` on, of which the tensor has
-// `count`; rows that are not in `valid` are zero.
+// Stores kRows x kWidth sums in shared memory to rows of type `dtype` from `first` on, of which the
+// tensor has `count`; rows that are not in `valid` are zero.
 template <int kRows, int kWidth, int kThreads>
-TEA_DEVICE void store_gradient(const float (*sums)[kWidth], const GradientOutput& to, int first,
-                               int64_t count, const Columns& valid) {
+TEA_DEVICE void store_gradient(const float (*sums)[kWidth], const GradientOutput& to, int32_t dtype,
+                               int first, int64_t count, const Columns& valid) {
   float amax = 0;
 #pragma unroll 1
   for (int n = static_cast<int>(threadIdx.x); n < kRows * kWidth; n += kThreads) {
@@ -34,7 +34,7 @@ TEA_DEVICE void store_gradient(const float (*sums)[kWidth], const GradientOutput
     const bool is_valid = row >= valid.begin && row < valid.end;
     const float value = is_valid ? sums[n / kWidth][n % kWidth] * to.factor : 0.0f;
     amax = fmaxf(amax, fabsf(value));
-    store_float(to.rows.data, to.rows.dtype, to.head_element + row * to.rows.seq + column,
+    store_float(to.rows.data, dtype, to.head_element + row * to.rows.seq + column,
                 value * to.scale);
   }
   update_amax_by_warp(to.amax, amax);

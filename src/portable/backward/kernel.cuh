@@ -8,6 +8,7 @@
 // preprocess.cu computes LSE and delta before it, and postprocess.cu dQ from the sums after it. dQ
 // without atomics is in dq_kernel.cu. piecewise.cu computes dBias, and everything that does not fit
 // here (fp32, head dimensions beyond the table, GPUs with little shared memory).
+#pragma once
 #include "portable/backward/epilogue.cuh"
 #include "portable/backward/launch.cuh"
 #include "portable/backward/mainloop.cuh"
@@ -53,9 +54,4 @@ struct BackwardLaunch {
 };
 
 }  // namespace
-
-void launch_main(int tile, const BackwardArguments& work, cudaStream_t stream) {
-  find_launcher<BackwardLaunch, std::size(kBackwardTiles)>(tile, work.args)(work, stream);
-}
-
 }  // namespace tea::portable
