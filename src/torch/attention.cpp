@@ -305,25 +305,46 @@ struct PartOutputs {
   std::optional<Tensor> max;
 
   static PartOutputs of(Stack& in) { return {in.tensor(), in.tensor(), in.maybe_tensor()}; }
-  // accumulate: see Call::forward().
-  bool compute(Call& call, bool accumulate = false) const {
+  void add_to(Call& call) const {
     call.problem().o_dtype = dtype_of(o);
     call.problem().o = call.add_rows(TEA_O, "o", o);
     call.add_row_statistic_slice(TEA_LSE, "lse", lse);
     if (max) call.add_row_statistic_slice(TEA_MAX, "max_logit", *max);
-    return call.forward(accumulate ? TEA_ACCUMULATE_ROWS : 0);
+  }
+};
+
+// The arguments of part_forward and record_part_forward.
+struct PartForward {
+  const PartOutputs out;
+  const int accumulate;  // see Call::forward()
+  const Arguments arguments;
+  Call call;
+
+  explicit PartForward(Stack& stack)
+      : out(PartOutputs::of(stack)),
+        accumulate(stack.flag() ? TEA_ACCUMULATE_ROWS : 0),
+        arguments(read_arguments(stack)),
+        call(arguments) {
+    if (arguments.training) call.problem().dout_dtype = call.problem().dtype;
+    out.add_to(call);
   }
 };
 
 }  // namespace
 
 void part_forward(Stack& stack) {
-  const PartOutputs out = PartOutputs::of(stack);
-  const bool accumulate = stack.flag();
-  const Arguments arguments = read_arguments(stack);
-  Call call(arguments);
-  if (arguments.training) call.problem().dout_dtype = call.problem().dtype;
-  stack.give(out.compute(call, accumulate));
+  PartForward part(stack);
+  stack.give(part.call.forward(part.accumulate));
+}
+
+void record_part_forward(Stack& stack) {
+  PartForward part(stack);
+  const Tensor memory = empty_on_host(torch_int64(), TEA_TENSOR_COUNT);
+  const Tensor launch = empty_on_host(torch_byte(), sizeof(Launch));
+  using Memory = int64_t[TEA_TENSOR_COUNT];
+  *static_cast<Launch*>(launch.data_ptr()) =
+      part.call.recorded(part.accumulate, *static_cast<Memory*>(memory.data_ptr()));
+  stack.give(launch, memory);
 }
 
 void fp8_part_forward(Stack& stack) {
@@ -332,7 +353,8 @@ void fp8_part_forward(Stack& stack) {
   const Arguments arguments = read_arguments(stack);
   Call call(arguments);
   fp8.add_to(call);
-  out.compute(call);
+  out.add_to(call);
+  call.forward();
 }
 
 void fp8_part_backward(Stack& stack) {

@@ -116,28 +116,45 @@ Tensor Call::new_row_statistic() const {
   return empty(in_.q, torch_dtype(description_.statistic_type()), shape.rank, shape.size);
 }
 
-bool Call::run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward) {
-  description_.finish();
-  tea_run& run = description_.run;
-  const tea_run* const sizes = description_.has_run_sizes() ? &run : nullptr;
-  const Planned plan = planned(problem(), sizes, where_.device, in_.engine);
+bool run_planned(const tea_problem& problem, tea_run& run, bool has_run_sizes,
+                 const std::string& engine, const Tensor& like, const Where& where,
+                 bool is_forward) {
+  const Planned plan = planned(problem, has_run_sizes ? &run : nullptr, where.device, engine);
   if (run.accumulate && !tea_plan_accumulates(plan.plan, !is_forward)) return false;
   const uint64_t bytes = is_forward ? plan.workspace_forward : plan.workspace_backward;
   constexpr uint64_t kAlignment = 256;
   std::optional<Tensor> workspace;
   if (bytes) {
-    workspace = empty(in_.q, torch_byte(), {static_cast<int64_t>(bytes + kAlignment)});
+    workspace = empty(like, torch_byte(), {static_cast<int64_t>(bytes + kAlignment)});
     const auto start = reinterpret_cast<uintptr_t>(workspace->data_ptr());
     run.workspace = reinterpret_cast<void*>((start + kAlignment - 1) / kAlignment * kAlignment);
     run.workspace_bytes = bytes;
   }
-  run.stream = where_.stream;
-  if (where_.device < 0) run.threads = own_threads();
-  Report report(in_.q, where_);
+  run.stream = where.stream;
+  if (where.device < 0) run.threads = own_threads();
+  Report report(like, where);
   run.status = report.word();
-  require(verb(plan.plan, &run));
+  require((is_forward ? tea_forward : tea_backward)(plan.plan, &run));
   report.refuse_invalid("cu_seqlens_q, cu_seqlens_kv or their offsets");
   return true;
+}
+
+bool Call::run(bool is_forward) {
+  description_.finish();
+  return run_planned(problem(), description_.run, description_.has_run_sizes(), in_.engine, in_.q,
+                     where_, is_forward);
+}
+
+Launch Call::recorded(int accumulate, int64_t (&memory)[TEA_TENSOR_COUNT]) {
+  description_.run.accumulate = accumulate;
+  description_.finish();
+  Launch out{problem(), description_.run, {}, description_.has_run_sizes()};
+  if (in_.engine.size() >= sizeof out.engine) refuse("engine", in_.engine, "a shorter name");
+  in_.engine.copy(out.engine, sizeof out.engine - 1);
+  for (int i = 0; i < TEA_TENSOR_COUNT; ++i)
+    memory[i] = reinterpret_cast<int64_t>(description_.run.tensors[i]);
+  out.run.tensors = nullptr;
+  return out;
 }
 
 std::string Call::explain() {

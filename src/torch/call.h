@@ -14,6 +14,20 @@ Arguments read_arguments(Stack& stack);
 // Every option absent; format and mask must be set.
 Arguments default_arguments(const Tensor& q, const Tensor& k, const Tensor& v);
 
+// A run as data, which is repeated with other memory (replay.cpp).
+struct Launch {
+  tea_problem problem;
+  tea_run run;  // without tensors, workspace and stream
+  char engine[32];
+  int64_t has_run_sizes;  // see frontend::Description
+};
+
+// One direction on `where`, with workspace from PyTorch's allocator. False: the plan cannot
+// accumulate as the run says, and nothing ran. `like`: a tensor on that device.
+bool run_planned(const tea_problem& problem, tea_run& run, bool has_run_sizes,
+                 const std::string& engine, const Tensor& like, const Where& where,
+                 bool is_forward);
+
 class Call {
  public:
   // `arguments` must outlive the call.
@@ -42,23 +56,25 @@ class Call {
   frontend::Layout o_layout() const { return description_.o_layout(); }
   Tensor new_o();  // allocates O and adds it
   Tensor new_row_statistic() const;
-  // One direction, with workspace from PyTorch's allocator.
-  void forward() { run(tea_forward, true); }
+  // One direction.
+  void forward() { run(true); }
   // The same, with bits TEA_ACCUMULATE_*. False: the plan cannot accumulate, and nothing ran.
   bool forward(int accumulate) {
     description_.run.accumulate = accumulate;
-    return run(tea_forward, true);
+    return run(true);
   }
   bool backward(int accumulate = 0) {
     description_.run.accumulate = accumulate;
-    return run(tea_backward, false);
+    return run(false);
   }
+  // The call as data, and its memory by tea_tensor.
+  Launch recorded(int accumulate, int64_t (&memory)[TEA_TENSOR_COUNT]);
   // O and LSE of backward are of more keys than those of this call.
   void set_partial() { description_.run.partial = 1; }
   std::string explain();  // the problem's line, then the answer of each engine
 
  private:
-  bool run(tea_status (*verb)(const tea_plan*, const tea_run*), bool is_forward);
+  bool run(bool is_forward);
 
   const Arguments& in_;
   const frontend::Options options_;

@@ -82,9 +82,7 @@ void merge(Stack& stack) {
 
 // O [batch, rows, heads, dim] and LSE [batch, heads, rows] as views, in place. Slices of tensors
 // whose other slices are merged by other calls: the strides are read, contiguity is not needed.
-void merge_into(Stack& stack) {
-  const Tensor o = stack.tensor(), lse = stack.tensor(), part_o = stack.tensor(),
-               part_lse = stack.tensor();
+void merge_into(const Tensor& o, const Tensor& lse, const Tensor& part_o, const Tensor& part_lse) {
   const Place place("o", o);
   const frontend::Tensor to = view_of("o", o), from = view_of("part_o", part_o);
   const frontend::Tensor to_lse = view_of("lse", lse), from_lse = view_of("part_lse", part_lse);
@@ -117,6 +115,12 @@ void merge_into(Stack& stack) {
   args.part_o_stride = args.o_stride = {s[0], s[1], s[2]};
   args.part_lse_stride = args.lse_stride = {t[0], t[2], t[1]};
   require(tea_merge_parts(&args, place.where.device, place.where.stream));
+}
+
+void merge_into(Stack& stack) {
+  const Tensor o = stack.tensor(), lse = stack.tensor(), part_o = stack.tensor(),
+               part_lse = stack.tensor();
+  merge_into(o, lse, part_o, part_lse);
 }
 
 void cp_read_half(Stack& stack) {

@@ -40,6 +40,8 @@ constexpr Row kOperators[] = {
     {"fp8_attention_forward_minimal", kernel<fp8_attention_forward>},
     {"fp8_attention_backward_minimal", kernel<fp8_attention_backward>},
     ROW(part_forward),
+    ROW(record_part_forward),
+    ROW(replay),
     ROW(part_backward),
     ROW(fp8_part_forward),
     ROW(fp8_part_backward),

@@ -151,6 +151,14 @@ Tensor empty(const Tensor& like, int32_t dtype, std::initializer_list<int64_t> s
   return empty(like, dtype, static_cast<int>(size.size()), size.begin());
 }
 
+Tensor empty_on_host(int32_t dtype, int64_t size) {
+  const int64_t stride = 1;
+  AtenTensorHandle out;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(1, &size, &stride, dtype, aoti_torch_device_type_cpu(), 0, &out));
+  return Tensor(out);
+}
+
 Tensor empty_contiguous_like(const Tensor& like) {
   const View view(like);
   return empty(like, raw_dtype(like), view.rank, view.size);

@@ -52,6 +52,7 @@ int32_t torch_bool();
 Tensor empty(const Tensor& like, int32_t dtype, int rank, const int64_t* size,
              const int64_t* stride = nullptr);
 Tensor empty(const Tensor& like, int32_t dtype, std::initializer_list<int64_t> size);
+Tensor empty_on_host(int32_t dtype, int64_t size);
 Tensor empty_contiguous_like(const Tensor& like);
 // As torch.empty_like: keeps strides without gaps or overlaps.
 Tensor new_like(const Tensor& like);

@@ -11,7 +11,7 @@ from te_attention.torch import functional
 from te_attention.torch._arguments import Arguments, trimmed
 from te_attention.torch._library import OPS
 from te_attention.torch._options import MINIMAL, OPTIONS
-from te_attention.torch._schemas import SCHEMAS
+from te_attention.torch._schemas import EAGER, SCHEMAS
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -20,7 +20,7 @@ def test_kernels_are_there(name: str) -> None:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"te_attention::{name}", key)
 
 
-@pytest.mark.parametrize("name", [n for n in SCHEMAS if n != "explain"])
+@pytest.mark.parametrize("name", [n for n in SCHEMAS if n not in EAGER])
 def test_fakes_are_there(name: str) -> None:
     assert torch._C._dispatch_has_kernel_for_dispatch_key(f"te_attention::{name}", "Meta")
 
@@ -88,6 +88,7 @@ def test_every_operator_is_checked() -> None:
     attention |= {"fp8_forward", "fp8_forward_amax", "fp8_backward", "fp8_backward_out"}
     attention |= {"fp8_attention_forward", "fp8_attention_forward_minimal"}
     attention |= {"fp8_attention_backward", "fp8_attention_backward_minimal"}
+    attention |= {"record_part_forward", "replay"}
     attention |= {"part_forward", "part_backward", "fp8_part_forward", "fp8_part_backward"}
     assert set(OTHERS) | attention == set(SCHEMAS)
 

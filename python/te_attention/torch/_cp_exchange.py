@@ -11,24 +11,21 @@ from te_attention.torch._cp_parts import Problem
 Program = Generator[object, object, object]
 
 
+MARK = object()  # a program yields it where an exchange may begin that it yields later
+
+
 @dataclass
 class Exchange:
     """Messages to and from ranks of the world: contiguous tensors.
 
     A program yields it and is sent a handle; it yields the handle before it reads what it receives.
-    It must not write to what it sends before that. ready: after which a device may begin, by
-    default all work so far.
+    It must not write to what it sends before that. early: a device may begin after the work before
+    the last MARK, by default after all work so far.
     """
 
     sends: list[tuple[int, Tensor]] = field(default_factory=list)
     receives: list[tuple[int, Tensor]] = field(default_factory=list)
-    ready: torch.cuda.Event | None = None
-
-    def may_begin(self) -> None:
-        """All messages to send are there now, and memory to receive may be overwritten."""
-        if any(tensor.is_cuda for _, tensor in self.sends or self.receives):
-            self.ready = torch.cuda.Event()
-            self.ready.record()
+    early: bool = False
 
 
 def exchange_all(sends: list[Tensor | None], receives: list[Tensor | None], rank: int) -> Program:

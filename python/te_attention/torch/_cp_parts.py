@@ -347,11 +347,16 @@ class Prepared(NamedTuple):
     rest: tuple  # without trailing defaults
 
 
+def has_no_other(operands: Operands) -> bool:
+    """Whether q is the only tensor."""
+    others = (operands.bias, operands.sink, operands.slopes, operands.rng_state, *operands.descales)
+    return not (any(t is not None for t in others) or operands.head or operands.scales)
+
+
 def can_prepare(p: Problem, operands: Operands) -> bool:
     """Whether the arguments of a part are kept, except its rows of q, k and v."""
-    others = (operands.bias, operands.sink, operands.slopes, operands.rng_state, *operands.descales)
-    return not (any(t is not None for t in others) or operands.head or operands.scales
-                or p.max_logit or p.q.has_lengths or p.kv.has_lengths)  # fmt: skip
+    lengths = p.q.has_lengths or p.kv.has_lengths
+    return has_no_other(operands) and not (p.max_logit or lengths)
 
 
 def prepare(arguments: Arguments) -> tuple:

@@ -29,7 +29,6 @@ from te_attention.torch._cp_parts import (
 )
 
 Keys = tuple[Tensor, Tensor]
-SMALL = 4 << 20  # bytes of K that are copied in about the time in which a message begins
 
 
 def shard_of(p: Problem) -> Shard:
@@ -43,18 +42,6 @@ def shard_of_keys(p: Problem, member: int) -> Shard:
 def messages_of(peer: int, tensors: Iterable[Tensor]) -> list[tuple[int, Tensor]]:
     """To or from a rank: a message for each tensor, so that none is copied into a buffer."""
     return [(peer, t.contiguous()) for t in tensors if t.numel()]
-
-
-def is_one_message(p: Problem, keys: Keys, rows: int, own: bool) -> bool:
-    """Whether K and V of so many rows travel together: the same on all ranks.
-
-    A message costs the host tens of microseconds. What came is in one memory, as are sums of dK
-    and dV. The own K and V are in the caller's, and are copied together where that takes less.
-    """
-    k, v = keys
-    if k.shape != v.shape:
-        return False
-    return not own or k.numel() // max(k.shape[p.kv.axis], 1) * rows * k.element_size() <= SMALL
 
 
 def _peer(p: Problem, member: int) -> int:
@@ -141,32 +128,25 @@ class Ring:
         """The transfer that goes on during a step, and the memory for the keys that come."""
         p, exchange, coming = self.p, Exchange(), None
         if step in self.sends:
-            one = self.shapes_of(self.source(step))[1 + (step == 0)]
-            exchange.sends = _messages(_peer(p, p.member + 1), held, one)
+            exchange.sends = messages_of(_peer(p, p.member + 1), _parts(held, step))
         if step in self.receives:
-            source = self.source(step + 1)
-            one = self.shapes_of(source)[1 + (step == 0)]
-            coming = self.like(source, self.keys[0].dtype)
-            exchange.receives = _messages(_peer(p, p.member - 1), coming, one)
+            coming = self.like(self.source(step + 1), self.keys[0].dtype)
+            exchange.receives = messages_of(_peer(p, p.member - 1), _parts(coming, step))
         return exchange, coming
 
-    def shapes_of(self, source: int) -> tuple[list[list[int]], bool, bool]:
-        """Of K and V of a member; whether they are one message, and whether if they are its own."""
+    def shapes_of(self, source: int) -> list[list[int]]:
+        """Of K and V of a member."""
         found = self.kept.get(source)
         if found is None:
-            p, shapes = self.p, []
-            rows = shard_of_keys(p, source).size
-            for t in self.keys:
-                shape = list(t.shape)
-                shape[p.kv.axis] = rows
-                shapes.append(shape)
-            one = (is_one_message(p, self.keys, rows, own) for own in (False, True))
-            found = self.kept[source] = (shapes, *one)
+            found = [list(t.shape) for t in self.keys]
+            for shape in found:
+                shape[self.p.kv.axis] = shard_of_keys(self.p, source).size
+            self.kept[source] = found
         return found
 
     def like(self, source: int, dtype: torch.dtype) -> Pair:
         """Memory for K and V of a member, or for their gradients."""
-        return pair_of(self.shapes_of(source)[0], dtype, self.keys[0].device)
+        return pair_of(self.shapes_of(source), dtype, self.keys[0].device)
 
     def arguments(self, part: Part, held: Keys) -> Arguments | Prepared:
         """Those of a part. All but q, k and v is kept where nothing else is on a device."""
@@ -194,10 +174,9 @@ class Ring:
         return p.memo[key]
 
 
-def _messages(peer: int, keys: Pair, one: bool) -> list[tuple[int, Tensor]]:
-    if not one:
-        return messages_of(peer, keys.tensors)
-    return messages_of(peer, (torch.stack(keys.tensors) if keys.whole is None else keys.whole,))
+def _parts(keys: Pair, step: int) -> tuple[Tensor, ...]:
+    """The messages of a step: K and V of a rank, which other ranks have in one memory."""
+    return keys.tensors if step == 0 else keys.parts()
 
 
 def forward_ring(ring: Ring) -> Program:

@@ -2,30 +2,42 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from te_attention.torch._cp_exchange import Exchange, Program
+from te_attention.torch._cp_exchange import MARK, Exchange, Program
+from te_attention.torch._cp_nccl import Direct, functions
+from te_attention.torch._cp_record import Recorder
 from te_attention.torch._cp_watch import Guard
 
 _guards: dict[str, Guard] = {}  # by the names of groups
 
 
-def drive(program: Program, transport: "GroupTransport") -> object:
-    """Runs a program to its end; returns its result."""
-    value, transport.driver = None, threading.get_ident()
-    try:
+def drive(
+    program: Program, transport: "GroupTransport", recorder: Recorder | None = None
+) -> object:
+    """Runs a program to its end; returns its result. recorder: writes down what it does."""
+    value, seen = None, nullcontext() if recorder is None else recorder
+    with transport.driven():
         while True:
-            request = program.send(value)
-            value = transport.post(request) if isinstance(request, Exchange) else request.wait()
-    except StopIteration as stop:
-        return stop.value
-    finally:
-        transport.driver = None
+            try:
+                with seen:
+                    request = program.send(value)
+            except StopIteration as stop:
+                return stop.value
+            if recorder is not None:
+                recorder.saw(request)
+            if request is MARK:
+                value = transport.mark()
+            elif isinstance(request, Exchange):
+                value = transport.post(request)
+            else:
+                value = request.wait()
 
 
 class _Done:
@@ -64,13 +76,23 @@ class GroupTransport:
     ) -> None:
         self.groups, self.stream = tuple(groups), stream
         self.own_stream: torch.cuda.Stream | None = None
-        self.agreed: dict = {}  # calls on which all ranks agree, and their problems
+        self.marked: torch.cuda.Event | None = None
+        self._direct: Direct | None = None
         self.ranks = [dist.get_rank(g) for g in self.groups]
         self.sizes = [dist.get_world_size(g) for g in self.groups]
         self.backend = dist.get_backend(self.groups[0])
         self.tags: dict[tuple[int, int], int] = defaultdict(int)
         self.driver: int | None = None  # the thread that drives a program
         self.places: dict[int, tuple[dist.ProcessGroup, int]] = {}  # of _locate()
+
+    @contextmanager
+    def driven(self) -> Iterator[None]:
+        """While this thread drives a program."""
+        self.driver = threading.get_ident()
+        try:
+            yield
+        finally:
+            self.driver = None
 
     @property
     def world(self) -> int:
@@ -121,23 +143,45 @@ class GroupTransport:
 
     def _post_nccl(self, exchange: Exchange) -> "_Works":
         kept = [tensor for _, tensor in (*exchange.sends, *exchange.receives)]
-        if self.stream is None and exchange.ready is None:
+        if self.stream is None and not exchange.early:
             return _Works(self._begin(exchange), kept=kept)
         stream, current = self._stream(), torch.cuda.current_stream()
-        if exchange.ready is None:
-            stream.wait_stream(current)
+        if exchange.early:
+            stream.wait_event(self.marked)
         else:
-            stream.wait_event(exchange.ready)
+            stream.wait_stream(current)
         for tensor in kept:
             tensor.record_stream(stream)
         with torch.cuda.stream(stream):
             works = _Works(self._begin(exchange), kept=kept)
-        if exchange.ready is not None:
+        if exchange.early:
             # A persistent kernel that follows would take all SMs as soon as the one before leaves
             # them. By way of another stream it comes microseconds later than NCCL's kernel.
             stream.wait_stream(current)
             current.wait_stream(stream)
         return works
+
+    def mark(self) -> None:
+        """The place before which an early exchange may begin."""
+        if self.backend == "nccl":
+            self.marked = self.marked or torch.cuda.Event()
+            self.marked.record()
+
+    def direct(self) -> Tensor | None:
+        """The argument of Recording.replay(), or None where all transfers need torch.distributed.
+
+        They do where only its timeout would end a transfer from a rank that has ended.
+        """
+        if self.backend != "nccl" or len(self.groups) > 1 or self.stream is not None:
+            return None
+        guard = self._guard(self.groups[0])
+        guard.check()
+        if self._direct is None:
+            if not guard.is_connected or functions() is None:
+                return None
+            self._direct = Direct(self.groups[0])
+        guard.works.append(self._direct)
+        return self._direct.table()
 
     def _stream(self) -> "torch.cuda.Stream":
         """The caller's, or one of this transport for transfers that begin before earlier work."""
@@ -245,6 +289,8 @@ class LockStep:
                     alive.discard(rank)
                     continue
                 values[rank] = None
+                if request is MARK:
+                    continue
                 if isinstance(request, Exchange):
                     values[rank] = self._post(rank, request)
                 else:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 PATIENCE = 60.0  # seconds that a rank waits for adjacent ones to connect
 GRACE = 2.0  # seconds for transfers to complete that do not need the rank that has ended
+ADJACENT = 2  # ranks to which one is connected
 LEFT = "left"  # the message of a rank that ends without an error
 
 
@@ -181,9 +182,15 @@ class Guard:
     def __init__(self, group: dist.ProcessGroup, driver: Callable[[], int | None]) -> None:
         self.group, self.driver, self.error = group, driver, ""
         self.works: deque[dist.Work] = deque(maxlen=8)  # those begun last
+        self.watch: Watch | None = None
         store = dist.distributed_c10d._get_process_group_store(group)
         with contextlib.suppress(OSError, RuntimeError):  # the group's own timeout remains
-            Watch(store, dist.get_rank(group), dist.get_world_size(group), self._lost)
+            self.watch = Watch(store, dist.get_rank(group), dist.get_world_size(group), self._lost)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it would notice."""
+        return self.watch is not None and len(self.watch.ends) == ADJACENT
 
     def check(self) -> None:
         """Raises RankLostError if a rank has ended."""

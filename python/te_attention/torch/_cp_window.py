@@ -14,7 +14,7 @@ from torch import Tensor
 
 from te_attention.torch._arguments import Arguments
 from te_attention.torch._cp_accumulate import Output, region_of, wide
-from te_attention.torch._cp_exchange import Program
+from te_attention.torch._cp_exchange import MARK, Program
 from te_attention.torch._cp_halo import HaloPlan
 from te_attention.torch._cp_layout import Shard
 from te_attention.torch._cp_parts import (
@@ -107,12 +107,13 @@ class _Large:
 def forward_window(p: Problem, operands: Operands, keys: Keys, plan: HaloPlan) -> Program:
     """O, LSE and row maxima, and K and V of the first rows, which backward needs again."""
     large, (exchange, held, complete) = _Large(p, operands, keys, plan), plan.start(keys)
-    exchange.may_begin()
+    exchange.early = True
     out = Output(p, operands, plan.rows, keys[1].shape[-1], direct=True)
 
     def launch(rows: list, statistics: list, _: list, arguments: Arguments | Prepared) -> None:
         run_forward(*rows, *statistics, arguments)
 
+    yield MARK
     large.run(launch, (out.o,), (out.lse, out.max))
     handle = yield exchange
     large.run(launch, (out.o,), (out.lse, out.max))

@@ -76,6 +76,10 @@ SCHEMAS = {
     # dK and dV (2). False as the last result: no engine of the problem can, and nothing was done
     "part_forward": "(Tensor(a!) o, Tensor(b!) lse, Tensor(c!)? max_logit, bool accumulate, "
     f"{ARGUMENTS}) -> bool",
+    # The same call as data, and its memory: for replay. See src/torch/replay.cpp
+    "record_part_forward": "(Tensor(a!) o, Tensor(b!) lse, Tensor(c!)? max_logit, "
+    f"bool accumulate, {ARGUMENTS}) -> (Tensor launch, Tensor memory)",
+    "replay": "(Tensor code, Tensor launches, Tensor transport, Tensor[] inputs) -> Tensor[]",
     "part_backward": f"({OUTGOING}, {INCOMING}, int accumulate, {ARGUMENTS}) -> "
     "(Tensor dbias, Tensor dsink, bool ran)",
     "fp8_part_forward": "(Tensor(a!) o, Tensor(b!) lse, Tensor(c!)? max_logit, "
@@ -139,9 +143,11 @@ SCHEMAS = {
     "fill_bytes": "(Tensor(a!) tensor, int value) -> ()",
 }
 
+EAGER = frozenset(("explain", "record_part_forward", "replay"))
+
 
 def define(library: torch.library.Library) -> None:
-    """Defines every operator. All but explain work under torch.compile and export."""
+    """Defines every operator. All but EAGER work under torch.compile and export."""
     for name, schema in SCHEMAS.items():
-        tags = () if name == "explain" else (torch.Tag.pt2_compliant_tag,)
+        tags = () if name in EAGER else (torch.Tag.pt2_compliant_tag,)
         library.define(name + schema, tags=tags)

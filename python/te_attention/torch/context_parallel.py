@@ -20,9 +20,10 @@ from te_attention._library import setting
 from te_attention.torch._arguments import Arguments
 from te_attention.torch._bounded import keep
 from te_attention.torch._cp_agree import DisagreementError, agree, report_error
+from te_attention.torch._cp_call import Call, ContextParallel
 from te_attention.torch._cp_exchange import Exchange, exchange_all, ordered_sum
 from te_attention.torch._cp_layout import Side
-from te_attention.torch._cp_parts import UNBOUNDED, Operands, Problem, ring_parts
+from te_attention.torch._cp_parts import UNBOUNDED, Problem, ring_parts
 from te_attention.torch._cp_problem import (
     SHARDINGS,
     STRATEGIES,
@@ -33,7 +34,7 @@ from te_attention.torch._cp_problem import (
     refuse,
     shares,
 )
-from te_attention.torch._cp_run import Inputs, Saved, backward, forward
+from te_attention.torch._cp_run import Inputs
 from te_attention.torch._cp_transport import GroupTransport, drive
 from te_attention.torch._fp8 import check as check_fp8_option
 from te_attention.torch.functional import MULTIPLE, chosen, describe
@@ -45,6 +46,11 @@ Strategy: TypeAlias = (
 Sharding: TypeAlias = Literal["zigzag", "contiguous"]
 HIERARCHICAL = ("a2a", "ring")
 MEBI = 2**20
+ALIGNMENT = 16  # bytes of which engines take account
+_TENSORS = frozenset((Tensor, torch.nn.Parameter))
+_PLAIN = frozenset((bool, int, float, str, tuple, type(None)))  # options whose values are compared
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_are_all_deterministic = torch.are_deterministic_algorithms_enabled
 __all__ = [
     "DisagreementError",
     "Topology",
@@ -162,43 +168,7 @@ def choose(p: Problem, x: Inputs, topology: _Topology) -> str:
     return min(possible, key=lambda one: one[0])[1]
 
 
-# ------------------------------------------------------------------------------------ autograd
-
-
-class _ContextParallel(torch.autograd.Function):
-    """Gradients for q, k, v, bias and sink; the transfers of both directions."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, bias, sink, problem, x, transport):
-        inputs = Inputs(q, k, v, bias, sink, x.slopes, x.rng_state)
-        (o, lse, most), saved = drive(forward(problem, inputs), transport)
-        ctx.problem, ctx.transport, ctx.head = problem, transport, saved.operands.head
-        operands = saved.operands
-        ctx.scales = operands.scales
-        ctx.save_for_backward(
-            *(q, k, v, bias, sink, saved.o, saved.lse, *saved.keys, *saved.halo),
-            *(operands.q, operands.bias, operands.sink, operands.slopes, operands.rng_state),
-        )
-        ctx.set_materialize_grads(False)
-        if most is None:
-            return o, lse
-        ctx.mark_non_differentiable(most)
-        return o, lse, most
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dout, dlse=None, _dmax=None):
-        q, k, v, bias, sink, o, lse, held_k, held_v, *rest = ctx.saved_tensors
-        halo, rest = tuple(rest[:2]), rest[2:]
-        saved = Saved(Operands(*rest, ctx.head, ctx.scales), (held_k, held_v), o, lse, halo)
-        x = Inputs(q, k, v, bias, sink)
-        if dout is None:  # every rank takes part in the transfers
-            dout = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
-        program = backward(ctx.problem, x, saved, dout, dlse)
-        gradients = drive(program, ctx.transport)
-        return *gradients, None, None, None
-
-
+_calls: dict[tuple, Call] = {}  # by their keys
 _transports: dict[tuple, GroupTransport] = {}
 
 
@@ -329,31 +299,19 @@ def context_parallel_attention(
         ValueError, RuntimeError, TypeError: as attention().
         DisagreementError: ranks called with different arguments, or one did not call within 10 s.
     """
-    _check_words(sharding, check)
-    groups, chosen_strategy, inner = _groups(group, strategy)
-    transport, wanted = transport_of(groups, stream), (return_lse, return_max_logit)
-    how = (chosen_strategy, inner, sharding, seqlens, topology)
-    always = check == "always" or (
-        check is None and (transport.backend == "gloo" or setting("TE_ATTENTION_CHECK") == "1")
-    )
-    key = None if always else _key(q, k, v, options, (*how, *wanted))
-    if key in transport.agreed:
-        problem, x = transport.agreed[key], Inputs(q, k, v)
+    how = (group, strategy, sharding, seqlens, topology, stream, check)
+    wanted = (return_lse, return_max_logit)
+    key = _key(q, k, v, options, (*how, *wanted))
+    call, x = _calls.get(key), Inputs(q, k, v)
+    if call is None:
+        call, x, always = _new_call(q, k, v, how, dict(options), wanted)
+        if key is not None and not always:
+            call.may_record = call.problem.world > 1
+            keep(_calls, key, call)
+    if call.problem.training:
+        output = ContextParallel.apply(x.q, x.k, x.v, x.bias, x.sink, x, call)
     else:
-        try:
-            problem, x, a, name = _prepare(q, k, v, transport, *how, dict(options), wanted)
-        except BaseException as error:
-            for one in groups:
-                report_error(one, error)
-            raise
-        if problem.world > 1:
-            problem = _agreed(problem, a, name, groups, always, wanted)
-        if key is not None:
-            keep(transport.agreed, key, problem)
-    if problem.training:
-        output = _ContextParallel.apply(x.q, x.k, x.v, x.bias, x.sink, problem, x, transport)
-    else:
-        output, _ = drive(forward(problem, x), transport)
+        output, _ = call.forward(x)
     o, lse, *most = output
     if o.shape[-1] != v.shape[-1]:  # head dims that are no multiples of 8 were padded
         o = o[..., : v.shape[-1]]
@@ -362,20 +320,35 @@ def context_parallel_attention(
     return chosen((o, lse, most[0] if most else None), return_lse, return_max_logit)
 
 
-def _prepare(
-    q, k, v, transport, strategy, inner, sharding, seqlens, topology, options, wanted
-) -> tuple[Problem, Inputs, Arguments, str]:
-    """The problem of this rank, its tensors, the arguments and the name of the strategy."""
-    fp8 = _take_fp8(q, options)
-    a = describe(q, k, v, return_max_logit=wanted[1], **options)
-    first, zigzag = "ring" if strategy == "auto" else strategy, sharding == "zigzag"
-    how = Distribution(transport.world, transport.rank, first, inner, zigzag, seqlens, fp8)
-    p, x = problem_of(a, how)
-    if strategy == "auto":
-        strategy = choose(p, x, topology or _DEFAULT)
-        p, x = problem_of(a, how._replace(strategy=strategy))
-    check_strategy(p)
-    return p, x, a, strategy if inner == 1 else f"a2a of {inner} + ring"
+def _new_call(
+    q: Tensor, k: Tensor, v: Tensor, how: tuple, options: dict, wanted: tuple[bool, bool]
+) -> tuple[Call, Inputs, bool]:
+    """A call on which all ranks agree, its tensors, and whether they compare each one like it."""
+    group, strategy, sharding, seqlens, topology, stream, check = how
+    _check_words(sharding, check)
+    groups, strategy, inner = _groups(group, strategy)
+    transport = transport_of(groups, stream)
+    always = check == "always" or (
+        check is None and (transport.backend == "gloo" or setting("TE_ATTENTION_CHECK") == "1")
+    )
+    try:
+        fp8 = _take_fp8(q, options)
+        a = describe(q, k, v, return_max_logit=wanted[1], **options)
+        first, zigzag = "ring" if strategy == "auto" else strategy, sharding == "zigzag"
+        shared = Distribution(transport.world, transport.rank, first, inner, zigzag, seqlens, fp8)
+        p, x = problem_of(a, shared)
+        if strategy == "auto":
+            strategy = choose(p, x, topology or _DEFAULT)
+            p, x = problem_of(a, shared._replace(strategy=strategy))
+        check_strategy(p)
+    except BaseException as error:
+        for one in groups:
+            report_error(one, error)
+        raise
+    if p.world > 1:
+        name = strategy if inner == 1 else f"a2a of {inner} + ring"
+        p = _agreed(p, a, name, groups, always, wanted)
+    return Call(p, transport), x, always
 
 
 def _key(q: Tensor, k: Tensor, v: Tensor, options: dict, how: tuple) -> tuple | None:
@@ -384,21 +357,21 @@ def _key(q: Tensor, k: Tensor, v: Tensor, options: dict, how: tuple) -> tuple | 
     Reading the options of a call takes the host longer than anything else before it computes.
     """
     values = tuple(options.values())
-    kinds = tuple(map(type, values))
+    kinds = (type(q), type(k), type(v), *map(type, values))
+    shape_v = v.shape
     if (
-        any(issubclass(kind, Tensor) for kind in kinds) or options.get("dropout")
-        or q.is_nested or q.shape[-1] % MULTIPLE or v.shape[-1] % MULTIPLE
-        or torch.is_autocast_enabled(q.device.type)
+        not (_TENSORS.issuperset(kinds[:3]) and _PLAIN.issuperset(kinds[3:]))
+        or options.get("dropout") or q.is_nested
+        or q.shape[-1] % MULTIPLE or shape_v[-1] % MULTIPLE or _is_any_autocast_enabled()
     ):  # fmt: skip
         return None
-    differentiable = torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad
-    )
     key = (
-        *(how, tuple(options), values, kinds, differentiable),
-        torch.are_deterministic_algorithms_enabled(),
-        *((t.shape, t.dtype, t.device) for t in (q, k, v)),
-    )
+        how, tuple(options), values, kinds,
+        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+        _are_all_deterministic(), q.device, q.dtype, k.dtype, v.dtype,
+        q.shape, k.shape, shape_v, q.stride(), k.stride(), v.stride(),
+        (q.data_ptr() | k.data_ptr() | v.data_ptr()) & (ALIGNMENT - 1),
+    )  # fmt: skip
     try:
         hash(key)
     except TypeError:

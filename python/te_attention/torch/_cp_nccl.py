@@ -1,0 +1,62 @@
+"""NCCL without torch.distributed, which takes several times as long to begin a transfer.
+
+The communicator is that of torch.distributed, and so are the messages: it makes no difference to a
+rank which way another one takes.
+"""
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+FUNCTIONS = ("ncclGroupStart", "ncclSend", "ncclRecv", "ncclGroupEnd", "cudaEventRecord",
+             "cudaStreamWaitEvent")  # fmt: skip
+
+_COMMUNICATOR = len(FUNCTIONS)
+
+
+@functools.cache
+def functions() -> tuple[int, ...] | None:
+    """Addresses of FUNCTIONS; None: they are not those of a library, or calls may be unfinished."""
+    if os.environ.get("TORCH_NCCL_USE_COMM_NONBLOCKING", "0") not in ("0", ""):
+        return None
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
+    try:
+        library = ctypes.CDLL(str(path))  # finds the functions of the libraries that it needs, too
+        found = [getattr(library, name) for name in FUNCTIONS]
+    except (OSError, AttributeError):
+        return None
+    return tuple(ctypes.cast(function, ctypes.c_void_p).value for function in found)
+
+
+class Direct:
+    """The way of one group, on the current device. It is a work that is complete or not, too."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        device = torch.device("cuda", torch.cuda.current_device())
+        self.backend = group._get_backend(device)
+        # With priority, so that NCCL's kernel finds SMs before an attention kernel that is waiting.
+        self.stream = torch.cuda.Stream(device, priority=-1)
+        self.detour = torch.cuda.Stream(device)
+        self.events = [torch.cuda.Event() for _ in range(3)]
+        for event in self.events:
+            event.record(self.detour)
+        objects = [0, self.stream.cuda_stream, *(e.cuda_event for e in self.events),
+                   self.detour.cuda_stream]  # fmt: skip
+        self.numbers = torch.tensor([*functions(), *objects])
+        self.communicator = 0
+
+    def table(self) -> Tensor | None:
+        """The argument of Recording.replay(); None: there is no communicator (any more)."""
+        found = self.backend._comm_ptr()
+        if found != self.communicator:
+            self.communicator = self.numbers[_COMMUNICATOR] = found
+        return self.numbers if found else None
+
+    def is_completed(self) -> bool:
+        """Whether all transfers that were begun are complete."""
+        return self.events[1].query()

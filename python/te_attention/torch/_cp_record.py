@@ -1,0 +1,306 @@
+"""Writes down what a rank does in a call, so that equal calls repeat it without Python.
+
+The program of a rank (_cp_run.py) does the same each time that shapes, strides and options are the
+same: it allocates, computes parts, copies, and begins and awaits transfers. In one call a Recorder
+sees all of this. src/torch/replay.cpp repeats it, with the memory of the call at hand.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from te_attention.torch._cp_exchange import MARK, Exchange
+from te_attention.torch._library import OPS
+
+# As src/torch/replay.cpp has them.
+_ALLOCATE, _FREE, _LAUNCH, _COPY, _FILL, _MERGE, _MARK, _TRANSFER, _WAIT = range(9)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+CONSTANT = -1  # in place of a slot: the offset is an address
+
+_ATEN = torch.ops.aten
+_EMPTY = frozenset(
+    (
+        _ATEN.empty.memory_format,
+        _ATEN.empty_like.default,
+        _ATEN.empty_strided.default,
+        _ATEN.new_empty.default,
+        _ATEN.new_empty_strided.default,
+    )
+)
+_COPIES = frozenset((_ATEN.clone.default, _ATEN._to_copy.default))
+_replay = OPS.replay.default._op
+
+
+class Unrecordable(Exception):  # noqa: N818 (no error: the call goes on)
+    """A call does something that is not written down."""
+
+
+class _View(NamedTuple):
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "_View":
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+    def bytes(self) -> int:
+        """From the first element to the end of the last one."""
+        last = sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
+    def numbers(self) -> list[int]:
+        if self.dtype not in DTYPES:
+            raise Unrecordable(f"a tensor of {self.dtype}")
+        return [DTYPES.index(self.dtype), len(self.size), *self.size, *self.stride]
+
+
+class _Slot:
+    """Memory of the call. An instruction names it by its number, and an offset in bytes."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.view = _View.of(tensor)
+        self.begin, self.end = tensor.data_ptr(), tensor.data_ptr() + self.view.bytes()
+        self.storage = StorageWeakRef(tensor.untyped_storage())
+
+
+class _Step(NamedTuple):
+    """An instruction: its operands, and the slots that it uses."""
+
+    kind: int
+    operands: list[int]
+    slots: tuple[int, ...] = ()
+
+
+class Recording(NamedTuple):
+    """The steps of a call, for replay(). places: of each result, a slot of q, k, v or a new one."""
+
+    code: Tensor
+    launches: Tensor
+    places: tuple[int | None, ...]
+    offsets: tuple[int, int] | None  # of k and v from q, where they share memory
+    kept: list[Tensor]  # constants that the code has by address
+
+    def fits(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether tensors of the recorded shapes and strides are placed as recorded."""
+        if self.offsets is None:
+            return True
+        first = q.data_ptr()
+        return (k.data_ptr() - first, v.data_ptr() - first) == self.offsets
+
+    def replay(self, inputs: Sequence[Tensor], transport: Tensor) -> list[Tensor | None]:
+        """Repeats the call; its results. transport: see src/torch/replay.cpp."""
+        new = _replay(self.code, self.launches, transport, inputs)
+        count = len(inputs)
+        return [
+            None if i is None else inputs[i] if i < count else new[i - count] for i in self.places
+        ]
+
+
+class Recorder(TorchDispatchMode):
+    """Sees the operators of a call on `inputs`, and its transfers. `failed`: why it gave up."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.failed: str | None = None
+        self.steps: list[_Step] = []
+        self.launches: list[Tensor] = []
+        self.kept: list[Tensor] = []
+        self.slots: list[_Slot] = []
+        self.active: list[int] = []  # the slots that have their memory still, the last one first
+        self.waiting = False
+        self._attempt(lambda: [self._add(t) for t in inputs])
+
+    def _attempt(self, work) -> None:
+        if self.failed is None:
+            try:
+                work()
+            except Unrecordable as reason:
+                self.failed = str(reason)
+
+    # ---------------------------------------------------------------------------------- memory
+
+    def _add(self, tensor: Tensor) -> int:
+        if not tensor.numel():
+            raise Unrecordable("a tensor without elements")
+        slot, number = _Slot(tensor), len(self.slots)
+        if number >= len(self.inputs):  # where memory is used again, the tensor before is gone
+            self.active = [i for i in self.active if not self._overlaps(i, slot)]
+        self.slots.append(slot)
+        self.active.insert(0, number)
+        return number
+
+    def _overlaps(self, number: int, slot: _Slot) -> bool:
+        other = self.slots[number]
+        return other.storage.expired() or (other.begin < slot.end and slot.begin < other.end)
+
+    def _find(self, address: int) -> tuple[int, int] | None:
+        for number in self.active:
+            slot = self.slots[number]
+            if slot.begin <= address < slot.end:
+                return number, address - slot.begin
+        return None
+
+    def _memory(self, tensor: Tensor) -> tuple[int, int]:
+        found = self._find(tensor.data_ptr())
+        if found is None:
+            raise Unrecordable("a tensor from outside the call")
+        return found
+
+    def _is_known(self, tensor: object) -> bool:
+        return isinstance(tensor, Tensor) and self._find(tensor.data_ptr()) is not None
+
+    # ----------------------------------------------------------------------------------- steps
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+        out = func(*args, **(kwargs or {}))
+        self._attempt(lambda: self._see(func, args, kwargs or {}, out))
+        return out
+
+    def _see(self, func, args: tuple, kwargs: dict, out: object) -> None:
+        if func in _EMPTY:
+            if out.device != self.inputs[0].device:
+                raise Unrecordable("memory of another device")
+            self._allocate(out)
+        elif func is OPS.part_forward.default:
+            if out:
+                self._launch(args)
+        elif func is OPS.merge_into.default:
+            self._elementwise(_MERGE, args)
+        elif not any(map(self._is_known, args)):
+            pass  # of constants, which are kept where a part reads them
+        elif func is _ATEN.copy_.default:
+            self._copy(*args[:2])
+        elif func is _ATEN.fill_.Scalar:
+            self._fill(args[0], args[1])
+        elif func in _COPIES:
+            self._allocate(out)
+            self._copy(out, args[0])
+        elif func._schema.is_mutable or not self._are_views(out):
+            raise Unrecordable(str(func))
+
+    def _are_views(self, out: object) -> bool:
+        return all(map(self._is_known, out if isinstance(out, (list, tuple)) else (out,)))
+
+    def _allocate(self, tensor: Tensor) -> None:
+        number = self._add(tensor)
+        self.steps.append(_Step(_ALLOCATE, [], (number,)))
+
+    def _copy(self, to: Tensor, source: Tensor) -> None:
+        self._elementwise(_COPY, (to, source.expand(to.shape)))
+
+    def _fill(self, to: Tensor, value: float) -> None:
+        self._elementwise(_FILL, (to,), struct.unpack("q", struct.pack("d", value)))
+
+    def _elementwise(self, kind: int, tensors: Sequence[Tensor], more: Sequence[int] = ()) -> None:
+        operands, slots = [], []
+        for tensor in tensors:
+            memory = self._memory(tensor)
+            operands += [*memory, *_View.of(tensor).numbers()]
+            slots.append(memory[0])
+        self.steps.append(_Step(kind, [*operands, *more], tuple(slots)))
+
+    def _launch(self, args: tuple) -> None:
+        inputs = [t for t in args[7:] if isinstance(t, Tensor)]  # after O, LSE, q, k and v
+        if any(map(self._is_known, inputs)):
+            raise Unrecordable("a part of more tensors than q, k and v")
+        launch, memory = OPS.record_part_forward.default(*args)
+        operands, slots = [], set()
+        for index, address in enumerate(memory.tolist()):
+            if address:
+                slot, offset = self._find(address) or (CONSTANT, address)
+                operands += [index, slot, offset]
+                slots.add(slot)
+        self.kept += inputs
+        operands = [len(self.launches), len(operands) // 3, *operands]
+        self.launches.append(launch)
+        self.steps.append(_Step(_LAUNCH, operands, tuple(slots - {CONSTANT})))
+
+    def saw(self, request: object) -> None:
+        """A request that a program has yielded."""
+        if request is MARK:
+            self.steps.append(_Step(_MARK, []))
+        elif isinstance(request, Exchange):
+            self._attempt(lambda: self._begin(request))
+        else:
+            self._wait()
+
+    def _begin(self, exchange: Exchange) -> None:
+        if self.waiting:
+            raise Unrecordable("two transfers at a time")
+        self.waiting = bool(exchange.sends or exchange.receives)
+        if not self.waiting:
+            return
+        operands, slots = [int(exchange.early), len(exchange.sends) + len(exchange.receives)], []
+        for sends, messages in ((1, exchange.sends), (0, exchange.receives)):
+            for peer, tensor in messages:
+                memory = self._memory(tensor)
+                operands += [sends, peer, *memory, tensor.nbytes]
+                slots.append(memory[0])
+        self.steps.append(_Step(_TRANSFER, operands, tuple(slots)))
+
+    def _wait(self) -> None:
+        if self.waiting:
+            transfer = next(s for s in reversed(self.steps) if s.kind == _TRANSFER)
+            self.steps.append(_Step(_WAIT, [], transfer.slots))
+        self.waiting = False
+
+    # ---------------------------------------------------------------------------------- the end
+
+    def finish(self, results: Sequence[Tensor | None]) -> Recording | None:
+        """The recording of the call that has these results; None: there is none."""
+        made: list[Recording] = []
+        self._attempt(lambda: made.append(self._finish(results)))
+        return made[0] if made else None
+
+    def _finish(self, results: Sequence[Tensor | None]) -> Recording:
+        if self.waiting:
+            raise Unrecordable("a transfer that is not awaited")
+        count, given, places = len(self.inputs), [], []
+        for tensor in results:
+            if tensor is None:
+                places.append(None)
+                continue
+            (number, offset), view = self._memory(tensor), _View.of(tensor)
+            slot = self.slots[number]
+            if offset or view.bytes() != slot.view.bytes():
+                raise Unrecordable("a result that is a part of its memory")
+            if number < count:
+                if view != slot.view:
+                    raise Unrecordable("a result that is another view of an input")
+                places.append(number)
+                continue
+            if number not in given:
+                given.append(number)
+            elif view != slot.view:
+                raise Unrecordable("two results in one memory")
+            slot.view = view
+            places.append(count + given.index(number))
+        code = torch.tensor([len(self.slots), len(given), *given, *self._code(given)])
+        launches = torch.cat(self.launches) if self.launches else torch.empty(0, dtype=torch.uint8)
+        return Recording(code, launches, tuple(places), self._offsets(), self.kept)
+
+    def _code(self, results: list[int]) -> list[int]:
+        last = {slot: i for i, step in enumerate(self.steps) for slot in step.slots}
+        out: list[int] = []
+        for i, (kind, operands, slots) in enumerate(self.steps):
+            if kind == _ALLOCATE:
+                operands = [slots[0], *self.slots[slots[0]].view.numbers()]  # noqa: PLW2901
+            out += [kind, *operands]
+            for slot in dict.fromkeys(slots):
+                if last[slot] == i and slot >= len(self.inputs) and slot not in results:
+                    out += [_FREE, slot]
+        return out
+
+    def _offsets(self) -> tuple[int, int] | None:
+        first, *others = self.slots[: len(self.inputs)]
+        spans = [(s.begin, s.end) for s in (first, *others)]
+        shared = any(a[0] < b[1] and b[0] < a[1]
+                     for i, a in enumerate(spans) for b in spans[:i])  # fmt: skip
+        return tuple(s.begin - first.begin for s in others) if shared else None

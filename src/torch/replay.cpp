@@ -1,0 +1,223 @@
+// Repeats what a rank that shares sequences does in a call: memory, attention, copies and NCCL's
+// transfers, as python/te_attention/torch/_cp_record.py has written them down. The host's time is
+// that of the launches: neither Python nor torch.distributed has a part in it.
+#include <torch/csrc/stable/ops.h>
+
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "torch/call.h"
+#include "torch/ops.h"
+
+namespace tea::torch_ops {
+namespace {
+
+// The instructions, each followed by its operands, in the order of _cp_record.py's names.
+enum Instruction : int64_t {
+  kAllocate,  // slot, view: as a tensor of its own
+  kFree,      // slot
+  kLaunch,    // its number, count, and for each tensor: tea_tensor, memory
+  kCopy,      // memory, view, memory, view: to, from
+  kFill,      // memory, view, the bits of a double
+  kMerge,     // memory, view of O, of LSE, and of those of the part
+  kMark,      // the place before which a transfer may begin
+  kTransfer,  // whether from the mark on, count, and for each message: sends, rank, memory, bytes
+  kWait,      // for the transfer
+};
+
+// Functions of NCCL and CUDA by address, and objects of theirs.
+struct Transport {
+  int (*group_start)();
+  int (*send)(const void*, size_t, int type, int rank, void* communicator, void* stream);
+  int (*receive)(void*, size_t, int type, int rank, void* communicator, void* stream);
+  int (*group_end)();
+  int (*record)(void* event, void* stream);  // NULL: memory of the host, which needs no streams
+  int (*wait)(void* stream, void* event, unsigned flags);
+  void* communicator;
+  void* stream;  // of the transfers
+  void* marked;  // events
+  void* done;
+  void* passed;
+  void* detour;  // a stream without work
+};
+
+constexpr int kBytes = 0;  // ncclInt8
+
+// The types of tensors, in the order of _cp_record.py.
+int32_t dtype_at(int64_t index) {
+  const int32_t types[] = {TEA_FP16, TEA_BF16, TEA_FP32, TEA_FP64};
+  return torch_dtype(types[index]);
+}
+
+class Replay {
+ public:
+  Replay(const Tensor& code, const Tensor& launches, const Tensor& transport,
+         const std::vector<Tensor>& inputs)
+      : code_(static_cast<const int64_t*>(code.data_ptr())),
+        end_(code_ + code.numel()),
+        launches_(static_cast<const Launch*>(launches.data_ptr())),
+        like_(inputs.at(0)),
+        where_(where_is("q", like_)) {
+    if (static_cast<size_t>(transport.numel()) * sizeof(int64_t) != sizeof transport_)
+      refuse("transport", std::to_string(transport.numel()) + " numbers",
+             std::to_string(sizeof transport_ / sizeof(int64_t)));
+    std::memcpy(&transport_, transport.data_ptr(), sizeof transport_);
+    slots_.resize(next());
+    results_ = next();
+    for (size_t i = 0; i < inputs.size(); ++i) slots_[i] = inputs[i];
+  }
+
+  std::vector<Tensor> run() {
+    const int64_t* const results = code_;
+    code_ += results_;
+    while (code_ < end_) step(next());
+    std::vector<Tensor> out;
+    for (int64_t i = 0; i < results_; ++i) out.push_back(*slots_[results[i]]);
+    return out;
+  }
+
+ private:
+  struct Shape {
+    int32_t dtype;
+    int rank;
+    const int64_t *size, *stride;
+  };
+
+  int64_t next() { return *code_++; }
+  Shape shape() {
+    Shape out{dtype_at(next()), static_cast<int>(next()), nullptr, nullptr};
+    out.size = code_, out.stride = code_ + out.rank;
+    code_ += 2 * out.rank;
+    return out;
+  }
+  // A slot and an offset in bytes, or -1 and an address.
+  void* memory() {
+    const int64_t slot = next(), offset = next();
+    if (slot < 0) return reinterpret_cast<void*>(offset);
+    return static_cast<char*>(slots_[slot]->data_ptr()) + offset;
+  }
+  Tensor view() {
+    void* const data = memory();
+    const Shape s = shape();
+    int32_t type, index;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like_.get(), &type));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like_.get(), &index));
+    AtenTensorHandle out;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(data, s.rank, s.size, s.stride, 0,
+                                                              s.dtype, type, index, &out));
+    return Tensor(out);
+  }
+
+  void step(int64_t instruction) {
+    switch (instruction) {
+      case kAllocate: {
+        const int64_t slot = next();
+        const Shape s = shape();
+        slots_[slot] = empty(like_, s.dtype, s.rank, s.size, s.stride);
+        return;
+      }
+      case kFree:
+        slots_[next()].reset();
+        return;
+      case kLaunch:
+        return launch();
+      case kCopy: {
+        const Tensor to = view(), from = view();
+        TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(to.get(), from.get(), 0));
+        return;
+      }
+      case kFill: {
+        Tensor to = view();
+        double value;
+        std::memcpy(&value, code_++, sizeof value);
+        torch::stable::fill_(to, value);
+        return;
+      }
+      case kMerge: {
+        const Tensor o = view(), lse = view(), part_o = view(), part_lse = view();
+        return merge_into(o, lse, part_o, part_lse);
+      }
+      case kMark:
+        return record(transport_.marked, where_.stream);
+      case kTransfer:
+        return transfer();
+      case kWait:
+        return wait(where_.stream, transport_.done);
+      default:
+        refuse("code", "instruction " + std::to_string(instruction), "0 to 8");
+    }
+  }
+
+  void launch() {
+    const Launch& of = launches_[next()];
+    tea_run run = of.run;
+    void* tensors[TEA_TENSOR_COUNT] = {};
+    for (int64_t count = next(); count > 0; --count) {
+      const int64_t index = next();
+      tensors[index] = memory();
+    }
+    run.tensors = tensors;
+    if (!run_planned(of.problem, run, of.has_run_sizes, of.engine, like_, where_, true))
+      refuse("code", "a part that no engine can merge", "one that was merged before");
+  }
+
+  void transfer() {
+    const bool from_mark = next();
+    const Transport& t = transport_;
+    if (!from_mark) record(t.marked, where_.stream);
+    wait(t.stream, t.marked);
+    require_success("ncclGroupStart", t.group_start());
+    for (int64_t count = next(); count > 0; --count) {
+      const bool sends = next();
+      const int rank = static_cast<int>(next());
+      void* const data = memory();
+      const auto bytes = static_cast<size_t>(next());
+      if (sends)
+        require_success("ncclSend", t.send(data, bytes, kBytes, rank, t.communicator, t.stream));
+      else
+        require_success("ncclRecv", t.receive(data, bytes, kBytes, rank, t.communicator, t.stream));
+    }
+    require_success("ncclGroupEnd", t.group_end());
+    record(t.done, t.stream);
+    if (!from_mark) return;
+    // A persistent kernel that follows would take all SMs as soon as the one before leaves them. By
+    // way of another stream it comes microseconds later than NCCL's kernel.
+    record(t.passed, where_.stream);
+    wait(t.detour, t.passed);
+    record(t.passed, t.detour);
+    wait(where_.stream, t.passed);
+  }
+
+  void record(void* event, void* stream) const {
+    if (transport_.record)
+      require_success("cudaEventRecord", transport_.record(event, stream));
+  }
+  void wait(void* stream, void* event) const {
+    if (transport_.wait)
+      require_success("cudaStreamWaitEvent", transport_.wait(stream, event, 0));
+  }
+  static void require_success(const char* function, int result) {
+    if (result) refuse(function, "returning " + std::to_string(result), "0");
+  }
+
+  const int64_t* code_;
+  const int64_t* const end_;
+  const Launch* const launches_;
+  const Tensor like_;
+  const Where where_;
+  Transport transport_;
+  int64_t results_;
+  std::vector<std::optional<Tensor>> slots_;
+};
+
+}  // namespace
+
+void replay(Stack& stack) {
+  const Tensor code = stack.tensor(), launches = stack.tensor(), transport = stack.tensor();
+  const std::vector<Tensor> inputs = stack.tensors();
+  stack.give(Replay(code, launches, transport, inputs).run());
+}
+
+}  // namespace tea::torch_ops

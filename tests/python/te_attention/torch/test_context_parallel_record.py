@@ -1,0 +1,190 @@
+"""Calls that are repeated without Python: their results, and what is not repeated."""
+
+import ctypes
+import threading
+from contextlib import nullcontext
+from queue import Queue
+
+import pytest
+import torch
+
+from te_attention.torch._cp_call import Call
+from te_attention.torch._cp_exchange import Exchange
+from te_attention.torch._cp_problem import Distribution, make_problem
+from te_attention.torch._cp_run import Inputs, forward
+from te_attention.torch._cp_transport import LockStep
+from te_attention.torch.functional import describe
+
+SECONDS = 20.0
+MESSAGE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int,
+                           ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)  # fmt: skip
+GROUP = ctypes.CFUNCTYPE(ctypes.c_int)
+
+
+class Mailbox:
+    """Messages between threads that are ranks; its functions have the form of NCCL's."""
+
+    def __init__(self, world: int) -> None:
+        self.queues = {(a, b): Queue() for a in range(world) for b in range(world)}
+        self.kept = [[GROUP(lambda: 0), MESSAGE(self._sender(rank)), MESSAGE(self._receiver(rank)),
+                      GROUP(lambda: 0)] for rank in range(world)]  # fmt: skip
+
+    def _sender(self, rank: int):
+        def send(data, count, _type, peer, _communicator, _stream) -> int:
+            self.queues[rank, peer].put(ctypes.string_at(data, count))
+            return 0
+
+        return send
+
+    def _receiver(self, rank: int):
+        def receive(data, count, _type, peer, _communicator, _stream) -> int:
+            message = self.queues[peer, rank].get(timeout=SECONDS)
+            if len(message) != count:
+                return 5
+            ctypes.memmove(data, message, count)
+            return 0
+
+        return receive
+
+    def table(self, rank: int) -> torch.Tensor:
+        addresses = [ctypes.cast(f, ctypes.c_void_p).value for f in self.kept[rank]]
+        return torch.tensor([*addresses, *[0] * 8])
+
+
+class Transport:
+    """A rank of a Mailbox. repeats: of how many calls so far no program ran."""
+
+    def __init__(self, mailbox: Mailbox, rank: int) -> None:
+        self.mailbox, self.rank, self.posts = mailbox, rank, 0
+
+    def direct(self) -> torch.Tensor:
+        return self.mailbox.table(self.rank)
+
+    def driven(self):
+        return nullcontext()
+
+    def mark(self) -> None:
+        pass
+
+    def post(self, exchange: Exchange):
+        self.posts += 1
+        for peer, tensor in exchange.sends:
+            assert tensor.is_contiguous()
+            message = tensor.clone().view(torch.uint8).numpy().tobytes()
+            self.mailbox.queues[self.rank, peer].put(message)
+        self.receives = exchange.receives
+        return self
+
+    def wait(self) -> None:
+        for peer, tensor in self.receives:
+            message = self.mailbox.queues[peer, self.rank].get(timeout=SECONDS)
+            assert len(message) == tensor.nbytes
+            ctypes.memmove(tensor.data_ptr(), message, len(message))
+
+
+class Ranks:
+    """Calls of all ranks of a world, each in a thread of its own."""
+
+    def __init__(
+        self, world: int, strategy: str, training: bool, zigzag: bool = True, **options
+    ) -> None:
+        self.mailbox = Mailbox(world)
+        self.transports = [Transport(self.mailbox, rank) for rank in range(world)]
+        self.problems, self.options = [], {"format": "bshd", "mask": "causal"} | options
+        for rank, inputs in enumerate(self.inputs(0)):
+            a = describe(*inputs, **self.options)._replace(training=training)
+            how = Distribution(world, rank, strategy, 1, zigzag, None)
+            self.problems.append(make_problem(a, how)[0])
+        self.calls = [Call(p, t) for p, t in zip(self.problems, self.transports, strict=True)]
+        for call in self.calls:
+            call.may_record = True
+
+    def inputs(self, seed: int) -> list[list[torch.Tensor]]:
+        """q, k and v of each rank."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = {"bshd": (2, 32, 2, 16), "bhsd": (2, 2, 32, 16), "sbhd": (32, 2, 2, 16)}
+        return [
+            [torch.randn(shape[self.options["format"]], generator=generator).bfloat16()
+             for _ in range(3)] for _ in self.transports
+        ]  # fmt: skip
+
+    def run(self, seed: int) -> list:
+        found: list = [None] * len(self.calls)
+
+        def work(rank: int, inputs: list) -> None:
+            found[rank] = self.calls[rank].forward(Inputs(*inputs))
+
+        threads = [threading.Thread(target=work, args=x) for x in enumerate(self.inputs(seed))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(result is not None for result in found)
+        return found
+
+    def expected(self, seed: int) -> list:
+        inputs = [Inputs(*one) for one in self.inputs(seed)]
+        return LockStep([forward(*x) for x in zip(self.problems, inputs, strict=True)]).run()
+
+
+def tensors(result: tuple) -> list:
+    """All tensors of the result of a program, where a later pass needs them."""
+    (output, saved) = result
+    if saved is None:
+        return [*output]
+    return [*output, saved.o, saved.lse, *saved.keys, *saved.halo, saved.operands.q]
+
+
+CASES = {
+    "ring": ("ring", {}),
+    "full": ("ring", {"mask": None}),
+    "contiguous": ("ring", {"zigzag": False}),
+    "bhsd": ("ring", {"format": "bhsd"}),
+    "sbhd": ("ring", {"format": "sbhd", "softcap": 3.0}),
+    "window": ("halo", {"window": (7, None)}),
+    "window of bhsd": ("halo", {"window": (7, None), "format": "bhsd"}),
+    "window of a ring": ("ring", {"window": (40, None)}),
+}
+
+
+def check(ranks: Ranks, found: list, seed: int) -> None:
+    for got, wanted in zip(found, ranks.expected(seed), strict=True):
+        for a, b in zip(tensors(got), tensors(wanted), strict=False):
+            assert (a is None and b is None) or torch.equal(a, b)
+    assert not any(queue.qsize() for queue in ranks.mailbox.queues.values())
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_a_repeated_call_has_the_bits_of_the_program(name: str, world: int, training: bool) -> None:
+    strategy, options = CASES[name]
+    ranks = Ranks(world, strategy, training, **options)
+    check(ranks, ranks.run(1), 1)
+    assert all(call.recording is not None for call in ranks.calls)
+    posts = [t.posts for t in ranks.transports]
+    check(ranks, ranks.run(2), 2)
+    assert [t.posts for t in ranks.transports] == posts  # no program has run
+
+
+def test_a_call_that_does_more_runs_its_program_each_time() -> None:
+    ranks = Ranks(2, "ring", True, return_max_logit=True)
+    for seed in (1, 2):
+        check(ranks, ranks.run(seed), seed)
+        assert all(call.recording is None for call in ranks.calls)
+
+
+def packed(rows: int) -> list[torch.Tensor]:
+    """q, k and v in one memory."""
+    return list(torch.randn(2, rows, 2, 48).bfloat16().split(16, -1))
+
+
+def test_a_recording_of_packed_tensors_fits_no_others() -> None:
+    ranks = Ranks(2, "ring", False)
+    inputs = [packed(32) for _ in range(2)]
+    ranks.inputs = lambda _: inputs
+    check(ranks, ranks.run(1), 1)
+    recording = ranks.calls[0].recording
+    assert recording.fits(*packed(32))
+    assert not recording.fits(*(packed(32)[i] for i in range(3)))
+    check(ranks, ranks.run(1), 1)
