@@ -191,12 +191,10 @@ class Replay {
   }
 
   void record(void* event, void* stream) const {
-    if (transport_.record)
-      require_success("cudaEventRecord", transport_.record(event, stream));
+    if (transport_.record) require_success("cudaEventRecord", transport_.record(event, stream));
   }
   void wait(void* stream, void* event) const {
-    if (transport_.wait)
-      require_success("cudaStreamWaitEvent", transport_.wait(stream, event, 0));
+    if (transport_.wait) require_success("cudaStreamWaitEvent", transport_.wait(stream, event, 0));
   }
   static void require_success(const char* function, int result) {
     if (result) refuse(function, "returning " + std::to_string(result), "0");
