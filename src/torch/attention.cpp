@@ -56,26 +56,32 @@ Tensor or_empty(const std::optional<Tensor>& tensor, const Tensor& like) {
   return tensor ? *tensor : empty_tensor(like);
 }
 
-// Fills `out`; returns the gradients of bias and sink. accumulate: see Call::backward().
-SmallGradients differentiate(const Incoming& in, const Arguments& arguments, Call& call,
-                             const Gradients& out, int accumulate = 0) {
+// Memory that a call of backward needs besides its arguments.
+struct BackwardMemory {
+  Tensor dout;
+  std::optional<Tensor> dlse;
+  SmallGradients small;
+};
+
+// Describes a call that fills `out`.
+BackwardMemory describe_backward(const Incoming& in, const Arguments& arguments, Call& call,
+                                 const Gradients& out) {
+  BackwardMemory memory{readable(in.dout), {}, {}};
   tea_problem& p = call.problem();
   p.training = 1;
   p.outputs = TEA_OUTPUT_LSE;
-  const Tensor dout = readable(in.dout);
   p.o = call.add_rows(TEA_O, "o", in.o);
-  p.dout = call.add_rows(TEA_DOUT, "dout", dout);
+  p.dout = call.add_rows(TEA_DOUT, "dout", memory.dout);
   p.dq = call.add_rows(TEA_DQ, "dq", out.dq);
   p.dk = call.add_rows(TEA_DK, "dk", out.dk);
   p.dv = call.add_rows(TEA_DV, "dv", out.dv);
   call.add_row_statistic(TEA_LSE, "lse", in.lse);
-  std::optional<Tensor> dlse;
   if (in.dlse) {
     p.lse_gradient = 1;
-    dlse = torch::stable::contiguous(*in.dlse);
-    call.add_row_statistic(TEA_DLSE, "dlse", *dlse);
+    memory.dlse = torch::stable::contiguous(*in.dlse);
+    call.add_row_statistic(TEA_DLSE, "dlse", *memory.dlse);
   }
-  SmallGradients small;
+  SmallGradients& small = memory.small;
   if (in.wants_dbias && arguments.bias) {
     small.dbias = empty_contiguous_like(*arguments.bias);
     call.add(TEA_DBIAS, "dbias", *small.dbias);
@@ -84,8 +90,15 @@ SmallGradients differentiate(const Incoming& in, const Arguments& arguments, Cal
     small.dsink = empty_contiguous_like(*arguments.sink);
     call.add_memory(TEA_DSINK, small.dsink->data_ptr());
   }
-  small.ran = call.backward(accumulate);
-  return small;
+  return memory;
+}
+
+// Fills `out`; returns the gradients of bias and sink. accumulate: see Call::backward().
+SmallGradients differentiate(const Incoming& in, const Arguments& arguments, Call& call,
+                             const Gradients& out, int accumulate = 0) {
+  BackwardMemory memory = describe_backward(in, arguments, call, out);
+  memory.small.ran = call.backward(accumulate);
+  return memory.small;
 }
 
 struct Scale {
@@ -337,14 +350,22 @@ void part_forward(Stack& stack) {
   stack.give(part.call.forward(part.accumulate));
 }
 
-void record_part_forward(Stack& stack) {
-  PartForward part(stack);
+namespace {
+
+void give_recorded(Stack& stack, Call& call, int accumulate, bool is_forward) {
   const Tensor memory = empty_on_host(torch_int64(), TEA_TENSOR_COUNT);
   const Tensor launch = empty_on_host(torch_byte(), sizeof(Launch));
   using Memory = int64_t[TEA_TENSOR_COUNT];
   *static_cast<Launch*>(launch.data_ptr()) =
-      part.call.recorded(part.accumulate, *static_cast<Memory*>(memory.data_ptr()));
+      call.recorded(accumulate, is_forward, *static_cast<Memory*>(memory.data_ptr()));
   stack.give(launch, memory);
+}
+
+}  // namespace
+
+void record_part_forward(Stack& stack) {
+  PartForward part(stack);
+  give_recorded(stack, part.call, part.accumulate, true);
 }
 
 void fp8_part_forward(Stack& stack) {
@@ -369,18 +390,48 @@ void fp8_part_backward(Stack& stack) {
   stack.give(or_empty(dbias, out.dq), or_empty(dsink, out.dq));
 }
 
+namespace {
+
+// The arguments of part_backward and record_part_backward.
+struct PartBackward {
+  const Gradients out;
+  const Incoming incoming;
+  const int accumulate;  // see Call::backward()
+  const Arguments arguments;
+  Call call;
+  const BackwardMemory memory;
+
+  explicit PartBackward(Stack& stack)
+      : out(Gradients::given(stack)),
+        incoming(Incoming::all(stack)),
+        accumulate(static_cast<int>(stack.integer())),
+        arguments(read_arguments(stack)),
+        call(arguments),
+        memory(described()) {}
+
+ private:
+  BackwardMemory described() {
+    call.problem().o_dtype = dtype_of(incoming.o);
+    call.problem().dout_dtype = dtype_of(incoming.dout);
+    call.problem().dqkv_dtype = dtype_of(out.dq);
+    call.set_partial();
+    return describe_backward(incoming, arguments, call, out);
+  }
+};
+
+}  // namespace
+
 void part_backward(Stack& stack) {
-  const Gradients out = Gradients::given(stack);
-  const Incoming incoming = Incoming::all(stack);
-  const auto accumulate = static_cast<int>(stack.integer());
-  const Arguments arguments = read_arguments(stack);
-  Call call(arguments);
-  call.problem().o_dtype = dtype_of(incoming.o);
-  call.problem().dout_dtype = dtype_of(incoming.dout);
-  call.problem().dqkv_dtype = dtype_of(out.dq);
-  call.set_partial();
-  const auto [dbias, dsink, ran] = differentiate(incoming, arguments, call, out, accumulate);
-  stack.give(or_empty(dbias, out.dq), or_empty(dsink, out.dq), ran);
+  PartBackward part(stack);
+  const bool ran = part.call.backward(part.accumulate);
+  const SmallGradients& small = part.memory.small;
+  const Tensor& dq = part.out.dq;
+  stack.give(or_empty(small.dbias, dq), or_empty(small.dsink, dq), ran);
+}
+
+void record_part_backward(Stack& stack) {
+  PartBackward part(stack);
+  give_recorded(stack, part.call, part.accumulate, false);
 }
 
 // ---- aten::_scaled_dot_product_fused_attention_overrideable ------------------------------------

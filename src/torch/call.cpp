@@ -145,10 +145,10 @@ bool Call::run(bool is_forward) {
                      where_, is_forward);
 }
 
-Launch Call::recorded(int accumulate, int64_t (&memory)[TEA_TENSOR_COUNT]) {
+Launch Call::recorded(int accumulate, bool is_forward, int64_t (&memory)[TEA_TENSOR_COUNT]) {
   description_.run.accumulate = accumulate;
   description_.finish();
-  Launch out{problem(), description_.run, {}, description_.has_run_sizes()};
+  Launch out{problem(), description_.run, {}, is_forward, description_.has_run_sizes()};
   if (in_.engine.size() >= sizeof out.engine) refuse("engine", in_.engine, "a shorter name");
   in_.engine.copy(out.engine, sizeof out.engine - 1);
   for (int i = 0; i < TEA_TENSOR_COUNT; ++i)

@@ -19,7 +19,8 @@ struct Launch {
   tea_problem problem;
   tea_run run;  // without tensors, workspace and stream
   char engine[32];
-  int64_t has_run_sizes;  // see frontend::Description
+  int32_t is_forward;
+  int32_t has_run_sizes;  // see frontend::Description
 };
 
 // One direction on `where`, with workspace from PyTorch's allocator. False: the plan cannot
@@ -68,7 +69,7 @@ class Call {
     return run(false);
   }
   // The call as data, and its memory by tea_tensor.
-  Launch recorded(int accumulate, int64_t (&memory)[TEA_TENSOR_COUNT]);
+  Launch recorded(int accumulate, bool is_forward, int64_t (&memory)[TEA_TENSOR_COUNT]);
   // O and LSE of backward are of more keys than those of this call.
   void set_partial() { description_.run.partial = 1; }
   std::string explain();  // the problem's line, then the answer of each engine

@@ -41,6 +41,7 @@ constexpr Row kOperators[] = {
     {"fp8_attention_backward_minimal", kernel<fp8_attention_backward>},
     ROW(part_forward),
     ROW(record_part_forward),
+    ROW(record_part_backward),
     ROW(replay),
     ROW(part_backward),
     ROW(fp8_part_forward),

@@ -10,8 +10,8 @@ using Operator = void(Stack& stack);
 // attention.cpp
 Operator forward, forward_minimal, inference, inference_plain, backward, backward_minimal,
     backward_out, backward_minimal_out, fp8_forward, fp8_forward_amax, fp8_backward,
-    fp8_backward_out, part_forward, record_part_forward, part_backward, fp8_part_forward,
-    fp8_part_backward, explain, fused_forward, fused_backward;
+    fp8_backward_out, part_forward, record_part_forward, part_backward, record_part_backward,
+    fp8_part_forward, fp8_part_backward, explain, fused_forward, fused_backward;
 // fp8_attention.cpp
 Operator fp8_attention_forward, fp8_attention_backward;
 // cache.cpp

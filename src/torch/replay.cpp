@@ -21,6 +21,7 @@ enum Instruction : int64_t {
   kLaunch,    // its number, count, and for each tensor: tea_tensor, memory
   kCopy,      // memory, view, memory, view: to, from
   kFill,      // memory, view, the bits of a double
+  kAdd,       // memory, view, memory, view: to, what is added
   kMerge,     // memory, view of O, of LSE, and of those of the part
   kMark,      // the place before which a transfer may begin
   kTransfer,  // whether from the mark on, count, and for each message: sends, rank, memory, bytes
@@ -128,6 +129,12 @@ class Replay {
         TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(to.get(), from.get(), 0));
         return;
       }
+      case kAdd: {
+        const Tensor to = view(), more = view();
+        const Tensor sum = torch::stable::subtract(to, more, -1);
+        TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(to.get(), sum.get(), 0));
+        return;
+      }
       case kFill: {
         Tensor to = view();
         double value;
@@ -146,7 +153,7 @@ class Replay {
       case kWait:
         return wait(where_.stream, transport_.done);
       default:
-        refuse("code", "instruction " + std::to_string(instruction), "0 to 8");
+        refuse("code", "instruction " + std::to_string(instruction), "0 to 9");
     }
   }
 
@@ -159,7 +166,7 @@ class Replay {
       tensors[index] = memory();
     }
     run.tensors = tensors;
-    if (!run_planned(of.problem, run, of.has_run_sizes, of.engine, like_, where_, true))
+    if (!run_planned(of.problem, run, of.has_run_sizes, of.engine, like_, where_, of.is_forward))
       refuse("code", "a part that no engine can merge", "one that was merged before");
   }
 

@@ -88,7 +88,7 @@ def test_every_operator_is_checked() -> None:
     attention |= {"fp8_forward", "fp8_forward_amax", "fp8_backward", "fp8_backward_out"}
     attention |= {"fp8_attention_forward", "fp8_attention_forward_minimal"}
     attention |= {"fp8_attention_backward", "fp8_attention_backward_minimal"}
-    attention |= {"record_part_forward", "replay"}
+    attention |= {"record_part_forward", "record_part_backward", "replay"}
     attention |= {"part_forward", "part_backward", "fp8_part_forward", "fp8_part_backward"}
     assert set(OTHERS) | attention == set(SCHEMAS)
 

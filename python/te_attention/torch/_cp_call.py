@@ -1,15 +1,107 @@
 """A call on which all ranks agree: its two passes, and its repetition without Python."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from te_attention.torch._cp_exchange import Program
 from te_attention.torch._cp_parts import Operands, Problem, has_no_other
 from te_attention.torch._cp_record import Recorder, Recording
 from te_attention.torch._cp_run import Inputs, Saved, backward, forward
 from te_attention.torch._cp_transport import GroupTransport, drive
 
+ALIGNMENT = 16  # bytes of which engines take account
 _active_modes = torch._C._len_torch_dispatch_stack
+
+
+class _Pass:
+    """One pass of a call: its program, or from the third time on a recording of the second time.
+
+    The first time makes what is kept for later ones, as plans of rows that travel.
+    """
+
+    def __init__(self, transport: GroupTransport) -> None:
+        self.transport = transport
+        self.recording: Recording | None = None
+        self.is_recorded = False  # that was tried already
+        self.has_run = False
+        self.geometry: object = None
+
+    def run(
+        self,
+        program: Program,
+        inputs: tuple[Tensor, ...],
+        results_of: Callable[[object], list | None],
+        geometry: object = None,
+    ) -> tuple[object, list | None]:
+        """The output of the program, or None and its results, if it need not run.
+
+        results_of: tensors of the output, or None where there are more. geometry: equal for inputs
+        for which one recording serves.
+        """
+        recording, recorder = self.recording, None
+        if self.has_run and (recording is not None or not self.is_recorded) and not _active_modes():
+            table = self.transport.direct()
+            if table is None:
+                pass
+            elif recording is None:
+                self.is_recorded, self.geometry = True, geometry
+                recorder = Recorder(inputs)
+            elif geometry == self.geometry and recording.fits(inputs):
+                return None, recording.replay(inputs, table)
+        output = drive(program, self.transport, recorder)
+        self.has_run = True
+        if recorder is not None and (results := results_of(output)) is not None:
+            self.recording = recorder.finish(results)
+        return output, None
+
+
+def _geometry(tensors: tuple[Tensor, ...]) -> tuple:
+    return tuple((t.dtype, t.shape, t.stride(), t.data_ptr() % ALIGNMENT) for t in tensors)
+
+
+class Call:
+    """A problem on which all ranks agree, for calls that differ in the values of tensors alone."""
+
+    def __init__(self, problem: Problem, transport: GroupTransport) -> None:
+        self.problem, self.transport = problem, transport
+        self.passes = (_Pass(transport), _Pass(transport))
+        if problem.world == 1:
+            for one in self.passes:
+                one.is_recorded = True  # there is nothing to gain
+
+    def forward(self, x: Inputs) -> tuple[tuple, Saved | None]:
+        """O, LSE and row maxima, and what backward needs, if there is one."""
+        program = forward(self.problem, x)
+        output, found = self.passes[0].run(program, (x.q, x.k, x.v), self._results)
+        if found is None:
+            return output
+        if not self.problem.training:
+            return tuple(found), None
+        o, lse, most, saved_o, saved_lse, k, v, *halo, q = found
+        return (o, lse, most), Saved(Operands(q), (k, v), saved_o, saved_lse, tuple(halo))
+
+    def _results(self, output: tuple[tuple, Saved]) -> list | None:
+        results, saved = output
+        if not has_no_other(saved.operands):
+            return None
+        if not self.problem.training:
+            return [*results]
+        return [*results, saved.o, saved.lse, *saved.keys, *saved.halo, saved.operands.q]
+
+    def backward(self, x: Inputs, saved: Saved, dout: Tensor, dlse: Tensor | None) -> tuple:
+        """Gradients of q, k, v, bias and sink."""
+        program = backward(self.problem, x, saved, dout, dlse)
+        if dlse is not None or not has_no_other(saved.operands):
+            return drive(program, self.transport)
+        given = (dout, x.q, x.k, x.v, *saved.keys, saved.o, saved.lse, *saved.halo, saved.operands.q)
+        inputs = tuple({id(t): t for t in given if t is not None}.values())
+        one = self.passes[1]
+        recorded = one.recording is not None or not one.is_recorded
+        output, found = one.run(program, inputs, list, _geometry(inputs) if recorded else None)
+        return output if found is None else tuple(found)
 
 
 class ContextParallel(torch.autograd.Function):
@@ -19,9 +111,8 @@ class ContextParallel(torch.autograd.Function):
     def forward(ctx, q, k, v, bias, sink, x, call):
         inputs = Inputs(q, k, v, bias, sink, x.slopes, x.rng_state)
         (o, lse, most), saved = call.forward(inputs)
-        ctx.problem, ctx.transport, ctx.head = call.problem, call.transport, saved.operands.head
         operands = saved.operands
-        ctx.scales = operands.scales
+        ctx.call, ctx.head, ctx.scales = call, operands.head, operands.scales
         ctx.save_for_backward(
             *(q, k, v, bias, sink, saved.o, saved.lse, *saved.keys, *saved.halo),
             *(operands.q, operands.bias, operands.sink, operands.slopes, operands.rng_state),
@@ -41,43 +132,4 @@ class ContextParallel(torch.autograd.Function):
         x = Inputs(q, k, v, bias, sink)
         if dout is None:  # every rank takes part in the transfers
             dout = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
-        program = backward(ctx.problem, x, saved, dout, dlse)
-        gradients = drive(program, ctx.transport)
-        return *gradients, None, None
-
-
-class Call:
-    """A problem on which all ranks agree, for calls that differ in the values of tensors alone."""
-
-    def __init__(self, problem: Problem, transport: GroupTransport) -> None:
-        self.problem, self.transport = problem, transport
-        self.recording: Recording | None = None
-        self.may_record = False
-
-    def forward(self, x: Inputs) -> tuple[tuple, Saved | None]:
-        """O, LSE and row maxima, and what backward needs, if there is one."""
-        inputs, table = (x.q, x.k, x.v), None
-        if (self.recording is not None or self.may_record) and not _active_modes():
-            table = self.transport.direct()
-        if table is None:
-            return drive(forward(self.problem, x), self.transport)
-        if self.recording is None:
-            return self._record(x, inputs)
-        if not self.recording.fits(*inputs):
-            return drive(forward(self.problem, x), self.transport)
-        results = self.recording.replay(inputs, table)
-        if not self.problem.training:
-            return tuple(results), None
-        o, lse, most, saved_o, saved_lse, k, v, *halo, q = results
-        return (o, lse, most), Saved(Operands(q), (k, v), saved_o, saved_lse, tuple(halo))
-
-    def _record(self, x: Inputs, inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[tuple, Saved]:
-        self.may_record = False
-        recorder = Recorder(inputs)
-        output, saved = drive(forward(self.problem, x), self.transport, recorder)
-        results = [*output]
-        if self.problem.training:
-            results += [saved.o, saved.lse, *saved.keys, *saved.halo, saved.operands.q]
-        if has_no_other(saved.operands):
-            self.recording = recorder.finish(results)
-        return output, saved
+        return *ctx.call.backward(x, saved, dout, dlse), None, None

@@ -6,7 +6,7 @@ sees all of this. src/torch/replay.cpp repeats it, with the memory of the call a
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from te_attention.torch._cp_exchange import MARK, Exchange
 from te_attention.torch._library import OPS
 
 # As src/torch/replay.cpp has them.
-_ALLOCATE, _FREE, _LAUNCH, _COPY, _FILL, _MERGE, _MARK, _TRANSFER, _WAIT = range(9)
+_ALLOCATE, _FREE, _LAUNCH, _COPY, _FILL, _ADD, _MERGE, _MARK, _TRANSFER, _WAIT = range(10)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CONSTANT = -1  # in place of a slot: the offset is an address
 
@@ -77,21 +77,22 @@ class _Step(NamedTuple):
     slots: tuple[int, ...] = ()
 
 
+def _offsets(addresses: list[int]) -> tuple[int, ...]:
+    return tuple(address - addresses[0] for address in addresses)
+
+
 class Recording(NamedTuple):
-    """The steps of a call, for replay(). places: of each result, a slot of q, k, v or a new one."""
+    """The steps of a call, for replay(). places: of each result, an input's or a new one's."""
 
     code: Tensor
     launches: Tensor
     places: tuple[int | None, ...]
-    offsets: tuple[int, int] | None  # of k and v from q, where they share memory
+    offsets: tuple[int, ...] | None  # of inputs from the first one, where they share memory
     kept: list[Tensor]  # constants that the code has by address
 
-    def fits(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    def fits(self, inputs: Sequence[Tensor]) -> bool:
         """Whether tensors of the recorded shapes and strides are placed as recorded."""
-        if self.offsets is None:
-            return True
-        first = q.data_ptr()
-        return (k.data_ptr() - first, v.data_ptr() - first) == self.offsets
+        return self.offsets is None or self.offsets == _offsets([t.data_ptr() for t in inputs])
 
     def replay(self, inputs: Sequence[Tensor], transport: Tensor) -> list[Tensor | None]:
         """Repeats the call; its results. transport: see src/torch/replay.cpp."""
@@ -168,17 +169,29 @@ class Recorder(TorchDispatchMode):
             if out.device != self.inputs[0].device:
                 raise Unrecordable("memory of another device")
             self._allocate(out)
+        elif func is _ATEN.zeros.default:
+            self._allocate(out)
+            self._fill(out, 0.0)
         elif func is OPS.part_forward.default:
             if out:
-                self._launch(args)
+                self._part(OPS.record_part_forward.default, args, 7)
+        elif func is OPS.part_backward.default:
+            if args[7] or args[8]:
+                raise Unrecordable("gradients of a bias or a sink")
+            if out[2]:
+                self._part(OPS.record_part_backward.default, args, 13)
         elif func is OPS.merge_into.default:
             self._elementwise(_MERGE, args)
         elif not any(map(self._is_known, args)):
             pass  # of constants, which are kept where a part reads them
         elif func is _ATEN.copy_.default:
             self._copy(*args[:2])
+        elif func is _ATEN.add_.Tensor and self._is_known(args[1]) and not kwargs:
+            self._elementwise(_ADD, args)
         elif func is _ATEN.fill_.Scalar:
             self._fill(args[0], args[1])
+        elif func is _ATEN.zero_.default:
+            self._fill(args[0], 0.0)
         elif func in _COPIES:
             self._allocate(out)
             self._copy(out, args[0])
@@ -206,18 +219,26 @@ class Recorder(TorchDispatchMode):
             slots.append(memory[0])
         self.steps.append(_Step(kind, [*operands, *more], tuple(slots)))
 
-    def _launch(self, args: tuple) -> None:
-        inputs = [t for t in args[7:] if isinstance(t, Tensor)]  # after O, LSE, q, k and v
-        if any(map(self._is_known, inputs)):
-            raise Unrecordable("a part of more tensors than q, k and v")
-        launch, memory = OPS.record_part_forward.default(*args)
+    def _part(self, record: Callable, args: tuple, first: int) -> None:
+        """first: of the arguments that are the same each time."""
+        constants = [t for t in args[first:] if isinstance(t, Tensor)]
+        if any(map(self._is_known, constants)):
+            raise Unrecordable("a part whose options are tensors of the call")
+        self.kept += constants
+        self._launch(*record(*args), constants)
+
+    def _launch(self, launch: Tensor, memory: Tensor, constants: list[Tensor]) -> None:
         operands, slots = [], set()
         for index, address in enumerate(memory.tolist()):
-            if address:
-                slot, offset = self._find(address) or (CONSTANT, address)
-                operands += [index, slot, offset]
-                slots.add(slot)
-        self.kept += inputs
+            if not address:
+                continue
+            found = self._find(address)
+            if found is None:
+                if not any(t.data_ptr() == address for t in constants):
+                    raise Unrecordable("memory that a part has made")
+                found = (CONSTANT, address)
+            operands += [index, *found]
+            slots.add(found[0])
         operands = [len(self.launches), len(operands) // 3, *operands]
         self.launches.append(launch)
         self.steps.append(_Step(_LAUNCH, operands, tuple(slots - {CONSTANT})))
@@ -298,9 +319,8 @@ class Recorder(TorchDispatchMode):
                     out += [_FREE, slot]
         return out
 
-    def _offsets(self) -> tuple[int, int] | None:
-        first, *others = self.slots[: len(self.inputs)]
-        spans = [(s.begin, s.end) for s in (first, *others)]
+    def _offsets(self) -> tuple[int, ...] | None:
+        spans = [(s.begin, s.end) for s in self.slots[: len(self.inputs)]]
         shared = any(a[0] < b[1] and b[0] < a[1]
                      for i, a in enumerate(spans) for b in spans[:i])  # fmt: skip
-        return tuple(s.begin - first.begin for s in others) if shared else None
+        return _offsets([begin for begin, _ in spans]) if shared else None

@@ -79,6 +79,8 @@ SCHEMAS = {
     # The same call as data, and its memory: for replay. See src/torch/replay.cpp
     "record_part_forward": "(Tensor(a!) o, Tensor(b!) lse, Tensor(c!)? max_logit, "
     f"bool accumulate, {ARGUMENTS}) -> (Tensor launch, Tensor memory)",
+    "record_part_backward": f"({OUTGOING}, {INCOMING}, int accumulate, {ARGUMENTS}) -> "
+    "(Tensor launch, Tensor memory)",
     "replay": "(Tensor code, Tensor launches, Tensor transport, Tensor[] inputs) -> Tensor[]",
     "part_backward": f"({OUTGOING}, {INCOMING}, int accumulate, {ARGUMENTS}) -> "
     "(Tensor dbias, Tensor dsink, bool ran)",
@@ -143,7 +145,7 @@ SCHEMAS = {
     "fill_bytes": "(Tensor(a!) tensor, int value) -> ()",
 }
 
-EAGER = frozenset(("explain", "record_part_forward", "replay"))
+EAGER = frozenset(("explain", "record_part_forward", "record_part_backward", "replay"))
 
 
 def define(library: torch.library.Library) -> None:

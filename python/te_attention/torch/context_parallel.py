@@ -20,7 +20,7 @@ from te_attention._library import setting
 from te_attention.torch._arguments import Arguments
 from te_attention.torch._bounded import keep
 from te_attention.torch._cp_agree import DisagreementError, agree, report_error
-from te_attention.torch._cp_call import Call, ContextParallel
+from te_attention.torch._cp_call import ALIGNMENT, Call, ContextParallel
 from te_attention.torch._cp_exchange import Exchange, exchange_all, ordered_sum
 from te_attention.torch._cp_layout import Side
 from te_attention.torch._cp_parts import UNBOUNDED, Problem, ring_parts
@@ -46,7 +46,6 @@ Strategy: TypeAlias = (
 Sharding: TypeAlias = Literal["zigzag", "contiguous"]
 HIERARCHICAL = ("a2a", "ring")
 MEBI = 2**20
-ALIGNMENT = 16  # bytes of which engines take account
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _PLAIN = frozenset((bool, int, float, str, tuple, type(None)))  # options whose values are compared
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -306,7 +305,6 @@ def context_parallel_attention(
     if call is None:
         call, x, always = _new_call(q, k, v, how, dict(options), wanted)
         if key is not None and not always:
-            call.may_record = call.problem.world > 1
             keep(_calls, key, call)
     if call.problem.training:
         output = ContextParallel.apply(x.q, x.k, x.v, x.bias, x.sink, x, call)

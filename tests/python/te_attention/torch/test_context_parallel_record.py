@@ -11,7 +11,7 @@ import torch
 from te_attention.torch._cp_call import Call
 from te_attention.torch._cp_exchange import Exchange
 from te_attention.torch._cp_problem import Distribution, make_problem
-from te_attention.torch._cp_run import Inputs, forward
+from te_attention.torch._cp_run import Inputs, backward, forward
 from te_attention.torch._cp_transport import LockStep
 from te_attention.torch.functional import describe
 
@@ -72,12 +72,19 @@ class Transport:
             assert tensor.is_contiguous()
             message = tensor.clone().view(torch.uint8).numpy().tobytes()
             self.mailbox.queues[self.rank, peer].put(message)
-        self.receives = exchange.receives
-        return self
+        # The order of messages between two ranks is that of the transfers.
+        return Handle([(self.mailbox.queues[r, self.rank], t) for r, t in exchange.receives])
+
+
+class Handle:
+    """Messages to receive."""
+
+    def __init__(self, receives: list[tuple[Queue, torch.Tensor]]) -> None:
+        self.receives = receives
 
     def wait(self) -> None:
-        for peer, tensor in self.receives:
-            message = self.mailbox.queues[peer, self.rank].get(timeout=SECONDS)
+        for queue, tensor in self.receives:
+            message = queue.get(timeout=SECONDS)
             assert len(message) == tensor.nbytes
             ctypes.memmove(tensor.data_ptr(), message, len(message))
 
@@ -96,8 +103,6 @@ class Ranks:
             how = Distribution(world, rank, strategy, 1, zigzag, None)
             self.problems.append(make_problem(a, how)[0])
         self.calls = [Call(p, t) for p, t in zip(self.problems, self.transports, strict=True)]
-        for call in self.calls:
-            call.may_record = True
 
     def inputs(self, seed: int) -> list[list[torch.Tensor]]:
         """q, k and v of each rank."""
@@ -114,7 +119,23 @@ class Ranks:
         def work(rank: int, inputs: list) -> None:
             found[rank] = self.calls[rank].forward(Inputs(*inputs))
 
-        threads = [threading.Thread(target=work, args=x) for x in enumerate(self.inputs(seed))]
+        return self.in_threads(work, found, self.inputs(seed))
+
+    def differentiate(self, results: list, seed: int) -> list:
+        found: list = [None] * len(self.calls)
+
+        def work(rank: int, inputs: list) -> None:
+            (_, saved), dout = results[rank], self.gradient(rank, seed)
+            found[rank] = self.calls[rank].backward(Inputs(*inputs), saved, dout, None)
+
+        return self.in_threads(work, found, self.inputs(seed))
+
+    def gradient(self, rank: int, seed: int) -> torch.Tensor:
+        return self.inputs(seed + 100)[rank][0]
+
+    @staticmethod
+    def in_threads(work, found: list, inputs: list) -> list:
+        threads = [threading.Thread(target=work, args=x) for x in enumerate(inputs)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -125,6 +146,13 @@ class Ranks:
     def expected(self, seed: int) -> list:
         inputs = [Inputs(*one) for one in self.inputs(seed)]
         return LockStep([forward(*x) for x in zip(self.problems, inputs, strict=True)]).run()
+
+    def expected_gradients(self, results: list, seed: int) -> list:
+        programs = [
+            backward(p, Inputs(*x), saved, self.gradient(p.rank, seed), None)
+            for p, x, (_, saved) in zip(self.problems, self.inputs(seed), results, strict=True)
+        ]
+        return LockStep(programs).run()
 
 
 def tensors(result: tuple) -> list:
@@ -160,18 +188,34 @@ def check(ranks: Ranks, found: list, seed: int) -> None:
 def test_a_repeated_call_has_the_bits_of_the_program(name: str, world: int, training: bool) -> None:
     strategy, options = CASES[name]
     ranks = Ranks(world, strategy, training, **options)
-    check(ranks, ranks.run(1), 1)
-    assert all(call.recording is not None for call in ranks.calls)
+    for seed in (1, 2):
+        check(ranks, ranks.run(seed), seed)
+    assert all(call.passes[0].recording is not None for call in ranks.calls)
     posts = [t.posts for t in ranks.transports]
-    check(ranks, ranks.run(2), 2)
+    check(ranks, ranks.run(3), 3)
     assert [t.posts for t in ranks.transports] == posts  # no program has run
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", ["window", "window of bhsd", "ring"])
+def test_a_repeated_backward_pass_has_the_bits_of_the_program(name: str, world: int) -> None:
+    strategy, options = CASES[name]
+    ranks = Ranks(world, strategy, True, **options)
+    for seed in (1, 2, 3):
+        results = ranks.run(seed)
+        posts = [t.posts for t in ranks.transports]
+        found = ranks.differentiate(results, seed)
+        repeated = [t.posts for t in ranks.transports] == posts
+        assert repeated == (seed > 2 and strategy == "halo")
+        for got, wanted in zip(found, ranks.expected_gradients(results, seed), strict=True):
+            assert all(map(torch.equal, got[:3], wanted[:3]))
 
 
 def test_a_call_that_does_more_runs_its_program_each_time() -> None:
     ranks = Ranks(2, "ring", True, return_max_logit=True)
-    for seed in (1, 2):
+    for seed in (1, 2, 3):
         check(ranks, ranks.run(seed), seed)
-        assert all(call.recording is None for call in ranks.calls)
+        assert all(call.passes[0].recording is None for call in ranks.calls)
 
 
 def packed(rows: int) -> list[torch.Tensor]:
@@ -183,8 +227,9 @@ def test_a_recording_of_packed_tensors_fits_no_others() -> None:
     ranks = Ranks(2, "ring", False)
     inputs = [packed(32) for _ in range(2)]
     ranks.inputs = lambda _: inputs
-    check(ranks, ranks.run(1), 1)
-    recording = ranks.calls[0].recording
-    assert recording.fits(*packed(32))
-    assert not recording.fits(*(packed(32)[i] for i in range(3)))
+    for _ in range(2):
+        check(ranks, ranks.run(1), 1)
+    recording = ranks.calls[0].passes[0].recording
+    assert recording.fits(packed(32))
+    assert not recording.fits([packed(32)[i] for i in range(3)])
     check(ranks, ranks.run(1), 1)
