@@ -96,7 +96,8 @@ class Call:
         program = backward(self.problem, x, saved, dout, dlse)
         if dlse is not None or not has_no_other(saved.operands):
             return drive(program, self.transport)
-        given = (dout, x.q, x.k, x.v, *saved.keys, saved.o, saved.lse, *saved.halo, saved.operands.q)
+        of_forward = (*saved.keys, saved.o, saved.lse, *saved.halo, saved.operands.q)
+        given = (dout, x.q, x.k, x.v, *of_forward)
         inputs = tuple({id(t): t for t in given if t is not None}.values())
         one = self.passes[1]
         recorded = one.recording is not None or not one.is_recorded
