@@ -1,10 +1,8 @@
 """Windows over sequences that ranks share, where nothing but the mask depends on positions.
 
-Large launches take all rows of a rank with its own keys, as if they were one sequence. That is
-right for all rows but the first ones of a piece, whose keys are partly those of the piece before;
-what is computed for those is replaced. They are few: as many as the window has keys. So K and V of
-no rows but those near the start of a piece are copied, and transfers go on during the large
-launches.
+Rows of a rank that follow each other are a run. The first rows of a run, as many as the window has
+keys, attend to keys of other ranks; all others to keys of the run alone. So large launches take
+those with the keys of the run, while K and V of few rows travel, and small launches the first rows.
 """
 
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from te_attention.torch._arguments import Arguments
 from te_attention.torch._cp_accumulate import Output, region_of, wide
 from te_attention.torch._cp_exchange import MARK, Program
 from te_attention.torch._cp_halo import HaloPlan
-from te_attention.torch._cp_layout import Shard
+from te_attention.torch._cp_layout import Piece, Shard
 from te_attention.torch._cp_parts import (
     Operands,
     Part,
@@ -40,18 +38,21 @@ def serves(p: Problem, operands: Operands) -> bool:
 
 
 def _arguments(
-    p: Problem, operands: Operands, plan: HaloPlan, part: Part, keys: Keys, shard: Shard
-) -> Arguments | Prepared:
+    p: Problem, operands: Operands, plan: HaloPlan, part: Part, keys: Keys,
+    shards: tuple[Shard, Shard],
+) -> Arguments | Prepared:  # fmt: skip
     """Those of a part. All but its rows of q, k and v is kept where it can be."""
     prepares = can_prepare(p, operands)
-    key = (part, operands.q.device, p.training, p.off_by_one, *p.options.values())
+    chosen = zip(shards, (part.q, part.kv), strict=True)
+    places = tuple(shard.pieces[i] for shard, pieces in chosen for i in pieces)
+    key = (part, places, operands.q.device, p.training, p.off_by_one, *p.options.values())
     kept = plan.memo.get(key) if prepares else None
     if kept is None:
-        made = arguments_of_part(p, operands, part, keys, (plan.rows, shard), direct=True)
+        made = arguments_of_part(p, operands, part, keys, shards, direct=True)
         if prepares:
             plan.memo[key] = prepare(made)
         return made
-    rows, columns = region_of(p.q, plan.rows, part.q), region_of(p.kv, shard, part.kv)
+    rows, columns = region_of(p.q, shards[0], part.q), region_of(p.kv, shards[1], part.kv)
     return Prepared(rows.of(operands.q), columns.of(keys[0]), columns.of(keys[1]), kept)
 
 
@@ -64,44 +65,67 @@ def _small(plan: HaloPlan) -> list[tuple[Part, Shard]]:
     ]
 
 
-def _shares(p: Problem) -> list[tuple[int, int]]:
-    """(first, count) of the key heads of each large launch."""
-    half = p.heads_kv // 2
-    return [(0, half), (half, p.heads_kv - half)] if half else [(0, p.heads_kv)]
-
-
 class _Large:
-    """The launches of all rows of a rank with its own keys: two, of half of the heads each.
+    """The launches of rows with keys of this rank alone: two, of two runs or of half of the heads.
 
-    The first one begins before the host prepares a transfer, which takes it hundreds of
-    microseconds. NCCL's kernel finds SMs when that one ends.
+    NCCL's kernel finds SMs when the first one ends.
     """
 
     def __init__(self, p: Problem, operands: Operands, keys: Keys, plan: HaloPlan) -> None:
-        self.p, self.group = p, p.heads_q // p.heads_kv
-        self.shares = _shares(p) if plan.rows.size else []
-        own = tuple(range(len(p.kv.shard(p.rank).pieces)))
-        self.pieces = tuple(range(len(plan.rows.pieces)))
-        part = Part(0, -1, self.pieces, own, masked=True, local=True)
-        if self.shares:
-            self.arguments = _arguments(p, operands, plan, part, keys, p.kv.shard(p.rank))
+        self.p, self.operands, self.keys, self.plan = p, operands, keys, plan
+        self.runs = plan.memo.get("runs") or plan.memo.setdefault("runs", _runs(plan))
+        runs = [run for run in self.runs if run[0].size]
+        half = p.heads_kv // 2 if len(runs) == 1 else 0
+        shares = [(0, half), (half, p.heads_kv - half)] if half else [(0, p.heads_kv)]
+        self.launches = [(run, share) for run in runs for share in shares]
 
     def run(self, launch: Callable, rows: tuple, statistics: tuple, keys: tuple = ()) -> None:
-        """Calls launch() for the next share of the heads, if any, with views of these tensors."""
-        if not self.shares:
+        """Calls launch() for the next of them, if any, with views of these tensors."""
+        if not self.launches:
             return
-        p, a, (begin, count) = self.p, self.arguments, self.shares.pop(0)
-        of_q = (begin * self.group, count * self.group)
-        rows, statistics, (q,) = (
-            [None if t is None else t.narrow(axis, *of_q) for t in tensors]
-            for tensors, axis in ((rows, p.q.heads_axis), (statistics, 1), ((a.q,), p.q.heads_axis))
-        )
+        p, (shards, share) = self.p, self.launches.pop(0)
+        last = shards[0].size < shards[1].size
+        part = Part(0, -1, (0,), (0,), masked=True, local=True, last=last)
+        a = _arguments(p, self.operands, self.plan, part, self.keys, shards)
+        of_rows, of_keys = region_of(p.q, shards[0], (0,)), region_of(p.kv, shards[1], (0,))
+        rows = [of_rows.of(t) for t in rows]
+        statistics = [of_rows.of_rows(t) for t in statistics]
+        keys = [of_keys.of(t) for t in keys]
+        if share[1] < p.heads_kv:
+            a, rows, statistics, keys = self._heads(share, a, rows, statistics, keys)
+        launch(rows, statistics, keys, a)
+
+    def _heads(
+        self, share: tuple[int, int], a: Arguments | Prepared, rows: list, statistics: list,
+        keys: list,
+    ) -> tuple:  # fmt: skip
+        """The same of some key heads."""
+        p, (begin, count) = self.p, share
+        group = p.heads_q // p.heads_kv
+        of_q = (begin * group, count * group)
+        *rows, q = (t.narrow(p.q.heads_axis, *of_q) for t in (*rows, a.q))
+        statistics = [None if t is None else t.narrow(1, *of_q) for t in statistics]
         k, v, *keys = (t.narrow(p.kv.heads_axis, begin, count) for t in (a.k, a.v, *keys))
         a = a._replace(q=q, k=k, v=v)
         if isinstance(a, Arguments) and a.k_descale is not None and a.k_descale.numel() > 1:
             descales = (t.narrow(0, begin, count) for t in (a.k_descale, a.v_descale))
             a = a._replace(**dict(zip(("k_descale", "v_descale"), descales, strict=True)))
-        launch(rows, statistics, keys, a)
+        return a, rows, statistics, keys
+
+
+def _runs(plan: HaloPlan) -> list[tuple[Shard, Shard]]:
+    """Of each run: the rows that attend to its keys alone, and its keys."""
+    found: list[tuple[Piece, Piece]] = []
+    for first, rest in zip(plan.rows.pieces[::2], plan.rows.pieces[1::2], strict=True):
+        rows, keys = rest, Piece(first.begin, rest.end, first.local)
+        if found and found[-1][1].end == keys.begin:
+            before_rows, before_keys = found.pop()
+            keys = before_keys._replace(end=rest.end)
+            if before_rows.end > before_rows.begin:
+                rows = before_rows._replace(end=rest.end)
+        if keys.end > keys.begin:
+            found.append((rows, keys))
+    return [tuple(Shard((x,), x.end - x.begin) for x in one) for one in found]
 
 
 def forward_window(p: Problem, operands: Operands, keys: Keys, plan: HaloPlan) -> Program:
@@ -117,11 +141,11 @@ def forward_window(p: Problem, operands: Operands, keys: Keys, plan: HaloPlan) -
     large.run(launch, (out.o,), (out.lse, out.max))
     handle = yield exchange
     large.run(launch, (out.o,), (out.lse, out.max))
-    out.written = set(large.pieces)
+    out.written = set(range(len(plan.rows.pieces)))
     yield handle
     complete()
     for part, shard in _small(plan):
-        out.replace(part.q, _arguments(p, operands, plan, part, held, shard))
+        out.replace(part.q, _arguments(p, operands, plan, part, held, (plan.rows, shard)))
     return out.finish(), held
 
 
@@ -131,27 +155,28 @@ def backward_window(
     """dQ, and dK and dV of the own rows.
 
     The first rows come before the second large launch, so that the gradients of other ranks' keys
-    travel during that one. In the large launches an LSE of -inf leaves these rows out.
+    travel during that one.
     """
     dout, dlse, o, lse = incoming
     large, small = _Large(p, operands, keys, plan), _small(plan)
     dq = torch.empty_like(operands.q)
     sums = [torch.empty_like(t) for t in keys]
-    hidden = lse.clone() if small else lse
-    for part, _ in small:
-        region_of(p.q, plan.rows, part.q).of_rows(hidden).fill_(-torch.inf)
 
     def launch(rows: list, statistics: list, sums: list, arguments: Arguments | Prepared) -> None:
         of_dlse, of_lse = (None if t is None else t.contiguous() for t in statistics)
         given = (rows[1], of_dlse, rows[2], of_lse)
         run_backward((rows[0], *sums), given, (False, False), arguments)
 
-    large.run(launch, (dq, dout, o), (dlse, hidden), sums)
+    large.run(launch, (dq, dout, o), (dlse, lse), sums)
     rows = _FirstRows(p, operands, plan, incoming)
     total = rows.differentiate(small, held)
     exchange, add_received = plan.send_back(total, keys)
     handle = yield exchange
-    large.run(launch, (dq, dout, o), (dlse, hidden), sums)
+    large.run(launch, (dq, dout, o), (dlse, lse), sums)
+    for of_rows, of_keys in large.runs:
+        if not of_rows.size:
+            for t in sums:
+                region_of(p.kv, of_keys, (0,)).of(t).zero_()
     rows.put_into(dq)
     plan.add_own(total, sums)
     yield handle
@@ -177,7 +202,8 @@ class _FirstRows:
             statistics = [region.of_rows(t) for t in (dlse, lse)]
             statistics = [None if t is None else t.contiguous() for t in statistics]
             given = (region.of(dout), statistics[0], region.of(o), statistics[1])
-            arguments = _arguments(p, self.operands, self.plan, part, held, shard)
+            shards = (self.plan.rows, shard)
+            arguments = _arguments(p, self.operands, self.plan, part, held, shards)
             dq = torch.empty(arguments.q.shape, dtype=dtype, device=held[0].device)
             views = [region_of(p.kv, shard, part.kv).of(t) for t in total]
             parts = views if disjoint else [torch.empty_like(t) for t in views]
