@@ -21,11 +21,14 @@ enum Instruction : int64_t {
   kLaunch,    // its number, count, and for each tensor: tea_tensor, memory
   kCopy,      // memory, view, memory, view: to, from
   kFill,      // memory, view, the bits of a double
-  kAdd,       // memory, view, memory, view: to, what is added
+  kAdd,       // memory, view of the sum, and of what is added
   kMerge,     // memory, view of O, of LSE, and of those of the part
   kMark,      // the place before which a transfer may begin
-  kTransfer,  // whether from the mark on, count, and for each message: sends, rank, memory, bytes
-  kWait,      // for the transfer
+  kTransfer,  // whether from the mark on, number of the event after it, count, and for each
+              // message: sends, rank, memory, bytes
+  kWait,      // for the transfer with the event of this number
+  kResult,    // slot
+  kView,      // slot, offset in elements, view: a result that is a part of its memory
 };
 
 // Functions of NCCL and CUDA by address, and objects of theirs.
@@ -38,10 +41,10 @@ struct Transport {
   int (*wait)(void* stream, void* event, unsigned flags);
   void* communicator;
   void* stream;  // of the transfers
-  void* marked;  // events
-  void* done;
-  void* passed;
   void* detour;  // a stream without work
+  void* marked;  // events
+  void* passed;
+  void* done[4];
 };
 
 constexpr int kBytes = 0;  // ncclInt8
@@ -66,17 +69,12 @@ class Replay {
              std::to_string(sizeof transport_ / sizeof(int64_t)));
     std::memcpy(&transport_, transport.data_ptr(), sizeof transport_);
     slots_.resize(next());
-    results_ = next();
     for (size_t i = 0; i < inputs.size(); ++i) slots_[i] = inputs[i];
   }
 
   std::vector<Tensor> run() {
-    const int64_t* const results = code_;
-    code_ += results_;
     while (code_ < end_) step(next());
-    std::vector<Tensor> out;
-    for (int64_t i = 0; i < results_; ++i) out.push_back(*slots_[results[i]]);
-    return out;
+    return results_;
   }
 
  private:
@@ -130,8 +128,8 @@ class Replay {
         return;
       }
       case kAdd: {
-        const Tensor to = view(), more = view();
-        const Tensor sum = torch::stable::subtract(to, more, -1);
+        const Tensor to = view(), one = view(), other = view();
+        const Tensor sum = torch::stable::subtract(one, other, -1);
         TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(to.get(), sum.get(), 0));
         return;
       }
@@ -151,9 +149,21 @@ class Replay {
       case kTransfer:
         return transfer();
       case kWait:
-        return wait(where_.stream, transport_.done);
+        return wait(where_.stream, transport_.done[next()]);
+      case kResult:
+        results_.push_back(*slots_[next()]);
+        return;
+      case kView: {
+        const int64_t slot = next(), offset = next();
+        const Shape s = shape();
+        AtenTensorHandle out;
+        TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(slots_[slot]->get(), s.rank, s.size,
+                                                              s.stride, offset, &out));
+        results_.emplace_back(out);
+        return;
+      }
       default:
-        refuse("code", "instruction " + std::to_string(instruction), "0 to 9");
+        refuse("code", "instruction " + std::to_string(instruction), "0 to 11");
     }
   }
 
@@ -173,6 +183,7 @@ class Replay {
   void transfer() {
     const bool from_mark = next();
     const Transport& t = transport_;
+    void* const done = t.done[next()];
     if (!from_mark) record(t.marked, where_.stream);
     wait(t.stream, t.marked);
     require_success("ncclGroupStart", t.group_start());
@@ -187,7 +198,7 @@ class Replay {
         require_success("ncclRecv", t.receive(data, bytes, kBytes, rank, t.communicator, t.stream));
     }
     require_success("ncclGroupEnd", t.group_end());
-    record(t.done, t.stream);
+    record(done, t.stream);
     if (!from_mark) return;
     // A persistent kernel that follows would take all SMs as soon as the one before leaves them. By
     // way of another stream it comes microseconds later than NCCL's kernel.
@@ -213,7 +224,7 @@ class Replay {
   const Tensor like_;
   const Where where_;
   Transport transport_;
-  int64_t results_;
+  std::vector<Tensor> results_;
   std::vector<std::optional<Tensor>> slots_;
 };
 

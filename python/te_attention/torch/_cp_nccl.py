@@ -16,6 +16,7 @@ from torch import Tensor
 FUNCTIONS = ("ncclGroupStart", "ncclSend", "ncclRecv", "ncclGroupEnd", "cudaEventRecord",
              "cudaStreamWaitEvent")  # fmt: skip
 
+EVENTS = 4  # after as many transfers that are under way at a time
 _COMMUNICATOR = len(FUNCTIONS)
 
 
@@ -42,11 +43,11 @@ class Direct:
         # With priority, so that NCCL's kernel finds SMs before an attention kernel that is waiting.
         self.stream = torch.cuda.Stream(device, priority=-1)
         self.detour = torch.cuda.Stream(device)
-        self.events = [torch.cuda.Event() for _ in range(3)]
+        self.events = [torch.cuda.Event() for _ in range(2 + EVENTS)]
         for event in self.events:
             event.record(self.detour)
-        objects = [0, self.stream.cuda_stream, *(e.cuda_event for e in self.events),
-                   self.detour.cuda_stream]  # fmt: skip
+        streams = (self.stream.cuda_stream, self.detour.cuda_stream)
+        objects = [0, *streams, *(event.cuda_event for event in self.events)]
         self.numbers = torch.tensor([*functions(), *objects])
         self.communicator = 0
 
@@ -59,4 +60,4 @@ class Direct:
 
     def is_completed(self) -> bool:
         """Whether all transfers that were begun are complete."""
-        return self.events[1].query()
+        return all(event.query() for event in self.events[2:])

@@ -15,11 +15,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from te_attention.torch._cp_exchange import MARK, Exchange
+from te_attention.torch._cp_nccl import EVENTS
 from te_attention.torch._library import OPS
 
 # As src/torch/replay.cpp has them.
 _ALLOCATE, _FREE, _LAUNCH, _COPY, _FILL, _ADD, _MERGE, _MARK, _TRANSFER, _WAIT = range(10)
+_RESULT, _VIEW = 10, 11
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MOST = 1 << 23  # elements of a sum, which takes two passes over memory in replay.cpp
 CONSTANT = -1  # in place of a slot: the offset is an address
 
 _ATEN = torch.ops.aten
@@ -115,7 +118,8 @@ class Recorder(TorchDispatchMode):
         self.kept: list[Tensor] = []
         self.slots: list[_Slot] = []
         self.active: list[int] = []  # the slots that have their memory still, the last one first
-        self.waiting = False
+        self.events = list(range(EVENTS))  # that no transfer has
+        self.transfers: list[tuple[object, int, _Step]] = []  # under way: handles, events
         self._attempt(lambda: [self._add(t) for t in inputs])
 
     def _attempt(self, work) -> None:
@@ -186,8 +190,10 @@ class Recorder(TorchDispatchMode):
             pass  # of constants, which are kept where a part reads them
         elif func is _ATEN.copy_.default:
             self._copy(*args[:2])
-        elif func is _ATEN.add_.Tensor and self._is_known(args[1]) and not kwargs:
-            self._elementwise(_ADD, args)
+        elif func is _ATEN.add_.Tensor and not kwargs:
+            self._add_tensors(args[0], *args)
+        elif func is _ATEN.add.out and len(kwargs) == 1:
+            self._add_tensors(out, *args)
         elif func is _ATEN.fill_.Scalar:
             self._fill(args[0], args[1])
         elif func is _ATEN.zero_.default:
@@ -207,6 +213,11 @@ class Recorder(TorchDispatchMode):
 
     def _copy(self, to: Tensor, source: Tensor) -> None:
         self._elementwise(_COPY, (to, source.expand(to.shape)))
+
+    def _add_tensors(self, to: Tensor, one: Tensor, other: Tensor) -> None:
+        if to.numel() > MOST:
+            raise Unrecordable("a sum of so many elements that its host time does not count")
+        self._elementwise(_ADD, (to, one, other))
 
     def _fill(self, to: Tensor, value: float) -> None:
         self._elementwise(_FILL, (to,), struct.unpack("q", struct.pack("d", value)))
@@ -243,34 +254,37 @@ class Recorder(TorchDispatchMode):
         self.launches.append(launch)
         self.steps.append(_Step(_LAUNCH, operands, tuple(slots - {CONSTANT})))
 
-    def saw(self, request: object) -> None:
-        """A request that a program has yielded."""
+    def saw(self, request: object, answer: object) -> None:
+        """A request that a program has yielded, and the answer, of an exchange its handle."""
         if request is MARK:
             self.steps.append(_Step(_MARK, []))
         elif isinstance(request, Exchange):
-            self._attempt(lambda: self._begin(request))
+            self._attempt(lambda: self._begin(request, answer))
         else:
-            self._wait()
+            self._wait(request)
 
-    def _begin(self, exchange: Exchange) -> None:
-        if self.waiting:
-            raise Unrecordable("two transfers at a time")
-        self.waiting = bool(exchange.sends or exchange.receives)
-        if not self.waiting:
+    def _begin(self, exchange: Exchange, handle: object) -> None:
+        if not (exchange.sends or exchange.receives):
             return
-        operands, slots = [int(exchange.early), len(exchange.sends) + len(exchange.receives)], []
+        if not self.events:
+            raise Unrecordable("too many transfers at a time")
+        event, slots = self.events.pop(0), []
+        operands = [int(exchange.early), event, len(exchange.sends) + len(exchange.receives)]
         for sends, messages in ((1, exchange.sends), (0, exchange.receives)):
             for peer, tensor in messages:
                 memory = self._memory(tensor)
                 operands += [sends, peer, *memory, tensor.nbytes]
                 slots.append(memory[0])
         self.steps.append(_Step(_TRANSFER, operands, tuple(slots)))
+        self.transfers.append((handle, event, self.steps[-1]))
 
-    def _wait(self) -> None:
-        if self.waiting:
-            transfer = next(s for s in reversed(self.steps) if s.kind == _TRANSFER)
-            self.steps.append(_Step(_WAIT, [], transfer.slots))
-        self.waiting = False
+    def _wait(self, handle: object) -> None:
+        for transfer in self.transfers:
+            if transfer[0] is handle:
+                self.transfers.remove(transfer)
+                self.events.append(transfer[1])
+                self.steps.append(_Step(_WAIT, [transfer[1]], transfer[2].slots))
+                return
 
     # ---------------------------------------------------------------------------------- the end
 
@@ -281,41 +295,50 @@ class Recorder(TorchDispatchMode):
         return made[0] if made else None
 
     def _finish(self, results: Sequence[Tensor | None]) -> Recording:
-        if self.waiting:
+        if self.transfers:
             raise Unrecordable("a transfer that is not awaited")
-        count, given, places = len(self.inputs), [], []
+        count, places = len(self.inputs), []
+        given: dict[tuple[int, int, _View], int] = {}  # results in new memory
         for tensor in results:
             if tensor is None:
                 places.append(None)
                 continue
-            (number, offset), view = self._memory(tensor), _View.of(tensor)
-            slot = self.slots[number]
-            if offset or view.bytes() != slot.view.bytes():
-                raise Unrecordable("a result that is a part of its memory")
-            if number < count:
-                if view != slot.view:
-                    raise Unrecordable("a result that is another view of an input")
-                places.append(number)
+            key = (*self._memory(tensor), _View.of(tensor))
+            if key[0] < count:
+                places.append(self._input(*key))
                 continue
-            if number not in given:
-                given.append(number)
-            elif view != slot.view:
-                raise Unrecordable("two results in one memory")
-            slot.view = view
-            places.append(count + given.index(number))
-        code = torch.tensor([len(self.slots), len(given), *given, *self._code(given)])
+            if key not in given:
+                self._result(*key)
+                given[key] = count + len(given)
+            places.append(given[key])
+        code = torch.tensor([len(self.slots), *self._code()])
         launches = torch.cat(self.launches) if self.launches else torch.empty(0, dtype=torch.uint8)
         return Recording(code, launches, tuple(places), self._offsets(), self.kept)
 
-    def _code(self, results: list[int]) -> list[int]:
+    def _input(self, number: int, offset: int, view: _View) -> int:
+        if offset or view != self.slots[number].view:
+            raise Unrecordable("a result that is another view of an input")
+        return number
+
+    def _result(self, number: int, offset: int, view: _View) -> None:
+        slot = self.slots[number]
+        if view.dtype == slot.view.dtype and view.bytes() == slot.view.bytes():
+            slot.view = view  # it is allocated so
+            self.steps.append(_Step(_RESULT, [number], (number,)))
+        else:
+            operands = [number, offset // view.dtype.itemsize, *view.numbers()]
+            self.steps.append(_Step(_VIEW, operands, (number,)))
+
+    def _code(self) -> list[int]:
         last = {slot: i for i, step in enumerate(self.steps) for slot in step.slots}
         out: list[int] = []
         for i, (kind, operands, slots) in enumerate(self.steps):
+            out.append(kind)
             if kind == _ALLOCATE:
-                operands = [slots[0], *self.slots[slots[0]].view.numbers()]  # noqa: PLW2901
-            out += [kind, *operands]
+                out += [slots[0], *self.slots[slots[0]].view.numbers()]
+            out += operands
             for slot in dict.fromkeys(slots):
-                if last[slot] == i and slot >= len(self.inputs) and slot not in results:
+                if last[slot] == i and slot >= len(self.inputs):
                     out += [_FREE, slot]
         return out
 

@@ -30,14 +30,14 @@ def drive(
                     request = program.send(value)
             except StopIteration as stop:
                 return stop.value
-            if recorder is not None:
-                recorder.saw(request)
             if request is MARK:
                 value = transport.mark()
             elif isinstance(request, Exchange):
                 value = transport.post(request)
             else:
                 value = request.wait()
+            if recorder is not None:
+                recorder.saw(request, value)
 
 
 class _Done:

@@ -124,3 +124,12 @@ def test_two_launches_at_most_beside_the_large_one(zigzag: bool) -> None:
 def test_pieces_that_follow_each_other_need_no_keys_of_others() -> None:
     last = plans(4, True)[3]  # chunks 3 and 4 of 8
     assert len(_cp_window._small(last)) == 1
+
+
+@pytest.mark.parametrize("zigzag", [True, False])
+def test_no_row_is_computed_twice(zigzag: bool) -> None:
+    for plan in plans(8, zigzag):
+        runs = _cp_window._runs(plan)
+        small = [plan.rows.pieces[i] for part, _ in _cp_window._small(plan) for i in part.q]
+        assert sum(rows.size for rows, _ in runs) + sum(p.end - p.begin for p in small) == 1 << 14
+        assert sum(keys.size for _, keys in runs) == 1 << 14
