@@ -37,11 +37,12 @@ def functions() -> tuple[int, ...] | None:
 class Direct:
     """The way of one group, on the current device. It is a work that is complete or not, too."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, stream: torch.cuda.Stream | None) -> None:
+        """stream: of the transfers; by default one of its own."""
         device = torch.device("cuda", torch.cuda.current_device())
         self.backend = group._get_backend(device)
         # With priority, so that NCCL's kernel finds SMs before an attention kernel that is waiting.
-        self.stream = torch.cuda.Stream(device, priority=-1)
+        self.stream = stream or torch.cuda.Stream(device, priority=-1)
         self.detour = torch.cuda.Stream(device)
         self.events = [torch.cuda.Event() for _ in range(2 + EVENTS)]
         for event in self.events:

@@ -172,14 +172,14 @@ class GroupTransport:
 
         They do where only its timeout would end a transfer from a rank that has ended.
         """
-        if self.backend != "nccl" or len(self.groups) > 1 or self.stream is not None:
+        if self.backend != "nccl" or len(self.groups) > 1:
             return None
         guard = self._guard(self.groups[0])
         guard.check()
         if self._direct is None:
             if not guard.is_connected or functions() is None:
                 return None
-            self._direct = Direct(self.groups[0])
+            self._direct = Direct(self.groups[0], self.stream)
         guard.works.append(self._direct)
         return self._direct.table()
 
