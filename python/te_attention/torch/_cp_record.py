@@ -122,7 +122,7 @@ class Recorder(TorchDispatchMode):
         self.transfers: list[tuple[object, int, _Step]] = []  # under way: handles, events
         self._attempt(lambda: [self._add(t) for t in inputs])
 
-    def _attempt(self, work) -> None:
+    def _attempt(self, work: Callable[[], object]) -> None:
         if self.failed is None:
             try:
                 work()
@@ -143,12 +143,12 @@ class Recorder(TorchDispatchMode):
 
     def _overlaps(self, number: int, slot: _Slot) -> bool:
         other = self.slots[number]
-        return other.storage.expired() or (other.begin < slot.end and slot.begin < other.end)
+        return other.begin < slot.end and slot.begin < other.end
 
     def _find(self, address: int) -> tuple[int, int] | None:
         for number in self.active:
             slot = self.slots[number]
-            if slot.begin <= address < slot.end:
+            if slot.begin <= address < slot.end and not slot.storage.expired():
                 return number, address - slot.begin
         return None
 
@@ -170,8 +170,6 @@ class Recorder(TorchDispatchMode):
 
     def _see(self, func, args: tuple, kwargs: dict, out: object) -> None:
         if func in _EMPTY:
-            if out.device != self.inputs[0].device:
-                raise Unrecordable("memory of another device")
             self._allocate(out)
         elif func is _ATEN.zeros.default:
             self._allocate(out)
@@ -208,6 +206,8 @@ class Recorder(TorchDispatchMode):
         return all(map(self._is_known, out if isinstance(out, (list, tuple)) else (out,)))
 
     def _allocate(self, tensor: Tensor) -> None:
+        if tensor.device != self.inputs[0].device:
+            raise Unrecordable("memory of another device")
         number = self._add(tensor)
         self.steps.append(_Step(_ALLOCATE, [], (number,)))
 

@@ -11,6 +11,7 @@ import torch
 from te_attention.torch._cp_call import Call
 from te_attention.torch._cp_exchange import Exchange
 from te_attention.torch._cp_problem import Distribution, make_problem
+from te_attention.torch._cp_record import Recorder
 from te_attention.torch._cp_run import Inputs, backward, forward
 from te_attention.torch._cp_transport import LockStep
 from te_attention.torch.functional import describe
@@ -233,3 +234,17 @@ def test_a_recording_of_packed_tensors_fits_no_others() -> None:
     assert recording.fits(packed(32))
     assert not recording.fits([packed(32)[i] for i in range(3)])
     check(ranks, ranks.run(1), 1)
+
+
+def test_memory_that_is_used_again_is_not_that_of_the_tensor_before() -> None:
+    given = torch.zeros(1000)
+    recorder = Recorder([given])
+    with recorder:
+        gone = torch.empty(1000)
+        given.copy_(gone)
+        assert recorder.failed is None
+        del gone
+        other = torch.full((1000,), 2.0)  # most likely in the same memory
+        given.copy_(other)
+    assert recorder.failed == "a tensor from outside the call"
+
