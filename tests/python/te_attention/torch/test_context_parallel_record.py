@@ -10,6 +10,7 @@ import torch
 
 from te_attention.torch._cp_call import Call
 from te_attention.torch._cp_exchange import Exchange
+from te_attention.torch._cp_nccl import EVENTS, FUNCTIONS
 from te_attention.torch._cp_problem import Distribution, make_problem
 from te_attention.torch._cp_record import Recorder
 from te_attention.torch._cp_run import Inputs, backward, forward
@@ -248,3 +249,18 @@ def test_memory_that_is_used_again_is_not_that_of_the_tensor_before() -> None:
         given.copy_(other)
     assert recorder.failed == "a tensor from outside the call"
 
+
+
+def test_an_error_of_nccl_names_the_function() -> None:
+    ranks = Ranks(2, "ring", False)
+    for seed in (1, 2):
+        ranks.run(seed)
+    fails = MESSAGE(lambda *_: 3)
+    table = ranks.mailbox.table(0)
+    table[1] = ctypes.cast(fails, ctypes.c_void_p).value
+    recording, inputs = ranks.calls[0].passes[0].recording, ranks.inputs(3)[0]
+    with pytest.raises(RuntimeError, match="ncclSend is returning 3; needs 0"):
+        recording.replay(inputs, table)
+    with pytest.raises(RuntimeError, match="transport is 14 numbers; needs 15"):
+        recording.replay(inputs, table[1:].clone())
+    assert len(FUNCTIONS) + 5 + EVENTS == len(table)
