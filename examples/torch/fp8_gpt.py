@@ -49,9 +49,9 @@ class Watch(TorchDispatchMode):
         if space == "te_attention" and name in (*PASSES, *IN_FP8):
             self.passes[name] += 1
         if space == "te_attention" and name == IN_FP8[0]:
-            o_scale, _, dtype, _, _, _, *qkv, form, mask = args[4:15]
+            place_of_o, dtype, _, _, *qkv, form, mask = args[6:15]
             dtype = getattr(torch, dtype)
-            fp8 = Fp8(o_dtype=qkv[0].dtype if o_scale is None else dtype)
+            fp8 = Fp8(o_dtype=qkv[0].dtype if place_of_o < 0 else dtype)
             codes = [torch.empty_like(t, dtype=dtype) for t in qkv]
             text = explain(*codes, format=form, mask=None if mask == "none" else mask, fp8=fp8)
             problem, *engines = text.splitlines()
