@@ -51,7 +51,7 @@ uint64_t workspace_bytes(const AttentionArguments& a) {
   if (rows == 0) return 0;
   if (mla::serves_dims(a)) {
     const int tiles = a.heads_kv * mla::row_tiles(a);
-    return workspace_bytes(mla::kSlotFloats, most_ctas(mla::kBlockShape, a, tiles));
+    return mla::workspace_bytes(most_ctas(mla::kBlockShape, a, tiles));
   }
   const int64_t most = most_rows(has_fp8_kv(a), a.dim_qk, a.dim_v);
   // A run of a ragged problem may have fewer queries, which the kernels serve.

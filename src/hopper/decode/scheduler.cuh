@@ -168,6 +168,18 @@ struct WorkCursor {
 
 // -------------------------------------------------------------------------- tiles of several CTAs
 
+// Whether a tile of a launch of `ctas` CTAs may have parts of several, as far as the host knows the
+// lengths.
+template <BlockShape kShape>
+bool may_divide_tiles(const KernelParams& p, int ctas) {
+  if (ctas == 1) return false;
+  if (!p.args.is_uniform) return true;
+  const int blocks = tile_blocks(kShape, p.bounds.seqlen_q, p.bounds.seqlen_kv);
+  if (p.part_blocks) return blocks > p.part_blocks;
+  const int64_t tiles = p.args.batch * (p.tiles / p.tiles_at_once);
+  return tiles % Shares(kShape, blocks * tiles, ctas / p.tiles_at_once).count != 0;
+}
+
 // The slots of CTAs of lower numbers that a CTA adds: `adjacent` slots of the shares before its
 // own, the last one first, then those of groups of shares, likewise.
 struct OtherParts {

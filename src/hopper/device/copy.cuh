@@ -13,21 +13,9 @@ TEA_DEVICE void cp_async_16(uint32_t to, const void* from, bool valid, CachePoli
                : "memory");
 }
 
-// Reads a box of a tensor map into L2.
-TEA_DEVICE void tma_prefetch(const TensorMap& map, const int (&at)[5]) {
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];\n" ::"l"(&map),
-      TEA_AT5(at)
-      : "memory");
-}
-
 // Reads the line of a word, so that it is in L1 later.
 TEA_DEVICE void prefetch_l1(const int32_t* from) {
   asm volatile("prefetch.global.L1 [%0];\n" ::"l"(from));
-}
-
-TEA_DEVICE void prefetch_l2(const void* from) {
-  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(from));
 }
 
 // Arrives at the barrier when the copies that the thread has started so far are complete.

@@ -89,6 +89,26 @@ TEST(DecodeScheduler, CoversEveryKeyBlockOnce) {
   });
 }
 
+// The MLA kernel is followed by one that adds parts, unless the host knows that there are none.
+TEST(DecodeScheduler, KnowsWhetherTilesAreDivided) {
+  for (const Launch& x : kLaunches)
+    for (const int ctas : kCtas)
+      for (const int part_blocks : {0, kInvariantKeys / mla::kBlockShape.keys}) {
+        KernelParams p = params(x.batch, x.heads, x.keys);
+        p.part_blocks = part_blocks;
+        const int parts = std::max(1, (x.keys + kInvariantKeys - 1) / kInvariantKeys);
+        const int count = part_blocks ? x.batch * x.heads * parts : ctas;
+        const std::vector<Done> done = run_all<mla::kBlockShape>(p, count);
+        const bool divided = std::any_of(done.begin(), done.end(), [](const Done& d) {
+          return !d.item.begins_tile() || !d.item.ends_tile();
+        });
+        EXPECT_EQ(may_divide_tiles<mla::kBlockShape>(p, count), divided)
+            << x.batch << " sequences of " << x.keys << " keys, " << x.heads << " heads, " << count;
+        p.args.is_uniform = 0;
+        EXPECT_EQ(may_divide_tiles<mla::kBlockShape>(p, count), count > 1);
+      }
+}
+
 // A CTA has one slot, and waits for CTAs of lower numbers only, so that it cannot wait for ever.
 TEST(DecodeScheduler, AddsEveryPartOfATileOnce) {
   for_each_launch([](const Launch&, const BlockShape&, int, const std::vector<Done>& done) {

@@ -8,11 +8,26 @@ namespace tea::hopper::decode::mla {
 inline constexpr int kMinDim = 513, kDim = 576,
                      kDimV = 512;   // smaller ones are filled up with zeros
 inline constexpr int kBlockM = 64;  // packed rows of a tile
-inline constexpr BlockShape kBlockShape = {
-    .keys = 64, .min_share = 4, .max_parts = 4, .group_parts = 8, .even_shares = true};
+inline constexpr BlockShape kBlockShape = {.keys = 64, .min_share = 4, .even_shares = true};
 // Of a sequence and a head of K and V: each 64 read all its keys again.
 inline constexpr int64_t kMaxRows = 1024;
+
+// A tile that several CTAs have computed a part of: what the CTA with its last part notes. The
+// other parts are those of the CTAs before, in steps of the tiles at once.
+struct DividedTile {
+  int batch, tile;
+  int cta, parts;  // no parts: the CTA has no last part of a divided tile
+};
+// The workspace has such a note for each CTA, then two slots for each: for a part that ends a tile,
+// and for one that does not. A slot has the unnormalised O of a tile, row by row, and the maximum
+// and the sum of each row.
 inline constexpr int64_t kSlotFloats = slot_floats(kBlockM, kDimV);
+inline int64_t note_bytes(int ctas) {
+  return (int64_t{ctas} * int64_t{sizeof(DividedTile)} + 2047) / 2048 * 2048;
+}
+inline uint64_t workspace_bytes(int ctas) {
+  return ctas < 2 ? 0 : static_cast<uint64_t>(note_bytes(ctas) + 2 * ctas * kSlotFloats * 4);
+}
 
 inline bool serves_dims(int64_t dim_qk, int64_t dim_v) {
   return dim_qk >= kMinDim && dim_qk <= kDim && dim_v <= kDimV;
@@ -35,10 +50,11 @@ inline bool shares_kv(const AttentionArguments& a) {
 
 // The rows of a box of a tensor map: as many as are always within a page. Without a window, boxes
 // start at multiples of their height. 1: rows are gathered by cp.async instead.
+inline constexpr int kMinBoxRows = 16;
 inline int box_rows(const AttentionArguments& a) {
   if (a.keys.form != TEA_PAGED) return kBlockShape.keys;
   if (a.mask.window_left) return 1;
-  return a.keys.page_size % 64 == 0 ? 64 : a.keys.page_size % 16 == 0 ? 16 : 1;
+  return a.keys.page_size % 64 == 0 ? 64 : a.keys.page_size % kMinBoxRows == 0 ? kMinBoxRows : 1;
 }
 
 }  // namespace tea::hopper::decode::mla

@@ -2,8 +2,8 @@
 //
 // A tile is 64 packed rows of a sequence and a head of K and V. A persistent CTA has a share of the
 // key blocks of all tiles (scheduler.cuh); the tiles of a sequence are at about the same keys at
-// the same time, so that all but one find K in L2. A CTA has a producer warp and two consumer
-// warpgroups.
+// the same time, so that all but one find K in L2. A CTA has a producer warpgroup and two
+// consumer warpgroups.
 #pragma once
 #include "gpu/dependent_launch.cuh"
 #include "hopper/decode/mla/epilogue.cuh"
@@ -30,16 +30,26 @@ struct Kernel {
 #pragma unroll 1
     for (;;) {
       load_q(p, s);
-      if (threadIdx.x == 0) s.others = find_other_parts(p, s.work);
       sync_consumers();
       mainloop.start_item();
       mainloop.run();
-      Epilogue<kType>{p, s, s.work.item, s.others, mainloop}.run();
-      if (s.work.remaining == 0) return;
+      Epilogue<kType>{p, s, s.work.item, mainloop}.run();
+      if (s.work.remaining == 0) break;
       sync_consumers();  // all threads have read the item
       if (threadIdx.x == 0) s.work.next(p);
       sync_consumers();
     }
+    if (p.notes && threadIdx.x == 0) note_divided_tile(p, s.work);
+  }
+  // The item is the CTA's last one, the only one that may be the end of a divided tile.
+  static TEA_DEVICE void note_divided_tile(const LaunchParams& p,
+                                           const WorkCursor<kBlockShape>& work) {
+    const WorkItem& item = work.item;
+    const int cta = static_cast<int>(blockIdx.x);
+    DividedTile note = {};
+    if (item.ends_tile() && !item.begins_tile())
+      note = {item.batch, item.tile, cta, find_other_parts(p, work).count + 1};
+    p.notes[cta] = note;
   }
 
   // The part that does not depend on the predecessor.
@@ -66,9 +76,10 @@ struct Kernel {
     const bool is_producer = threadIdx.x >= kConsumerThreads;
     if (!work.has_work()) {
       if (!is_producer) fill(p.args);
+      if (p.notes && threadIdx.x == 0) p.notes[blockIdx.x] = {};
     } else if (is_producer) {
       warpgroup_reg_dealloc<kProducerRegisters>();
-      if (p.gathers || threadIdx.x < kConsumerThreads + 32) Loader{p, s}.run(work);
+      Loader{p, s}.run(work);
     } else {
       warpgroup_reg_alloc<kConsumerRegisters>();
       consume(p, s, work);

@@ -1,6 +1,7 @@
-// The launch of an MLA kernel.
+// The launches of the MLA kernels.
 #pragma once
 #include "hopper/decode/launch.h"
+#include "hopper/decode/mla/combine.cuh"
 #include "hopper/decode/mla/kernel.cuh"
 #include "hopper/row_map.h"
 
@@ -23,6 +24,17 @@ Outcome encode_maps(LaunchParams& p) {
   if (const int code = encode(&p.v, a.v, a.page_table_v, a.dim_v))
     return failure(code, "cuTensorMapEncodeTiled of v");
   return {};
+}
+
+template <Type kType>
+Outcome launch_combine(LaunchParams& p, int sms, cudaStream_t stream) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = static_cast<unsigned>(limited_ctas(p.args, sms * kCombineCtasPerSm));
+  config.blockDim = kCombineThreads, config.stream = stream;
+  void* arguments[] = {&p};
+  const cudaError_t code = launch_dependent(
+      reinterpret_cast<const void*>(mla_combine_kernel<kType>), config, arguments, true);
+  return code == cudaSuccess ? Outcome{} : failure(code, "the launch of the combining MLA kernel");
 }
 
 }  // namespace
@@ -48,13 +60,17 @@ Outcome launch(const KernelParams& params, cudaStream_t stream) {
   p.tiles_at_once = FastDivisor(at_once);
   cudaLaunchConfig_t config = {};
   config.gridDim = std::max(1, num_ctas(kBlockShape, a, p.tiles, at_once, max_ctas));
-  p.slots = reinterpret_cast<float*>(static_cast<char*>(p.args.workspace) +
-                                     flag_bytes(static_cast<int>(config.gridDim.x)));
+  p.ctas = static_cast<int>(config.gridDim.x);
+  if (may_divide_tiles<kBlockShape>(p, p.ctas)) {
+    p.notes = static_cast<DividedTile*>(a.workspace);
+    p.slots = reinterpret_cast<float*>(static_cast<char*>(a.workspace) + note_bytes(p.ctas));
+  }
   config.blockDim = kThreads;
   config.dynamicSmemBytes = sizeof(SharedStorage), config.stream = stream;
   void* arguments[] = {&p};
   const cudaError_t code = launch_dependent(kernel, config, arguments, true);
-  return code == cudaSuccess ? Outcome{} : failure(code, "the launch of the MLA kernel");
+  if (code != cudaSuccess) return failure(code, "the launch of the MLA kernel");
+  return p.notes ? launch_combine<kType>(p, sms, stream) : Outcome{};
 }
 
 }  // namespace tea::hopper::decode::mla

@@ -1,6 +1,6 @@
-// The producer of the MLA kernel: loads blocks of K, and of V unless it is a part of K. One warp
-// loads boxes of rows by TMA; where pages do not have whole boxes, four warps gather rows by
-// cp.async. Also the load of Q by the consumers.
+// The producer of the MLA kernel, four warps: loads blocks of K, and of V unless it is a part of
+// K. Each warp loads a slab of each part by TMA, in boxes of rows; where pages do not have whole
+// boxes, all gather rows by cp.async. Also the load of Q by the consumers.
 #pragma once
 #include "hopper/decode/mla/shared_memory.cuh"
 #include "hopper/row_box.cuh"
@@ -8,16 +8,19 @@
 namespace tea::hopper::decode::mla {
 
 struct Loader {
-  // While a block is loaded, this later one is read into L2: two blocks in shared memory are too
-  // few to hide the latency of global memory.
-  static constexpr int kPrefetchDistance = 2;
+  // While a block is loaded, this later one is found in the page table.
+  static constexpr int kFindDistance = 2;
   // A thread gathers a chunk of 16 bytes of each slab, of every kRowStep-th row of a block.
   static constexpr int kSlabChunks = width(kSwizzle) / 16,
                        kRowStep = kProducerThreads / kSlabChunks, kThreadRows = kBlockN / kRowStep;
 
+  static constexpr int kMaxBoxes = kBlockN / kMinBoxRows;  // of a slab
+
   const LaunchParams& p;
   SharedStorage& s;
+  const int warp = __shfl_sync(0xffffffff, thread() / 32, 0);  // of the producer
   int number = 0;  // of the next block of the item; see Fill
+  int head = 0;    // of K and V, of the item
 
   // Where a key is, or instead of one behind the end of the sequence, the last one or the last box:
   // such keys are masked, and their values are finite if those of the sequence are.
@@ -47,39 +50,41 @@ struct Loader {
   TEA_DEVICE int slabs(bool is_v) const {
     return ((is_v ? p.args.dim_v : p.args.dim_qk) + kSlabColumns - 1) / kSlabColumns;
   }
-  // Whether a slab, or row, is the tile's share of what the tiles of the same keys read into L2.
-  TEA_DEVICE bool prefetches(int i) const { return (i + s.load_work.item.tile) % p.row_tiles == 0; }
 
   // ------------------------------------------------------------------------------------ boxes
 
-  // Calls do_box(slab, row of the block, map, coordinates) for all boxes of some slabs, each in a
-  // lane.
+  // Where a box of rows of a block is, in every slab: lane l has box l % boxes().
+  struct Box {
+    int y, z, batch;
+  };
+  TEA_DEVICE int boxes() const { return kBlockN >> p.box_rows_log2; }
+  TEA_DEVICE Box box_of(bool is_v, int block) const {
+    const int row = (lane() & (boxes() - 1)) << p.box_rows_log2;
+    const Place at = place_of(is_v, block * kBlockN + row);
+    const RowBox box(1 << p.box_rows_log2, at.row, at.keys, 0, at.batch);
+    return {box.y, box.z, box.batch};
+  }
+  // Calls do_box(row of the block, coordinates) for the boxes of a slab, in one lane: a load by TMA
+  // takes its operands from uniform registers, which lanes would fill one after the other.
   template <class DoBox>
-  TEA_DEVICE void each_box(bool is_v, int first, int end, int block, DoBox&& do_box) const {
-    const int boxes_log2 = 6 - p.box_rows_log2;  // of a slab
-#pragma unroll 1
-    for (int i = lane(); i < (end - first) << boxes_log2; i += 32) {
-      const int slab = first + (i >> boxes_log2);
-      const int row = (i & ((1 << boxes_log2) - 1)) << p.box_rows_log2;
-      const Place at = place_of(is_v, block * kBlockN + row);
-      const RowBox box(1 << p.box_rows_log2, at.row, at.keys, p.head_kv(s.load_work.item),
-                       at.batch);
-      const int coordinates[5] = {slab * kSlabColumns, box.y, box.head, box.z, box.batch};
-      do_box(slab, row, is_v ? p.v : p.k, coordinates);
+  TEA_DEVICE void each_box(int slab, const Box& box, DoBox&& do_box) const {
+#pragma unroll
+    for (int i = 0; i < kMaxBoxes; ++i) {
+      if (i == boxes()) break;
+      const int at[5] = {slab * kSlabColumns, __shfl_sync(0xffffffff, box.y, i), head,
+                         __shfl_sync(0xffffffff, box.z, i), __shfl_sync(0xffffffff, box.batch, i)};
+      if (elect_one()) do_box(i << p.box_rows_log2, at);
     }
     __syncwarp();
   }
-  TEA_DEVICE void load_boxes(int part, bool is_v, const Fill& fill, int block) const {
-    const int first = part * kPartSlabs, end = min(first + kPartSlabs, kSlabs),
-              own = first + lane();
-    if (own < end)
-      arrive_and_expect_tx(s.full[fill.buffer][own], own < slabs(is_v) ? kSlabBytes : 0);
-    __syncwarp();
-    each_box(is_v, first, min(end, slabs(is_v)), block,
-             [&](int slab, int row, const TensorMap& map, const int(&at)[5]) {
-               tma_load<5>(s.kv[fill.buffer][slab] + row * width(kSwizzle), map,
-                           s.full[fill.buffer][slab], at);
-             });
+  TEA_DEVICE void load_slab(int slab, bool is_v, int buffer, const Box& box) const {
+    const bool exists = slab < slabs(is_v);
+    Barrier& full = s.full[buffer][slab];
+    if (elect_one()) arrive_and_expect_tx(full, exists ? kSlabBytes : 0);
+    if (!exists) return;
+    each_box(slab, box, [&](int row, const int(&at)[5]) {
+      tma_load<5>(s.kv[buffer][slab] + row * width(kSwizzle), is_v ? p.v : p.k, full, at);
+    });
   }
 
   // ----------------------------------------------------------------------------- gathered rows
@@ -102,7 +107,10 @@ struct Loader {
     for (int slab = first; slab < end; ++slab) {
       const int column = slab * kSlabColumns + chunk * 8;
       const bool valid = column < (is_v ? p.args.dim_v : p.args.dim_qk);
-      const uint32_t to = shared_address(s.kv[fill.buffer][slab]) + offset;
+      // ptxas 13.0 adds a uniform register to the address where it finds one, in an instruction
+      // that GPUs refuse as illegal; it finds none behind a shuffle.
+      const uint32_t to = __shfl_sync(0xffffffff, shared_address(s.kv[fill.buffer][slab]) + offset,
+                                      static_cast<int>(lane()));
 #pragma unroll
       for (int i = 0; i < kThreadRows; ++i)
         cp_async_16(to + i * kRowStep * width(kSwizzle), rows[i] + (valid ? column : 0), valid,
@@ -110,18 +118,9 @@ struct Loader {
       cp_async_arrive(s.full[fill.buffer][slab]);
     }
   }
-  TEA_DEVICE void prefetch_rows(int block) const {
-    if (!prefetches(row_of(0))) return;
-#pragma unroll 1
-    for (int i = 0; i < kThreadRows; ++i) {
-      const uint16_t* const row = row_address(false, block, i);
-#pragma unroll 1
-      for (int slab = thread() % kSlabChunks; slab < slabs(false); slab += kSlabChunks)
-        prefetch_l2(row + slab * kSlabColumns);
-    }
-  }
   // Page table entries into L1.
   TEA_DEVICE void prefetch_pages(bool is_v, int block) const {
+    if (p.args.keys.form != TEA_PAGED) return;
     const SequenceBounds& b = s.load_work.item.bounds;
     const int key = block * kBlockN + thread();
     if (thread() < kBlockN && key < b.seqlen_kv) prefetch_l1(page_entry(is_v, key + b.start_kv));
@@ -129,55 +128,67 @@ struct Loader {
 
   // ------------------------------------------------------------------------------------- items
 
-  // Loads K or V of a block, the parts in the order in which they are released.
-  TEA_DEVICE void load(bool is_v, int n, int block) const {
-    const uint16_t* rows[kThreadRows];
-    if (p.gathers)
-#pragma unroll
-      for (int i = 0; i < kThreadRows; ++i) rows[i] = row_address(is_v, block, i);
-    const auto load_part = [&](int part) {
+  // Calls load_part(part, fill) for the parts of K or V of a block, in the order in which they are
+  // released and as soon as they are. Not every warp has a slab of kRest.
+  template <class LoadPart>
+  TEA_DEVICE void each_part(bool is_v, int n, bool has_rest, LoadPart&& load_part) const {
+    const auto load = [&](int part) {
       const Fill fill(p, n, part, is_v);
       wait(s.empty[fill.buffer][part], fill.parity ^ 1);
-      if (p.gathers)
-        gather(part, is_v, fill, rows);
-      else
-        load_boxes(part, is_v, fill, block);
+      load_part(part, fill);
     };
-    if (!is_v) load_part(kRest);
-    load_part(n % 2);
-    load_part(1 - n % 2);
+    if (!is_v && has_rest) load(kRest);
+    load(n % 2);
+    load(1 - n % 2);
   }
-  // Of a block of K that is loaded later.
-  TEA_DEVICE void prefetch(int block) const {
-    if (p.gathers) {
-      prefetch_pages(false, block + 1);
-      if (!p.shares_kv) prefetch_pages(true, block + 1);
-      if (block < s.load_work.item.end_of_keys()) prefetch_rows(block);
-    } else if (block < s.load_work.item.end_of_keys()) {
-      each_box(false, 0, slabs(false), block,
-               [&](int slab, int, const TensorMap& map, const int(&at)[5]) {
-                 if (prefetches(slab)) tma_prefetch(map, at);
-               });
+  TEA_DEVICE void load_boxes(bool is_v, int n, const Box& box) const {
+    each_part(is_v, n, kRest * kPartSlabs + warp < kSlabs, [&](int part, const Fill& fill) {
+      load_slab(part * kPartSlabs + warp, is_v, fill.buffer, box);
+    });
+  }
+  TEA_DEVICE void load_rows(bool is_v, int n, int block) const {
+    const uint16_t* rows[kThreadRows];
+#pragma unroll
+    for (int i = 0; i < kThreadRows; ++i) rows[i] = row_address(is_v, block, i);
+    each_part(is_v, n, true, [&](int part, const Fill& fill) { gather(part, is_v, fill, rows); });
+  }
+  // V of the block before follows K of a block, if it is loaded on its own.
+  TEA_DEVICE void load_item_in_boxes(int first, int count) {
+    head = __shfl_sync(0xffffffff, p.head_kv(s.load_work.item), 0);
+    const int end = first + count;
+    Box now = box_of(false, first), next = box_of(false, min(first + 1, end - 1));
+#pragma unroll 1
+    for (int i = 0; i <= count; ++i) {
+      if (i < count) {
+        load_boxes(false, number + i, now);
+        now = next;
+        const int later = first + i + kFindDistance;
+        prefetch_pages(false, later + 1);
+        next = box_of(false, min(later, end - 1));
+      }
+      if (i > 0 && !p.shares_kv) load_boxes(true, number + i - 1, box_of(true, first + i - 1));
+    }
+  }
+  TEA_DEVICE void load_item_in_rows(int first, int count) {
+#pragma unroll 1
+    for (int i = 0; i <= count; ++i) {
+      if (i < count) {
+        load_rows(false, number + i, first + i);
+        prefetch_pages(false, first + i + kFindDistance);
+        if (!p.shares_kv) prefetch_pages(true, first + i + kFindDistance);
+      }
+      if (i > 0 && !p.shares_kv) load_rows(true, number + i - 1, first + i - 1);
     }
   }
   TEA_DEVICE void load_item() {
     const int first = s.load_work.item.first, count = s.load_work.item.end_of_keys() - first;
-#pragma unroll 1
-    for (int i = 0; i <= count; ++i) {
-      if (i < count) {
-        load(false, number + i, first + i);
-        prefetch(first + i + kPrefetchDistance);
-      }
-      if (i > 0 && !p.shares_kv) load(true, number + i - 1, first + i - 1);
-    }
+    if (count > 0 && p.gathers)
+      load_item_in_rows(first, count);
+    else if (count > 0)
+      load_item_in_boxes(first, count);
     number += count;
   }
-  TEA_DEVICE void sync() const {
-    if (p.gathers)
-      named_barrier_sync(kProducerBarrier, kProducerThreads);
-    else
-      __syncwarp();
-  }
+  TEA_DEVICE void sync() const { named_barrier_sync(kProducerBarrier, kProducerThreads); }
   TEA_DEVICE void run(const WorkCursor<kBlockShape>& first) {
     if (thread() == 0) s.load_work = first;
     for (;;) {

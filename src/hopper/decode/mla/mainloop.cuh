@@ -73,12 +73,13 @@ struct Mainloop {
       }
     }
   }
-  // The parts in the order in which they arrive.
-  TEA_DEVICE void gemm_qk(float (&scores)[kBlockN / 2], int n) const {
+  // The part of K's columns that only K has, and the consumer's own; they arrive first.
+  TEA_DEVICE void issue_first_scores(float (&scores)[kBlockN / 2], int n) const {
     gemm_part<kSlabs - kRest * kPartSlabs, false>(scores, n, kRest);
     gemm_part<kPartSlabs, true>(scores, n, consumer);
-    gemm_part<kPartSlabs, true>(scores, n, 1 - consumer);
     wgmma_commit();
+  }
+  TEA_DEVICE void finish_scores(float (&scores)[kBlockN / 2], int n) const {
     wgmma_wait<0>();
     wgmma_fence_operand(scores);
     release(kRest, n);
@@ -169,18 +170,22 @@ struct Mainloop {
   TEA_DEVICE void own_block(int n, int block) {
     float scores[kBlockN / 2], rescale[2];
     uint32_t probabilities[kBlockN / 16][4];
-    gemm_qk(scores, n);
+    issue_first_scores(scores, n);
     if constexpr (kHasOther) begin_other_block(n - 1);
+    gemm_part<kPartSlabs, true>(scores, n, 1 - consumer);
+    wgmma_commit();
+    if constexpr (kHasOther) {
+      wgmma_wait<1>();
+      wgmma_fence_operand(o);
+      release(consumer, n - 1);
+    }
+    finish_scores(scores, n);
     update(scores, block, rescale);
 #pragma unroll
     for (int k = 0; k < kBlockN / 16; ++k)
       accumulator_as_operand<kType>(probabilities[k], scores, k);
-    if constexpr (kHasOther) {
-      wait_after(softmax.row_sum[0] + softmax.row_sum[1], s.never_written);
-      wait_pv(n - 1);
-      // P of the block before is overwritten, which other warps' products read.
-      named_barrier_sync(kWarpgroupBarrier + consumer, 128);
-    }
+    // P of the block before is overwritten, which other warps' products read.
+    if constexpr (kHasOther) named_barrier_sync(kWarpgroupBarrier + consumer, 128);
     // K of the next block but one has the same parity as K of this one: both halves of V are waited
     // for in between, before the other consumer can release its own.
     if (!p.shares_kv) wait_for_v(1 - consumer, n);

@@ -48,12 +48,20 @@ struct LaunchParams : KernelParams {
   TensorMap k, v;
   FastDivisor row_tiles;
   int box_rows_log2;
-  bool gathers;  // rows, by all warps of the producer instead of boxes by one
+  bool gathers;  // rows by cp.async instead of boxes by TMA
   bool shares_kv;
+  int ctas;
+  DividedTile* notes;  // null if no tile is divided
 
   TEA_DEVICE int head_kv(const WorkItem& item) const { return item.tile / row_tiles; }
   TEA_DEVICE int first_row(const WorkItem& item) const { return item.tile % row_tiles * kBlockM; }
+  TEA_DEVICE float* slot(int cta, bool ends_tile) const {
+    return slots + (2 * int64_t{cta} + ends_tile) * kSlotFloats;
+  }
 };
+TEA_DEVICE RowState* slot_rows(float* slot) {
+  return reinterpret_cast<RowState*>(slot + kBlockM * kDimV);
+}
 
 struct alignas(1024) SharedStorage {  // where the pattern of the swizzle repeats
   uint8_t kv[2][kSlabs][kSlabBytes];  // two blocks of keys
@@ -65,7 +73,6 @@ struct alignas(1024) SharedStorage {  // where the pattern of the swizzle repeat
   float row_max[kBlockM], rescale[kBlockM];
   float sums[kConsumers][kBlockM];
   uint32_t never_written;                   // see wait_after()
-  OtherParts others;                        // of the item that is computed
   WorkCursor<kBlockShape> work, load_work;  // at the items that are computed and loaded
   SearchStorage search;
 };
