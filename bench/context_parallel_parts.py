@@ -1,6 +1,5 @@
 """The parts of context_parallel.py: what each rank does."""
 
-import ctypes
 import json
 import os
 import statistics
@@ -16,7 +15,6 @@ from torch import Tensor
 from te_attention.torch import _cp_accumulate as accumulate
 from te_attention.torch import attention, context_parallel_attention
 from te_attention.torch import context_parallel as cp
-from te_attention.torch._cp_nccl import FUNCTIONS
 from te_attention.torch._cp_problem import Distribution, make_problem
 from te_attention.torch._cp_run import backward, forward
 from te_attention.torch._cp_transport import GroupTransport, LockStep
@@ -56,18 +54,19 @@ class Rank:
         dist.all_gather_object(found, seconds, group=self.hosts)
         return max(found)
 
-    def milliseconds(self, call: Callable, repeats: int = 7) -> float:
-        """The median time of a call on the device."""
+    def milliseconds(self, call: Callable, repeats: int = 7, queued: int = 1) -> float:
+        """The median time of a call on the device; queued: calls before the host waits."""
         times = []
         for i in range(repeats + 2):
             if self.on_gpu:
                 torch.cuda.synchronize()
             begin = time.perf_counter()
-            call()
+            for _ in range(queued):
+                call()
             if self.on_gpu:
                 torch.cuda.synchronize()
             if i >= 2:
-                times.append(1e3 * (time.perf_counter() - begin))
+                times.append(1e3 * (time.perf_counter() - begin) / queued)
         return statistics.median(times)
 
     def tensors(self, rows: int, heads=(32, 32), batch: int = 1, dtype=torch.bfloat16) -> list:
@@ -230,10 +229,12 @@ def await_error(here: Rank, call: Callable) -> None:
 # ----------------------------------------------------------------------------- times and memory
 
 
-def one_and_many(here: Rank, rows: int, strategy: str, options: dict, share: bool = False) -> dict:
+def one_and_many(
+    here: Rank, rows: int, strategy: str, options: dict, share: bool = False, queued: int = 1
+) -> dict:
     """Milliseconds of forward, and of both, on one device and on all.
 
-    share: one device has as many rows as a rank, not all of them.
+    share: one device has as many rows as a rank, not all of them. queued: see milliseconds().
     """
     heads = here.options.heads
     times = {}
@@ -242,10 +243,11 @@ def one_and_many(here: Rank, rows: int, strategy: str, options: dict, share: boo
         leaves = [t.requires_grad_() for t in alone[:3]]
         with torch.no_grad():
             times["one forward"] = here.milliseconds(
-                lambda: attention(*leaves, format="bshd", **options)
+                lambda: attention(*leaves, format="bshd", **options), queued=queued
             )
         times["one both"] = here.milliseconds(
-            lambda: both(lambda: attention(*leaves, format="bshd", **options), leaves, alone[3])
+            lambda: both(lambda: attention(*leaves, format="bshd", **options), leaves, alone[3]),
+            queued=queued,
         )
         del alone, leaves
         if here.on_gpu:
@@ -261,8 +263,8 @@ def one_and_many(here: Rank, rows: int, strategy: str, options: dict, share: boo
         )  # fmt: skip
 
     with torch.no_grad():
-        forward = here.milliseconds(call)
-    total = here.milliseconds(lambda: both(call, leaves, mine[3]))
+        forward = here.milliseconds(call, queued=queued)
+    total = here.milliseconds(lambda: both(call, leaves, mine[3]), queued=queued)
     times["many forward"], times["many both"] = here.slowest(forward), here.slowest(total)
     here.together()
     return times
@@ -287,13 +289,17 @@ def speed(here: Rank) -> None:
 def window(here: Rank) -> None:
     """A window of 1,024 keys: a rank against one device with as many rows."""
     rows, options = here.options.rows, {"mask": "causal", "window": (1023, None)}
-    times = one_and_many(here, rows, "halo", options, share=True)
-    if here.rank:
-        return
-    for what in ("forward", "both"):
-        ratio = times[f"many {what}"] / times[f"one {what}"]
-        text = f"{what}: {times[f'many {what}']:.3f} ms / {times[f'one {what}']:.3f} ms"
-        here.figure(text, round(ratio, 3), "<= 1.1", ratio <= 1.1)
+    for queued in (1, 10):
+        times = one_and_many(here, rows, "halo", options, share=True, queued=queued)
+        if here.rank:
+            continue
+        for what in ("forward", "both"):
+            ratio = times[f"many {what}"] / times[f"one {what}"]
+            text = f"{what}: {times[f'many {what}']:.3f} ms / {times[f'one {what}']:.3f} ms"
+            if queued > 1:
+                here.figure(f"{queued} calls at a time, {text}", round(ratio, 3), "none", ok=True)
+            else:
+                here.figure(text, round(ratio, 3), "<= 1.1", ratio <= 1.1)
 
 
 def memory(here: Rank) -> None:
@@ -398,16 +404,8 @@ def length(spans: list[tuple[float, float]]) -> float:
     return sum(end - begin for begin, end in joined(spans))
 
 
-def _without_nccl(table: Tensor) -> Tensor:
-    """The functions of a transport, of which those of NCCL return at once."""
-    nothing = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value  # returns 0
-    table = table.clone()
-    table[: FUNCTIONS.index("ncclGroupEnd") + 1] = nothing
-    return table
-
-
 def host(here: Rank) -> None:
-    """Host time of a step of the ring beyond that of attention(), and that of NCCL.
+    """Host time of a step of the ring beyond that of attention().
 
     Ten calls are queued at a time, so that none waits for room in the device's queue.
     """
@@ -437,11 +435,6 @@ def host(here: Rank) -> None:
         table = GroupTransport.direct
         GroupTransport.direct = lambda _: None
         through_torch = microseconds(shared)
-        if here.on_gpu:
-            GroupTransport.direct = lambda self: _without_nccl(table(self))
-            without = microseconds(shared)
-            here.figure("microseconds of NCCL to begin a transfer", round(steps - without, 1),
-                        "none", ok=True)  # fmt: skip
         GroupTransport.direct = table
     step = steps / here.world - alone
     here.figure(f"microseconds a step beyond attention()'s {alone:.1f}", round(step, 1), "<= 30",
