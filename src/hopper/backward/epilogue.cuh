@@ -203,19 +203,18 @@ struct StoreWarp {
     const Range keys = w.visible_key_blocks(row, kBlockM);
     const int64_t pair = head * p.work.row_blocks.per_head + w.row_block + block;
     float* const sums = p.work.dq + pair * (2 * kUnitFloats);
-    add_pair(sums, p.work.dq_order + pair, w.key_block_index - keys.begin, keys.end - keys.begin,
-             [&] {
-               const int64_t at = T::batch_of(a.queries, w) * a.dq.batch + head * a.dq.head +
-                                  int64_t{w.start_q + row} * a.dq.seq;
-               return CompletedPair{.from = sums,
-                                    .to = element(a.dq, at),
-                                    .row_stride = a.dq.seq,
-                                    .rows = w.rows - row,
-                                    .columns = a.dim_qk,
-                                    .factor = a.scale,
-                                    .by_rows = kBlockM == 128,
-                                    .adds = (a.accumulate & TEA_ACCUMULATE_ROWS) != 0};
-             });
+    add_pair(sums, p.work.dq_order + pair, w.rank_among(keys), keys.end - keys.begin, [&] {
+      const int64_t at = T::batch_of(a.queries, w) * a.dq.batch + head * a.dq.head +
+                         int64_t{w.start_q + row} * a.dq.seq;
+      return CompletedPair{.from = sums,
+                           .to = element(a.dq, at),
+                           .row_stride = a.dq.seq,
+                           .rows = w.rows - row,
+                           .columns = a.dim_qk,
+                           .factor = a.scale,
+                           .by_rows = kBlockM == 128,
+                           .adds = (a.accumulate & TEA_ACCUMULATE_ROWS) != 0};
+    });
   }
   // Adds 64 columns of dV or dK: unit `unit` of both, dV's first.
   TEA_DEVICE void add_gradient(const WorkTile& w, const StridedTensor& x, int dim, float factor,

@@ -1,11 +1,11 @@
 // The scheduler warp: finds the CTA's tiles and publishes their descriptors to the other roles.
 //
-// The tiles of a head are numbered in ascending order of their key blocks, and CTAs take tiles in
-// ascending order of their numbers, the first one included: a tile whose number depended on its CTA
-// would be missing while other kernels keep that CTA from running. A tile waits only for
-// contributions of earlier key blocks of the same head, which belong to tiles that a running CTA
-// has taken: the unfinished tile with the lowest number never waits, so that ordered accumulation
-// cannot deadlock.
+// The tiles of a head are numbered in the order in which they contribute to dQ, ascending or
+// descending by key blocks, and CTAs take tiles in ascending order of their numbers, the first one
+// included: a tile whose number depended on its CTA would be missing while other kernels keep that
+// CTA from running. A tile waits only for contributions of the same head's tiles of lower numbers,
+// which a running CTA has taken: the unfinished tile with the lowest number never waits, so that
+// ordered accumulation cannot deadlock.
 #pragma once
 #include "gpu/dependent_launch.cuh"
 #include "hopper/backward/shared_memory.cuh"
@@ -27,24 +27,43 @@ struct SchedulerWarp {
     s.window[batch % 32] = keys;
     return (keys + kBlockN - 1) / kBlockN;
   }
+  // TileOrder begins with the largest number of a block.
+  TEA_DEVICE TileIndex tile_of(const tea::hopper::TileIndex& found, int blocks) const {
+    const bool descending = p.is_descending(found.batch, found.head);
+    return {descending ? found.row_block : blocks - 1 - found.row_block, found.head, found.batch};
+  }
   // Called by all lanes, with numbers that never decrease. Returns false beyond the last tile.
-  // TileOrder counts blocks from the longest tile on: here these are the first key blocks.
   TEA_DEVICE bool find(int number, TileIndex& t) {
     tea::hopper::TileIndex found;
     if (p.args.keys.form == TEA_DENSE) {
       if (number >= p.order.count()) return false;
       found = p.order.at(number, p.divisors);
-      t = {p.order.row_blocks - 1 - found.row_block, found.head, found.batch};
+      t = tile_of(found, p.order.row_blocks);
       return true;
     }
-    const int together = p.order.sequences_at_once();
-    if (!groups.find(
-            number, static_cast<int>(p.args.batch), p.divisors.heads, together,
-            [&](int batch) { return enter_window(batch); }, found))
-      return false;
+    if (!find_in_sequences(number, found)) return false;
     __syncwarp();  // the window was written by other lanes
-    const int blocks = (s.window[found.batch % 32] + kBlockN - 1) / kBlockN;
-    t = {blocks - 1 - found.row_block, found.head, found.batch};
+    t = tile_of(found, (s.window[found.batch % 32] + kBlockN - 1) / kBlockN);
+    return true;
+  }
+  // The same where sequences have lengths of their own. One sequence at once may have more heads
+  // than should be interleaved.
+  TEA_DEVICE bool find_in_sequences(int number, tea::hopper::TileIndex& found) {
+    const int sequences = static_cast<int>(p.args.batch), heads = p.order.heads;
+    const int together = p.order.sequences_at_once();
+    if (together > 1)
+      return groups.find(
+          number, sequences, p.divisors.heads, together,
+          [&](int batch) { return enter_window(batch); }, found);
+    int sequence, rest;
+    if (!groups.search.find(
+            number, sequences, [&](int batch) { return enter_window(batch) * heads; }, sequence,
+            rest))
+      return false;
+    __syncwarp();
+    const int blocks = (s.window[sequence % 32] + kBlockN - 1) / kBlockN;
+    found = TileOrder{blocks, heads, 1, min(heads, p.order.heads_at_once), true}.at(rest);
+    found.batch = sequence;
     return true;
   }
   TEA_DEVICE void publish() {

@@ -14,6 +14,13 @@ struct TileParams {
   Workspace work;
   FastDivisor parts;   // tiles that share a key block and key head
   int heads_per_tile;  // query heads of a tile
+  // Tile heads, counted over all sequences, whose key blocks are visited from the last to the
+  // first.
+  int descending_heads;
+
+  TEA_HOST_DEVICE bool is_descending(int batch, int head) const {
+    return batch * (args.heads_kv * int{parts}) + head < descending_heads;
+  }
 };
 
 // The part of a descriptor that all tiles of a sequence share. Rows are counted from the first one
@@ -36,12 +43,17 @@ struct WorkTile : SequenceBounds {
   int head_kv, part, batch;
   int first_head, last_head;  // query heads first_head to last_head - 1
   int key_block_index, first_key;
+  bool descending;   // the order of the key blocks that contribute to dQ
   Range row_blocks;  // that attend to some key of the tile
 
   // The key blocks that some of `count` rows from `row` on attend to.
   TEA_DEVICE Range visible_key_blocks(int row, int count) const {
     const int last = min(row + count, rows) - 1;
     return {max(row + lo, 0) / kBlockN, (min(last + hi + 1, keys) + kBlockN - 1) / kBlockN};
+  }
+  // The rank of this tile's contribution among those of `blocks`.
+  TEA_DEVICE int rank_among(const Range& blocks) const {
+    return descending ? blocks.end - 1 - key_block_index : key_block_index - blocks.begin;
   }
 };
 
@@ -85,6 +97,7 @@ TEA_DEVICE void describe(WorkTile& w, const TileParams& p, const SequenceBounds&
   w.first_head = t.head * heads;
   w.last_head = w.first_head + heads;
   w.key_block_index = t.key_block;
+  w.descending = p.is_descending(t.batch, t.head);
   w.first_key = t.key_block * kBlockN;
   const int last_key = min(w.first_key + kBlockN, w.keys) - 1;
   w.row_blocks = {max(w.first_key - w.hi, 0) / kBlockM,

@@ -29,6 +29,7 @@ TileParams random_params(std::mt19937& generator, int parts) {
   p.work = make_workspace(a, 0, nullptr);
   p.parts = FastDivisor(parts);
   p.heads_per_tile = a.heads_q / (a.heads_kv * parts);
+  p.descending_heads = between(0, 1);
   return p;
 }
 
@@ -55,14 +56,16 @@ void check(uint32_t seed) {
 
   std::set<std::pair<int, int>> found;
   std::map<int, int> next_rank;  // of a row block
-  for (int j = 0; j * kBlockN < bounds.keys; ++j) {
+  const int blocks = (bounds.keys + kBlockN - 1) / kBlockN;
+  for (int i = 0; i < blocks; ++i) {
+    const int j = p.is_descending(0, 0) ? blocks - 1 - i : i;
     WorkTile w{};
     describe<kBlockM>(w, p, bounds, {j, 0, 0});
     ASSERT_LT(w.row_blocks.begin, w.row_blocks.end) << "key block " << j;
     for (int m = w.row_blocks.begin; m < w.row_blocks.end; ++m) {
       found.insert({m, j});
       const Range keys = w.visible_key_blocks(m * kBlockM, kBlockM);
-      ASSERT_EQ(j - keys.begin, next_rank[m]++) << "key block " << j << ", row block " << m;
+      ASSERT_EQ(w.rank_among(keys), next_rank[m]++) << "key block " << j << ", row block " << m;
       ASSERT_LT(j, keys.end);
     }
   }
