@@ -207,6 +207,9 @@ TEST(HopperEngine, SaysWhichBackwardPassesItsKernelsDoNotServe) {
   EXPECT_EQ(limit("dim_qk=64 bias=post_scale"),
             "the problem has a bias, ALiBi or a soft cap; needs none");
   EXPECT_EQ(limit("dim_qk=64 dropout=0.1"), "the problem has dropout; needs none");
+  EXPECT_EQ(limit("dim_qk=64 has_scale=1 scale=0"),
+            "attn_scale is 0; needs a magnitude from 2^-60 to 2^60");
+  EXPECT_EQ(limit("dim_qk=64 has_scale=1 scale=-0.25"), "");
   EXPECT_EQ(limit("dim_qk=64 dk=65540,128,64"),
             "a stride of dk is 65540; needs a multiple of 8, less than 2^39");
 }

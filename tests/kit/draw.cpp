@@ -180,6 +180,7 @@ Case draw_training(uint64_t seed) {
   draw_scores(r, p);
   p.bias = p.bias_broadcast = p.bias_dtype = p.alibi = p.batch_invariant = 0;
   p.softcap = p.dropout = 0;
+  if (p.has_scale && p.scale == 0) p.scale = 1e-3f;
 
   const int64_t batch = r.one_in(40) ? 0 : 1 + r.below(3);
   const double cost =

@@ -1,5 +1,6 @@
 // Checks the arguments of a backward run and launches its kernels: preprocess, tiles, sinks.
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
 #include "hopper/backward/backward.h"
@@ -57,9 +58,12 @@ KernelParams make_params(const AttentionArguments& a) {
   p.order = {key_blocks, a.heads_kv * parts, static_cast<int>(a.batch), heads_at_once, true};
   p.divisors = p.order.divisors<FastDivisor>();
   p.descending_heads = descending ? static_cast<int>(heads) - heads_at_once : 0;
-  p.scale_log2 = a.scale * kLog2E;
+  p.scale_log2 = a.scale * kLog2E, p.inverse_scale = 1 / a.scale;
   return p;
 }
+
+// Between these LSE / scale is neither infinite nor 0 (RowTerms).
+constexpr float kLeastScale = 0x1p-60f, kMostScale = 0x1p60f;
 
 // By configuration, and whether the type is fp16.
 constexpr Outcome (*kLaunch[][2])(KernelParams*, cudaStream_t) = {
@@ -78,6 +82,9 @@ bool has_too_many_tiles(const AttentionArguments& a) {
 }  // namespace
 
 std::string limit(const AttentionArguments& a) {
+  const float scale = std::fabs(a.scale);
+  if (!(scale >= kLeastScale && scale <= kMostScale))
+    return "attn_scale is " + shown(a.scale) + "; needs a magnitude from 2^-60 to 2^60";
   if (find_tile(a.dim_qk, a.dim_v) < 0)
     return "dim_qk is " + shown(a.dim_qk) + " and dim_v " + shown(a.dim_v) + "; needs at most 128";
   if (has_score_mod(a)) return "the problem has a bias, ALiBi or a soft cap; needs none";

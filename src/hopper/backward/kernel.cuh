@@ -33,7 +33,7 @@ struct BackwardKernel {
       SchedulerWarp<C>{p, s}.run();
     } else if (warp < kFirstPostprocessWarp) {
       if (elect_one()) StoreWarp<C>{p, s, warp - kFirstStoreWarp}.run();
-    } else {
+    } else if (warp < kFirstPostprocessWarp + T::kPostprocessWarps) {
       PostprocessWarp<C>{p, s, warp - kFirstPostprocessWarp}.run();
     }
   }
@@ -41,6 +41,7 @@ struct BackwardKernel {
     extern __shared__ __align__(1024) uint8_t memory[];
     SharedStorage& s = *reinterpret_cast<SharedStorage*>(memory);
     if (threadIdx.x == 0) init(p, s);
+    if (threadIdx.x < 8) T::init_selectors(s, threadIdx.x);
     if (T::kColumnsOfK > T::kDim || T::num_slabs(p.args.dim_qk) < T::kSlabs ||
         T::num_slabs(p.args.dim_v) < T::kSlabs)
       zero_operands<C>(s);

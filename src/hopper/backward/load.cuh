@@ -1,5 +1,5 @@
-// The load warp: copies K and V of a tile, and Q, dO and the row statistics of each step, from
-// global to shared memory. row_box.cuh explains the boxes.
+// The load warp: copies K and V of a tile, and Q, dO and the row terms of each step, from global to
+// shared memory. row_box.cuh explains the boxes.
 #pragma once
 #include "hopper/backward/shared_memory.cuh"
 #include "hopper/row_box.cuh"
@@ -35,15 +35,12 @@ struct LoadWarp {
   }
   TEA_DEVICE void load_q(const WorkTile& w, int head, int block) {
     const RowBox box = rows_of(w, head, block);
-    const float* const statistics =
-        p.work.statistics +
-        (head * p.work.row_blocks.per_head + w.row_block + block) * (2 * kBlockM);
+    const int64_t row_block = head * p.work.row_blocks.per_head + w.row_block + block;
     s.pipeline_q.producer_acquire(q_state);
-    s.pipeline_q.producer_expect_tx(q_state,
-                                    slabs * kBlockM * T::kSlabBytes + sizeof s.statistics[0]);
+    s.pipeline_q.producer_expect_tx(q_state, slabs * kBlockM * T::kSlabBytes + sizeof s.terms[0]);
     Barrier& full = s.pipeline_q.full[q_state.stage];
     load_slabs<kBlockM>(s.q[q_state.stage], p.q, full, slabs, box, CachePolicy::kEvictLast);
-    bulk_load(s.statistics[q_state.stage], statistics, sizeof s.statistics[0], full);
+    bulk_load(s.terms[q_state.stage], p.work.terms + row_block * kBlockM, sizeof s.terms[0], full);
     q_state.advance();
   }
   TEA_DEVICE void load_dout(const WorkTile& w, int head, int block) {

@@ -2,12 +2,13 @@
 // query rows of one head, it computes
 //
 //   S^T = K Q^T, dP^T = V dO^T           64 keys x block_m rows
-//   P = exp(scale S - LSE), dS = P (dP - delta)
+//   P = exp(scale (S - LSE / scale)), dS = P (dP - delta)
 //   dV += P^T dO, dK += dS^T Q           P^T and dS^T are operands in registers
 //   dQ  = dS K                           64 x 64 of the step, with dS of both consumers' keys
 //
 // as FlashAttention-3 does (Shah et al., 2024). Scores are transposed, so that P^T and dS^T stay in
-// registers.
+// registers. Unlike there, the products add -LSE / scale and -delta: loads of these from shared
+// memory into registers took 7 % of the time.
 #pragma once
 #include "hopper/backward/epilogue.cuh"
 #include "hopper/device/softmax.cuh"
@@ -50,17 +51,23 @@ struct Mainloop {
     if (lane() == 0) arrive(empty);
   }
 
-  // Issues x = (this consumer's 64 rows of `keys`) (`rows`)^T.
-  TEA_DEVICE void gemm_scores(Scores& x, const uint8_t* keys, const uint8_t* rows) {
+  // Issues x = (this consumer's 64 rows of `keys`) (`rows`)^T + the terms of each row that have
+  // ones in `selector`: a product of 16 columns, whose halves are the same memory in both operands,
+  // and bf16 in kernels of any type.
+  TEA_DEVICE void gemm_scores(Scores& x, const uint8_t* keys, const uint8_t* rows,
+                              const RowTerms (&selector)[8]) {
     const uint64_t a = make_descriptor(keys + consumer * 64 * kSlabBytes, T::kSwizzle);
     const uint64_t b = make_descriptor(rows, T::kSwizzle);
     wgmma_fence();
+    wgmma<WgmmaShape{kBlockM, Type::kBf16, Type::kBf16}>(
+        x, make_repeating_descriptor(selector),
+        make_descriptor(s.terms[step_state.stage], Swizzle::kNone, 0), false);
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
       const int slab = k * 32 / kSlabBytes, at = k * 32 % kSlabBytes;
       wgmma<WgmmaShape{kBlockM, C.type, C.type}>(
           x, advance_descriptor(a, slab * kBlockN * kSlabBytes + at),
-          advance_descriptor(b, slab * kBlockM * kSlabBytes + at), k > 0);
+          advance_descriptor(b, slab * kBlockM * kSlabBytes + at), true);
     }
     wgmma_commit();
   }
@@ -102,51 +109,30 @@ struct Mainloop {
       visible[r] = key < w.keys ? column_mask<kBlockM>(first - w.hi, first - w.lo + 1) : 0;
     }
   }
-  // The row blocks that need no adjust(): every row attends to all of this consumer's keys. Rows
+  // The row blocks that need no mask: every row attends to all of this consumer's keys. Rows
   // past the end need no mask: their operands are zero, and so is their P. Found once for a tile,
   // because a step would wait for its loads from the descriptor.
-  TEA_DEVICE Range unadjusted_blocks(const WorkTile& w) {
+  TEA_DEVICE Range unmasked_blocks(const WorkTile& w) {
     const int key = w.first_key + 64 * consumer;
-    if (key + 64 > w.keys || p.args.scale == 0) return {0, 0};
+    if (key + 64 > w.keys) return {0, 0};
     return {(max(key + 63 - w.hi, 0) + kBlockM - 1) / kBlockM, max(key + 1 - w.lo, 0) / kBlockM};
   }
 
-  // The values of `statistics` for the two rows of an accumulator's columns 8c.
-  static TEA_DEVICE float2 row_pair(const float (&statistics)[kBlockM], int c) {
-    return reinterpret_cast<const float2*>(statistics)[4 * c + lane() % 4];
+  // Scores become probabilities. Rounding of large scores must not make one larger than 1.
+  TEA_DEVICE void compute_p(Scores& x) {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) x[i] = exp2_fast(min_nan(x[i] * p.scale_log2, 0.0f));
   }
-  // Scores become probabilities, exp2(scale_log2 * score - lse2). Rounding of large scores must not
-  // make one larger than 1.
-  TEA_DEVICE void compute_p(Scores& x, const float (&lse2)[kBlockM]) {
+  TEA_DEVICE void compute_ds(Scores& dp, const Scores& probability) {
 #pragma unroll
-    for (int c = 0; c < kBlockM / 8; ++c) {
-      const float2 lse = row_pair(lse2, c);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float exponent = fmaf(x[4 * c + i], p.scale_log2, -(i % 2 ? lse.y : lse.x));
-        x[4 * c + i] = exp2_fast(min_nan(exponent, 0.0f));
-      }
-    }
+    for (int i = 0; i < kScores; ++i) dp[i] *= probability[i];
   }
-  TEA_DEVICE void compute_ds(Scores& dp, const Scores& probability, const float (&delta)[kBlockM]) {
-#pragma unroll
-    for (int c = 0; c < kBlockM / 8; ++c) {
-      const float2 d = row_pair(delta, c);
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        dp[4 * c + i] = probability[4 * c + i] * (dp[4 * c + i] - (i % 2 ? d.y : d.x));
-    }
-  }
-  // Masked elements are zero. So is dS if the scale is: it may be too large for 16 bits, but its
-  // product with the scale is not.
-  TEA_DEVICE void adjust(Scores& probability, Scores& ds, const WorkTile& w, int block) {
+  // Masked elements are zero.
+  TEA_DEVICE void apply_mask(Scores& probability, Scores& ds, const WorkTile& w, int block) {
     uint32_t visible[2];
     find_visible(visible, w, block);
     zero_columns(probability, visible);
     zero_columns(ds, visible);
-    const float factor = p.args.scale == 0 ? 0.0f : 1.0f;  // keeps NaN
-#pragma unroll
-    for (int i = 0; i < kScores; ++i) ds[i] *= factor;
   }
   static TEA_DEVICE void to_operand(Operand& a, const Scores& x) {
 #pragma unroll
@@ -162,25 +148,25 @@ struct Mainloop {
                         a[c]);
   }
 
-  // One step. `adjusts`: whether it calls adjust(); `last`: of the tile.
-  TEA_DEVICE void step(Gradient& dk, Gradient& dv, const WorkTile& w, int block, bool adjusts,
+  // One step. `masks`: whether it has masked elements; `last`: of the tile.
+  TEA_DEVICE void step(Gradient& dk, Gradient& dv, const WorkTile& w, int block, bool masks,
                        bool last) {
     Scores x, dp;
     Operand pa, dsa;
     const int stage = step_state.stage;
     s.pipeline_q.consumer_wait(step_state);
-    gemm_scores(x, s.k, s.q[stage]);
+    gemm_scores(x, s.k, s.q[stage], s.selectors[0]);
     s.pipeline_dout.consumer_wait(step_state);
-    gemm_scores(dp, s.v, s.dout[stage]);
+    gemm_scores(dp, s.v, s.dout[stage], s.selectors[1]);
     wgmma_wait<1>();  // S
     wgmma_fence_operand(x);
-    compute_p(x, s.statistics[stage][0]);
+    compute_p(x);
     wgmma_wait<0>();
     wgmma_fence_operand(dp);
     if (last) release(s.pipeline_v.empty[0]);
-    compute_ds(dp, x, s.statistics[stage][1]);
+    compute_ds(dp, x);
     // No wgmma is in flight here, which a branch would serialise.
-    if (adjusts) adjust(x, dp, w, block);
+    if (masks) apply_mask(x, dp, w, block);
     to_operand(pa, x);
     to_operand(dsa, dp);
     write_ds(dsa);
@@ -216,12 +202,12 @@ struct Mainloop {
     wait(s.pipeline_v.full[0], tile_parity);
     const int heads = w.last_head - w.first_head;
     const int steps = heads * (w.row_blocks.end - w.row_blocks.begin);
-    const Range unadjusted = unadjusted_blocks(w);
+    const Range unmasked = unmasked_blocks(w);
     int block = w.row_blocks.end - 1, heads_left = heads;
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
-      const bool adjusts = block < unadjusted.begin || block >= unadjusted.end;
-      step(dk, dv, w, block, adjusts, i + 1 == steps);
+      const bool masks = block < unmasked.begin || block >= unmasked.end;
+      step(dk, dv, w, block, masks, i + 1 == steps);
       if (--heads_left == 0) --block, heads_left = heads;
     }
     epilogue.store_gradient(dv, w, p.args.dv, p.args.dim_v, 1.0f);

@@ -10,7 +10,8 @@ struct KernelParams : TileParams {
   TensorMap q, k, v, dout;
   TileOrder order;  // of dense keys; its heads are those of K, times `parts`
   TileOrder::Divisors<FastDivisor> divisors;
-  float scale_log2;  // of the scores, times log2(e)
+  float scale_log2;     // of the scores, times log2(e)
+  float inverse_scale;  // 1 / scale
 };
 
 }  // namespace tea::hopper::backward

@@ -1,5 +1,6 @@
-// The preprocess kernel: delta = rowsum(dO * O) - dLSE and LSE * log2(e) of every row that attends
-// to some key (FlashAttention-2: Dao, 2023), zeros everywhere else; and the sink kernel.
+// The preprocess kernel: -delta, where delta = rowsum(dO * O) - dLSE, and -LSE / scale of every row
+// that attends to some key (FlashAttention-2: Dao, 2023), zeros everywhere else; and the sink
+// kernel.
 #include <algorithm>
 
 #include "gpu/dependent_launch.cuh"
@@ -42,6 +43,35 @@ TEA_DEVICE void load_eight_fp32(float (&x)[8], const StridedTensor& from, int64_
   }
 }
 
+// Half of x as three bf16 numbers and 0.
+TEA_DEVICE uint2 split(float x) {
+  float rest = 0.5f * x;
+  uint32_t parts[3];
+#pragma unroll
+  for (uint32_t& part : parts) {
+    part = pack_bf16(rest, 0);
+    rest -= unpack<Type::kBf16>(part).x;
+  }
+  return {parts[0] | parts[1] << 16, parts[2]};
+}
+// The products multiply the parts of either term by 0 in the other one's sum, where infinity and
+// NaN would become NaN. A score of infinity becomes a finite one that leaves no probability. That
+// of NaN stays, since the gradients of the row's probabilities are NaN too. But delta is infinite
+// or NaN if fp16 cannot hold O: then twice the largest bf16 number gives infinity there, and dV
+// stays right.
+TEA_DEVICE uint2 split_score(float x) {
+  constexpr float kLargest = 0x1p127f;
+  return split(isnan(x) ? x : fminf(fmaxf(x, -kLargest), kLargest));
+}
+TEA_DEVICE uint2 split_gradient(float x) {
+  constexpr uint32_t kLargest = 0x7F7F;
+  return isfinite(x) ? split(x) : uint2{kLargest, 0};
+}
+TEA_DEVICE float sum_of(const uint2& parts) {
+  const float2 high = unpack<Type::kBf16>(parts.x);
+  return 2 * (high.x + high.y + unpack<Type::kBf16>(parts.y).x);
+}
+
 // Zeroes a row of all heads, whose first element is `first`. Called by a warp.
 TEA_DEVICE void zero_row(const StridedTensor& x, int64_t first, int heads, int dim) {
   const int per_chunk = x.dtype == TEA_FP32 ? 4 : 8;  // elements of 16 bytes
@@ -80,13 +110,13 @@ struct SequenceTask {
   TEA_DEVICE int64_t batch_offset(const SequenceLayout& layout, int64_t stride) const {
     return layout.form == TEA_RAGGED ? 0 : batch * stride;
   }
-  TEA_DEVICE float* statistics_of(int head, int row) const {
+  TEA_DEVICE RowTerms& terms_of(int head, int row) const {
     const int64_t block = head * p.work.row_blocks.per_head + row_block + row / kBlockM;
-    return p.work.statistics + block * (2 * kBlockM) + row % kBlockM;
+    return p.work.terms[block * kBlockM + row % kBlockM];
   }
-  TEA_DEVICE void set_statistics(int head, int row, float lse2, float delta) const {
-    float* const to = statistics_of(head, row);
-    to[0] = lse2, to[kBlockM] = delta;
+  // lse: +infinity if the row has no probabilities.
+  TEA_DEVICE void set_terms(int head, int row, float lse, float delta) const {
+    terms_of(head, row) = {split_score(-lse * p.inverse_scale), split_gradient(-delta)};
   }
 
   // Row `row` of those that attend, of all heads: `team` lanes, a power of two, share a head. O may
@@ -119,7 +149,7 @@ struct SequenceTask {
       const float lse = per_row.lse[at + h * per_row.head];
       if (per_row.dlse) delta -= per_row.dlse[at + h * per_row.head];
       // A row whose scores are all -infinity has no probabilities.
-      set_statistics(h, row, lse == kMinusInfinity ? -kMinusInfinity : lse * kLog2E, delta);
+      set_terms(h, row, lse == kMinusInfinity ? -kMinusInfinity : lse, delta);
     }
     __syncwarp();
   }
@@ -133,7 +163,7 @@ struct SequenceTask {
     return index < taken.begin ? index : index + taken.end - taken.begin;
   }
 
-  // The rows of dQ: first those that attend, up to a whole block of statistics, then the others.
+  // The rows of dQ: first those that attend, up to a whole row block, then the others.
   TEA_DEVICE int query_tasks() const {
     const int64_t all = a.queries.form == TEA_RAGGED ? pair.q.length : a.queries.max_seqlen;
     return padded() + static_cast<int>(all) - attending();
@@ -144,7 +174,7 @@ struct SequenceTask {
     else if (index < attending())
       row_statistics<false>(index, team);
     else if (index < padded())
-      for (int h = lane(); h < a.heads_q; h += 32) set_statistics(h, index, -kMinusInfinity, 0);
+      for (int h = lane(); h < a.heads_q; h += 32) set_terms(h, index, -kMinusInfinity, 0);
     else
       zero(a.dq, a.queries, pair.q.start + other(index - padded(), rows), a.heads_q, a.dim_qk);
   }
@@ -189,8 +219,9 @@ TEA_DEVICE void validate(const AttentionArguments& a, int thread, int threads) {
     if (!is_origin_valid(a, i)) report_status(a, TEA_STATUS_BAD_ORIGIN);
 }
 
+// Without a number of CTAs, ptxas spills registers in order that four fit.
 template <Type kType, int kBlockM>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     preprocess_kernel(const __grid_constant__ KernelParams p, int team) {
   const AttentionArguments& a = p.args;
   launch_dependent_grids();
@@ -241,7 +272,7 @@ __global__ void __launch_bounds__(kSinkThreads)
                        (s.pair.q.start + s.rows.begin) * per_row.seq;
     for (int i = static_cast<int>(threadIdx.x); i < s.attending(); i += kSinkThreads) {
       const double lse = per_row.lse[at + i * per_row.seq];
-      if (lse != kMinusInfinity) sum -= exp(sink - lse) * s.statistics_of(head, i)[kBlockM];
+      if (lse != kMinusInfinity) sum += exp(sink - lse) * sum_of(s.terms_of(head, i).gradient);
     }
     // Rows that attend to no key have O = 0, so that their delta is -dLSE and their LSE the sink.
     if (!per_row.dlse) continue;

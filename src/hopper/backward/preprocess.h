@@ -6,11 +6,11 @@
 
 namespace tea::hopper::backward {
 
-// Writes the row statistics, zeroes the counters of the workspace and the gradients of rows and
+// Writes the row terms, zeroes the counters of the workspace and the gradients of rows and
 // keys that take no part in attention, and reports invalid metadata.
 Outcome launch_preprocess(const KernelParams& p, int tile, cudaStream_t stream);
 
-// dsink, from the row statistics.
+// dsink, from the row terms.
 Outcome launch_sink_gradient(const KernelParams& p, int tile, cudaStream_t stream);
 
 }  // namespace tea::hopper::backward

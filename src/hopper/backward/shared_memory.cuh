@@ -14,7 +14,9 @@ namespace tea::hopper::backward {
 template <KernelConfig C>
 struct Traits {
   static constexpr int kDim = C.tile.dim, kBlockM = C.tile.block_m;
-  static constexpr int kConsumers = 2, kStoreWarps = 2, kPostprocessWarps = 4;
+  static constexpr int kConsumers = 2, kStoreWarps = 2;
+  // Four do not fit into the shared memory where a step has 128 rows.
+  static constexpr int kPostprocessWarps = kBlockM == 128 ? 3 : 4;
   static constexpr int kServiceThreads = 256, kThreads = kServiceThreads + 128 * kConsumers;
   static constexpr int kQStages = C.tile.q_stages, kDoutStages = C.tile.dout_stages;
   static constexpr int kStagingStages = C.tile.dq_stages;
@@ -38,10 +40,13 @@ struct Traits {
     alignas(1024) uint8_t ds[2][kBlockM * kBlockN * 2];
     // From the consumers to the store warps: units of dQ, and of dV and dK if groups have parts.
     alignas(1024) uint8_t staging[kStagingStages][kUnitBytes];
+    alignas(16) RowTerms terms[kQStages][kBlockM];
+    // Of `score` and of `gradient` (init_selectors). compute-sanitizer takes the repeated 128 bytes
+    // of an operand for 2048: there must be as many behind them.
+    alignas(16) RowTerms selectors[2][8];
     // Of each postprocess warp: two pieces of a unit, and the description of the unit.
     alignas(16) float pieces[kPostprocessWarps][2][16 * 32];
     CompletedPair units[kPostprocessWarps];
-    alignas(16) float statistics[kQStages][2][kBlockM];
     Pipeline<1> pipeline_k, pipeline_v;
     Pipeline<kQStages> pipeline_q;
     Pipeline<kDoutStages> pipeline_dout;
@@ -59,6 +64,14 @@ struct Traits {
   // The batch coordinate of a tensor map.
   static TEA_DEVICE int batch_of(const SequenceLayout& layout, const WorkTile& w) {
     return layout.form == TEA_RAGGED ? 0 : w.batch;
+  }
+
+  // Eight rows of the A operands that add the terms of a row: bf16 ones where RowTerms has parts of
+  // `score`, or of `gradient`. Called by eight threads.
+  static TEA_DEVICE void init_selectors(SharedStorage& s, int row) {
+    s.selectors[0][row] = s.selectors[1][row] = {};
+    s.selectors[0][row].score = s.selectors[1][row].gradient = {0x3F803F80, 0x3F80};
+    fence_proxy_async();
   }
 
   // Called by one thread. One thread fills stages of Q, K, V and dO, one thread of each consumer

@@ -53,10 +53,18 @@ struct CompletedQueue {
   int64_t capacity;    // pairs
 };
 
+// The terms that the products of a step add to the scores of a row, -LSE / scale, and to the
+// gradients of its probabilities, -delta. Each is twice the sum of three bf16 numbers, which
+// together have the 24 bits of a float, because the product adds them twice
+// (Mainloop::gemm_scores). The fourth is 0.
+struct alignas(16) RowTerms {
+  uint2 score, gradient;
+};
+
 struct Workspace {
-  float* statistics;  // [heads_q][row block][2][block_m]: LSE * log2(e), then delta
-  float* dq;          // [heads_q][row block][2] units
-  float* dkv;  // [heads_kv][key block][2 * units_per_row][2] units, used if groups have parts
+  RowTerms* terms;  // [heads_q][row block][block_m]
+  float* dq;        // [heads_q][row block][2] units
+  float* dkv;       // [heads_kv][key block][2 * units_per_row][2] units, used if groups have parts
   // How many contributions a pair of units has received: of dq, then of dkv.
   uint32_t *dq_order, *dkv_order;
   CompletedQueue completed;
@@ -97,7 +105,7 @@ inline Workspace make_workspace(const AttentionArguments& a, int tile, void* mem
   w.counters = 2 * pairs + 4;
   w.dq = static_cast<float*>(take(row_blocks * 2 * kUnitBytes));
   w.dkv = static_cast<float*>(take(dkv_pairs * 2 * kUnitBytes));
-  w.statistics = static_cast<float*>(take(row_blocks * 2 * block_m * 4));
+  w.terms = static_cast<RowTerms*>(take(row_blocks * block_m * sizeof(RowTerms)));
   w.completed.pairs = static_cast<CompletedPair*>(take(pairs * sizeof(CompletedPair)));
   w.completed.capacity = pairs;
   w.dq_order = static_cast<uint32_t*>(take(w.counters * 4));

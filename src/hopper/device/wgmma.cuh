@@ -18,6 +18,11 @@ TEA_DEVICE uint64_t make_descriptor(const void* p, Swizzle s, uint32_t slab_byte
   const uint64_t address = (shared_address(p) & 0x3FFFF) >> 4, group = 8 * width(s) / 16;
   return address | uint64_t{slab_bytes >> 4} << 16 | group << 32 | kinds[width(s) / 32] << 62;
 }
+// The descriptor of a K-major operand without a swizzle whose core matrices, 8 rows of 16 bytes,
+// are all the same one.
+TEA_DEVICE uint64_t make_repeating_descriptor(const void* p) {
+  return (shared_address(p) & 0x3FFFF) >> 4;
+}
 // The descriptor of the same operand `by_bytes` further on in shared memory. The address field
 // never carries into the fields above it, so the addition may be done in 64 bits or in the
 // lower 32. The 64-bit form is one instruction, but ptxas emits eight where no aligned register

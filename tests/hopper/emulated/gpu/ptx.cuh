@@ -16,6 +16,9 @@ struct Coordinates {
   unsigned x;
 };
 inline thread_local Coordinates threadIdx{0}, blockIdx{0}, gridDim{1};
+struct uint2 {
+  unsigned x, y;
+};
 struct uint4 {
   uint32_t x, y, z, w;
 };
