@@ -377,10 +377,10 @@ ROWS = {
     "device": lambda s: s.tests("Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*", 100),
     "graphs": lambda s: s.tests("*Graph.*"),
     "reruns": lambda s: s.tests("Reruns.*"),
-    "invariance": lambda s: s.tests("Invariance.*"),
+    "invariance": lambda s: s.tests("Invariance.*", 400),
     "other": lambda s: s.tests(
         "-FirstCall.*:Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*:Problems.*:*Graph.*:"
-        "Reruns.*:*Large.*:Sanitized.*:Races.*"
+        "Reruns.*:*Large.*:Sanitized.*:Races.*:Invariance.*"
     ),
     **{
         tool: functools.partial(Suite.sanitize, tool=tool)
