@@ -9,29 +9,18 @@
 
 namespace tea::cudnn {
 
-enum class Which { kAll, kFull, kSharedHeads };  // kFull: without a mask
-
 struct Faster {
   int sm;
   size_t first, last;  // versions of cuDNN, both included
   int32_t dim_qk, dim_v;
   int64_t least_rows;   // of a sequence
   int64_t least_pairs;  // of rows and keys, over batch and query heads
-  Which which = Which::kAll;
-
-  bool serves(const Problem& p) const {
-    return which == Which::kAll || (which == Which::kFull && !p.causal) ||
-           (which == Which::kSharedHeads && p.heads_q != p.heads_kv);
-  }
 };
 
 // bench/results/h200/backward-table.jsonl: each row begins where the time saved pays for
 // building a graph, 65 ms or, of the first of a head dimension, a second: from 0.05 ms a run on. Up
-// to 128 dimensions the rows are those where it is faster than the backward kernels of hopper
-// (bench/results/h200/backward.jsonl).
+// to 128 dimensions the backward kernels of hopper are faster (bench/results/h100/backward.jsonl).
 inline constexpr Faster kFaster[] = {
-    {90, 91900, 91900, 128, 128, 2048, 1 << 25, Which::kFull},
-    {90, 91900, 91900, 128, 128, 64, 1 << 25, Which::kSharedHeads},
     {90, 91900, 91900, 192, 128, 128, 1 << 25},
     {90, 91900, 91900, 256, 256, 128, 1 << 25},
 };
@@ -72,7 +61,7 @@ inline bool has_row(const Problem& p, std::span<const Faster> rows = kFaster) {
   const auto real = [](int64_t n) { return static_cast<double>(n); };  // products may be huge
   const double pairs = real(p.batch) * real(p.heads_q) * real(p.seqlen_q) * real(p.seqlen_kv);
   return std::ranges::any_of(rows, [&](const Faster& row) {
-    return row.serves(p) && row.dim_qk == p.dim_qk && row.dim_v == p.v_dim() &&
+    return row.dim_qk == p.dim_qk && row.dim_v == p.v_dim() &&
            p.seqlen_q >= row.least_rows && pairs >= real(row.least_pairs);
   });
 }

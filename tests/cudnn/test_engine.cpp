@@ -116,7 +116,7 @@ TEST(CudnnEngine, RefusesWithoutALibraryOrWithAnOldOne) {
 }
 
 constexpr const char* kSquare =
-    "dtype=bf16 dim_qk=128 batch=32 heads_q=4 heads_kv=2 seqlen_q=512 seqlen_kv=512 ";
+    "dtype=bf16 dim_qk=256 batch=32 heads_q=4 heads_kv=2 seqlen_q=512 seqlen_kv=512 ";
 Problem square(const std::string& more = "training=1") {
   return Problem::parse(kSquare + more).normalised();
 }
@@ -151,7 +151,7 @@ void expect_range(int sm, size_t first, size_t last, const Holds& holds) {
 }
 
 TEST(CudnnFaster, HoldsForWhatWasMeasured) {
-  constexpr Faster rows[] = {{90, 91900, 91999, 128, 128, 256, 2 * 4 * 512 * 512}};
+  constexpr Faster rows[] = {{90, 91900, 91999, 256, 256, 256, 2 * 4 * 512 * 512}};
   Problem p = square();
   expect_range(90, 91900, 91999,
                [&](size_t version, int sm) { return has_row(p, sm, version, rows); });
@@ -161,19 +161,6 @@ TEST(CudnnFaster, HoldsForWhatWasMeasured) {
   EXPECT_FALSE(has_row(p, rows));
   p = square(), p.batch = 1;
   EXPECT_FALSE(has_row(p, rows));
-}
-
-TEST(CudnnFaster, DistinguishesMasksAndSharedHeads) {
-  constexpr Faster full[] = {{90, 91900, 91900, 128, 128, 64, 1, Which::kFull}};
-  constexpr Faster shared[] = {{90, 91900, 91900, 128, 128, 64, 1, Which::kSharedHeads}};
-  Problem p = square();
-  p.heads_kv = p.heads_q;
-  EXPECT_TRUE(has_row(p, full));
-  EXPECT_FALSE(has_row(square("training=1 causal=1"), full));
-  EXPECT_FALSE(has_row(p, shared));
-  Problem grouped = p;
-  grouped.heads_kv = grouped.heads_q / 2;
-  EXPECT_TRUE(has_row(grouped, shared));
 }
 
 TEST(CudnnFaster, HasRowsOfFp8ForInferenceWithMoreHeadDimensions) {
