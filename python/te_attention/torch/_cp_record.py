@@ -163,44 +163,37 @@ class Recorder(TorchDispatchMode):
 
     # ----------------------------------------------------------------------------------- steps
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         self._attempt(lambda: self._see(func, args, kwargs or {}, out))
         return out
 
     def _see(self, func, args: tuple, kwargs: dict, out: object) -> None:
-        if func in _EMPTY:
-            self._allocate(out)
-        elif func is _ATEN.zeros.default:
-            self._allocate(out)
-            self._fill(out, 0.0)
-        elif func is OPS.part_forward.default:
-            if out:
-                self._part(OPS.record_part_forward.default, args, 7)
-        elif func is OPS.part_backward.default:
-            if args[7] or args[8]:
-                raise Unrecordable("gradients of a bias or a sink")
-            if out[2]:
-                self._part(OPS.record_part_backward.default, args, 13)
-        elif func is OPS.merge_into.default:
-            self._elementwise(_MERGE, args)
+        if func in _MAKERS:
+            _MAKERS[func](self, args, out)
         elif not any(map(self._is_known, args)):
             pass  # of constants, which are kept where a part reads them
-        elif func is _ATEN.copy_.default:
-            self._copy(*args[:2])
-        elif func is _ATEN.add_.Tensor and not kwargs:
-            self._add_tensors(args[0], *args)
-        elif func is _ATEN.add.out and len(kwargs) == 1:
-            self._add_tensors(out, *args)
-        elif func is _ATEN.fill_.Scalar:
-            self._fill(args[0], args[1])
-        elif func is _ATEN.zero_.default:
-            self._fill(args[0], 0.0)
+        elif (func, len(kwargs)) in _WRITERS:
+            _WRITERS[func, len(kwargs)](self, args, out)
         elif func in _COPIES:
             self._allocate(out)
             self._copy(out, args[0])
         elif func._schema.is_mutable or not self._are_views(out):
             raise Unrecordable(str(func))
+
+    def _zeros(self, _args: tuple, out: Tensor) -> None:
+        self._allocate(out)
+        self._fill(out, 0.0)
+
+    def _part_forward(self, args: tuple, out: bool) -> None:
+        if out:
+            self._part(OPS.record_part_forward.default, args, 7)
+
+    def _part_backward(self, args: tuple, out: tuple) -> None:
+        if args[7] or args[8]:
+            raise Unrecordable("gradients of a bias or a sink")
+        if out[2]:
+            self._part(OPS.record_part_backward.default, args, 13)
 
     def _are_views(self, out: object) -> bool:
         return all(map(self._is_known, out if isinstance(out, (list, tuple)) else (out,)))
@@ -347,3 +340,21 @@ class Recorder(TorchDispatchMode):
         shared = any(a[0] < b[1] and b[0] < a[1]
                      for i, a in enumerate(spans) for b in spans[:i])  # fmt: skip
         return _offsets([begin for begin, _ in spans]) if shared else None
+
+
+# For each operator that makes memory or computes a part: its step.
+_MAKERS: dict[object, Callable[[Recorder, tuple, object], None]] = {
+    **dict.fromkeys(_EMPTY, lambda recorder, _, out: recorder._allocate(out)),
+    _ATEN.zeros.default: Recorder._zeros,
+    OPS.part_forward.default: Recorder._part_forward,
+    OPS.part_backward.default: Recorder._part_backward,
+    OPS.merge_into.default: lambda recorder, args, _: recorder._elementwise(_MERGE, args),
+}
+# The same of operators that write to memory that is there, with so many named arguments.
+_WRITERS: dict[tuple[object, int], Callable[[Recorder, tuple, object], None]] = {
+    (_ATEN.copy_.default, 0): lambda recorder, args, _: recorder._copy(*args[:2]),
+    (_ATEN.add_.Tensor, 0): lambda recorder, args, _: recorder._add_tensors(args[0], *args),
+    (_ATEN.add.out, 1): lambda recorder, args, out: recorder._add_tensors(out, *args),
+    (_ATEN.fill_.Scalar, 0): lambda recorder, args, _: recorder._fill(args[0], args[1]),
+    (_ATEN.zero_.default, 0): lambda recorder, args, _: recorder._fill(args[0], 0.0),
+}

@@ -250,7 +250,6 @@ def test_memory_that_is_used_again_is_not_that_of_the_tensor_before() -> None:
     assert recorder.failed == "a tensor from outside the call"
 
 
-
 def test_an_error_of_nccl_names_the_function() -> None:
     ranks = Ranks(2, "ring", False)
     for seed in (1, 2):
