@@ -83,7 +83,8 @@ struct Loader {
     if (elect_one()) arrive_and_expect_tx(full, exists ? kSlabBytes : 0);
     if (!exists) return;
     each_box(slab, box, [&](int row, const int(&at)[5]) {
-      tma_load<5>(s.kv[buffer][slab] + row * width(kSwizzle), is_v ? p.v : p.k, full, at);
+      tma_load<5>(s.kv[buffer][slab] + row * width(kSwizzle), is_v ? p.v : p.k, full, at,
+                  CachePolicy::kEvictFirst);
     });
   }
 
