@@ -57,15 +57,15 @@ TEA_DEVICE uint2 split(float x) {
 // The products multiply the parts of either term by 0 in the other one's sum, where infinity and
 // NaN would become NaN. A score of infinity becomes a finite one that leaves no probability. That
 // of NaN stays, since the gradients of the row's probabilities are NaN too. But delta is infinite
-// or NaN if fp16 cannot hold O: then twice the largest bf16 number gives infinity there, and dV
-// stays right.
+// or NaN if fp16 cannot hold O: then twice the largest bf16 number, with its sign, gives infinity
+// there, for NaN too, and dV stays right.
 TEA_DEVICE uint2 split_score(float x) {
   constexpr float kLargest = 0x1p127f;
   return split(isnan(x) ? x : fminf(fmaxf(x, -kLargest), kLargest));
 }
 TEA_DEVICE uint2 split_gradient(float x) {
-  constexpr uint32_t kLargest = 0x7F7F;
-  return isfinite(x) ? split(x) : uint2{kLargest, 0};
+  const uint32_t largest = 0x7F7F | (__float_as_uint(x) >> 16 & 0x8000);
+  return isfinite(x) ? split(x) : uint2{largest, 0};
 }
 TEA_DEVICE float sum_of(const uint2& parts) {
   const float2 high = unpack<Type::kBf16>(parts.x);
@@ -122,7 +122,7 @@ struct SequenceTask {
   // Row `row` of those that attend, of all heads: `team` lanes, a power of two, share a head. O may
   // be fp32; a branch within the loop would keep its loads from overlapping.
   template <bool kFp32O>
-  TEA_DEVICE void row_statistics(int row, int team) const {
+  TEA_DEVICE void compute_terms(int row, int team) const {
     const int64_t q = pair.q.start + rows.begin + row;
     const int member = lane() % team, first = lane() / team, step = 32 / team;
     const int64_t o = batch_offset(a.queries, a.o.batch) + q * a.o.seq;
@@ -170,9 +170,9 @@ struct SequenceTask {
   }
   TEA_DEVICE void do_query(int index, int team) const {
     if (index < attending() && a.o.dtype == TEA_FP32)
-      row_statistics<true>(index, team);
+      compute_terms<true>(index, team);
     else if (index < attending())
-      row_statistics<false>(index, team);
+      compute_terms<false>(index, team);
     else if (index < padded())
       for (int h = lane(); h < a.heads_q; h += 32) set_terms(h, index, -kMinusInfinity, 0);
     else

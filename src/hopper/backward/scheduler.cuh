@@ -3,9 +3,10 @@
 // The tiles of a head are numbered in the order in which they contribute to dQ, ascending or
 // descending by key blocks, and CTAs take tiles in ascending order of their numbers, the first one
 // included: a tile whose number depended on its CTA would be missing while other kernels keep that
-// CTA from running. A tile waits only for contributions of the same head's tiles of lower numbers,
-// which a running CTA has taken: the unfinished tile with the lowest number never waits, so that
-// ordered accumulation cannot deadlock.
+// CTA from running. A tile waits only for tiles of lower numbers, which a running CTA has taken:
+// those of the same head that contribute to dQ before it, and those of the same key block with
+// earlier parts of the key head, whose parts have one order. The unfinished tile with the lowest
+// number never waits, so that ordered accumulation cannot deadlock.
 #pragma once
 #include "gpu/dependent_launch.cuh"
 #include "hopper/backward/shared_memory.cuh"

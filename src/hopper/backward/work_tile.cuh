@@ -12,11 +12,9 @@ namespace tea::hopper::backward {
 struct TileParams {
   AttentionArguments args;
   Workspace work;
-  FastDivisor parts;   // tiles that share a key block and key head
-  int heads_per_tile;  // query heads of a tile
-  // Tile heads, counted over all sequences, whose key blocks are visited from the last to the
-  // first.
-  int descending_heads;
+  FastDivisor parts;     // tiles that share a key block and key head
+  int heads_per_tile;    // query heads of a tile
+  int descending_heads;  // of all sequences: those that begin with the last key block
 
   TEA_HOST_DEVICE bool is_descending(int batch, int head) const {
     return batch * (args.heads_kv * int{parts}) + head < descending_heads;

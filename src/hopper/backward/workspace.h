@@ -43,8 +43,8 @@ struct CompletedPair {
   bool adds;  // to what is there
 };
 
-// The queue of completed pairs. It is shared by all CTAs, because the tiles of a head's last key
-// block complete all of its rows, and their own CTAs could not convert these as fast.
+// The queue of completed pairs. It is shared by all CTAs, because the tile of a head that
+// contributes last may complete all of its rows, and its own CTA could not convert these as fast.
 struct CompletedQueue {
   CompletedPair* pairs;
   uint32_t* published;  // of each pair: 1 when it can be read

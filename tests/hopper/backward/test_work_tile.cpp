@@ -9,7 +9,9 @@
 #include <set>
 #include <utility>
 
+#include "hopper/backward/interleaving.h"
 #include "hopper/backward/work_tile.cuh"
+#include "hopper/forward/tile_order.cuh"
 
 namespace tea::hopper::backward {
 namespace {
@@ -84,6 +86,76 @@ TEST(HopperBackwardTiles, CoverEveryVisiblePairAndNumberContributionsWithoutGaps
     check<64>(seed);
     check<128>(seed);
   }
+}
+
+// The (head, key block) of all tiles of `batch` sequences of `blocks` key blocks, in the order of
+// their numbers: by TileOrder if sequences are dense, else as SchedulerWarp finds them.
+std::vector<std::pair<int, int>> numbered_tiles(const Interleaving& x, int heads, int batch,
+                                                int blocks, bool dense) {
+  std::vector<std::pair<int, int>> tiles;
+  const auto add = [&](int head, int row_block) {
+    tiles.emplace_back(head, head < x.descending_heads ? row_block : blocks - 1 - row_block);
+  };
+  const auto add_all = [&](const TileOrder& order, int first_head) {
+    for (int i = 0; i < order.count(); ++i) {
+      const tea::hopper::TileIndex t = order.at(i);
+      add(first_head + t.batch * order.heads + t.head, t.row_block);
+    }
+  };
+  const TileOrder all = {blocks, heads, batch, x.heads_at_once, true};
+  const int together = all.sequences_at_once();
+  if (dense) {
+    add_all(all, 0);
+  } else if (together == 1) {
+    for (int b = 0; b < batch; ++b)
+      add_all({blocks, heads, 1, std::min(heads, x.heads_at_once), true}, b * heads);
+  } else {
+    for (int first = 0; first < batch; first += together)
+      for (int block = blocks - 1; block >= 0; --block)
+        for (int b = first; b < std::min(first + together, batch); ++b)
+          for (int head = 0; head < heads; ++head) add(b * heads + head, block);
+  }
+  return tiles;
+}
+
+// Otherwise ordered accumulation could deadlock: a tile waits for the contributions to dQ before
+// its own, and for those to dK and dV of the parts of its key head before its own.
+TEST(HopperBackwardTiles, WaitForTilesOfLowerNumbersOnly) {
+  std::mt19937 generator(11);
+  int descending = 0, divided = 0;
+  for (int trial = 0; trial < 4000; ++trial) {
+    AttentionArguments a{};
+    a.batch = 1 + static_cast<int>(generator() % 20);
+    a.heads_kv = 1 + static_cast<int>(generator() % 9);
+    a.heads_q = a.heads_kv << generator() % 4;
+    a.dim_qk = a.dim_v = 128;
+    a.queries.max_seqlen = 1 + static_cast<int>(generator() % 6000);
+    a.keys.max_seqlen = 1 + static_cast<int>(generator() % 2000);
+    a.keys.form = generator() % 2 ? TEA_DENSE : TEA_RAGGED;
+    a.keys.tokens = a.keys.max_seqlen * a.batch;
+    a.mask.causal = generator() % 4 > 0;
+    const int parts = group_parts(a), heads = a.heads_kv * parts;
+    const Interleaving x = interleave(a, static_cast<int>(generator() % kNumTiles), parts);
+    descending += x.descending_heads > 0, divided += x.descending_heads > 0 && parts > 1;
+    const int blocks = static_cast<int>((a.keys.max_seqlen + kBlockN - 1) / kBlockN);
+    const auto batch = static_cast<int>(a.batch);
+    std::map<std::pair<int, int>, int> numbers;
+    for (const auto& tile : numbered_tiles(x, heads, batch, blocks, a.keys.form == TEA_DENSE)) {
+      const int number = static_cast<int>(numbers.size());
+      ASSERT_TRUE(numbers.insert({tile, number}).second);
+      const auto& [head, block] = tile;
+      const int before = head < x.descending_heads ? block + 1 : block - 1;
+      if (before >= 0 && before < blocks) {
+        ASSERT_TRUE(numbers.contains({head, before})) << "trial " << trial;
+      }
+      if (head % parts > 0) {
+        ASSERT_TRUE(numbers.contains({head - 1, block})) << "trial " << trial;
+      }
+    }
+    ASSERT_EQ(numbers.size(), static_cast<size_t>(heads * batch * blocks));
+  }
+  EXPECT_GT(descending, 100);
+  EXPECT_GT(divided, 100);
 }
 
 TEST(HopperBackwardTiles, GiveEveryQueryHeadToOneTileOfAKeyBlock) {

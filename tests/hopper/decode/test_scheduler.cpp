@@ -109,7 +109,8 @@ TEST(DecodeScheduler, KnowsWhetherTilesAreDivided) {
       }
 }
 
-// A CTA has one slot, and waits for CTAs of lower numbers only, so that it cannot wait for ever.
+// The slots that a CTA adds are those of CTAs of lower numbers. A CTA of the decoding kernel waits
+// for these only, so that it cannot wait for ever; a second kernel adds the parts of MLA.
 TEST(DecodeScheduler, AddsEveryPartOfATileOnce) {
   for_each_launch([](const Launch&, const BlockShape&, int, const std::vector<Done>& done) {
     std::map<int, std::pair<int, int>> written;  // the tile in a CTA's slot

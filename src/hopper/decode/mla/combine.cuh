@@ -101,7 +101,7 @@ struct Combine {
     }
     write(finish_row(p, item, p.head_kv(item), packed, high, sum, thread() == 0), o);
   }
-  // Gathers the divided tiles among the notes of kCombineThreads CTAs, and returns their number.
+  // Gathers the descriptors of divided tiles of kCombineThreads CTAs, and returns their number.
   TEA_DEVICE int find_tiles(int first_cta) const {
     DividedTile tile = {};
     if (first_cta + thread() < p.ctas) {
@@ -121,7 +121,7 @@ struct Combine {
     __syncthreads();
     return count;
   }
-  // The rows of all divided tiles, one after the other, are dealt to the CTAs.
+  // The rows of all divided tiles are distributed over the CTAs in turn.
   TEA_DEVICE void run() const {
     const int ctas = static_cast<int>(gridDim.x);
     int next = static_cast<int>(blockIdx.x);  // row, among those of the tiles that follow

@@ -12,15 +12,15 @@ inline constexpr BlockShape kBlockShape = {.keys = 64, .min_share = 4, .even_sha
 // Of a sequence and a head of K and V: each 64 read all its keys again.
 inline constexpr int64_t kMaxRows = 1024;
 
-// A tile that several CTAs have computed a part of: what the CTA with its last part notes. The
-// other parts are those of the CTAs before, in steps of the tiles at once.
+// The descriptor of a tile of which several CTAs have computed parts, written by the CTA with the
+// last part. The other parts are in the slots of preceding CTAs, `tiles_at_once` apart.
 struct DividedTile {
   int batch, tile;
   int cta, parts;  // no parts: the CTA has no last part of a divided tile
 };
-// The workspace has such a note for each CTA, then two slots for each: for a part that ends a tile,
-// and for one that does not. A slot has the unnormalised O of a tile, row by row, and the maximum
-// and the sum of each row.
+// The workspace has such a descriptor for each CTA, then two slots for each: for a part that ends a
+// tile, and for one that does not. A slot has the unnormalised O of a tile, row by row, and the
+// maximum and the sum of each row.
 inline constexpr int64_t kSlotFloats = slot_floats(kBlockM, kDimV);
 inline int64_t note_bytes(int ctas) {
   return (int64_t{ctas} * int64_t{sizeof(DividedTile)} + 2047) / 2048 * 2048;

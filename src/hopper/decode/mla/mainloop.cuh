@@ -2,7 +2,7 @@
 // each consumer has half; the consumers alternate in computing the scores of a block. A consumer
 // does for a block n of its own:
 //
-//   S(n) = Q K(n)^T | O += P(n - 1) V(n - 1), overlapped with softmax(S(n)) | O += P(n) V(n)
+//   S(n) = Q K(n)^T begun | O += P(n - 1) V(n - 1), S(n) ended | softmax(S(n)) | O += P(n) V(n)
 //
 // where P(n - 1) comes from the other consumer through shared memory. While one consumer waits for
 // its products or computes a softmax, the other has the tensor cores (FlashMLA: seesaw scheduling).

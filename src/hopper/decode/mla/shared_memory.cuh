@@ -72,7 +72,6 @@ struct alignas(1024) SharedStorage {  // where the pattern of the swizzle repeat
   // far are multiplied.
   float row_max[kBlockM], rescale[kBlockM];
   float sums[kConsumers][kBlockM];
-  uint32_t never_written;                   // see wait_after()
   WorkCursor<kBlockShape> work, load_work;  // at the items that are computed and loaded
   SearchStorage search;
 };
