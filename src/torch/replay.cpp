@@ -31,6 +31,8 @@ enum Instruction : int64_t {
   kView,      // slot, offset in elements, view: a result that is a part of its memory
 };
 
+constexpr int kEvents = 4;  // transfers that are under way at a time
+
 // Functions of NCCL and CUDA by address, and objects of theirs.
 struct Transport {
   int (*group_start)();
@@ -44,7 +46,7 @@ struct Transport {
   void* detour;  // a stream without work
   void* marked;  // events
   void* passed;
-  void* done[4];
+  void* done[kEvents];
 };
 
 constexpr int kBytes = 0;  // ncclInt8
@@ -73,7 +75,14 @@ class Replay {
   }
 
   std::vector<Tensor> run() {
-    while (code_ < end_) step(next());
+    try {
+      while (code_ < end_) step(next());
+    } catch (...) {
+      // Memory of the call may be used again only after the transfers that were begun.
+      for (int i = 0; i < kEvents; ++i)
+        if (is_under_way_[i]) wait(where_.stream, transport_.done[i]);
+      throw;
+    }
     return results_;
   }
 
@@ -149,7 +158,7 @@ class Replay {
       case kTransfer:
         return transfer();
       case kWait:
-        return wait(where_.stream, transport_.done[next()]);
+        return finish(next());
       case kResult:
         results_.push_back(*slots_[next()]);
         return;
@@ -183,22 +192,27 @@ class Replay {
   void transfer() {
     const bool from_mark = next();
     const Transport& t = transport_;
-    void* const done = t.done[next()];
+    const int64_t event = next();
     if (!from_mark) record(t.marked, where_.stream);
     wait(t.stream, t.marked);
     require_success("ncclGroupStart", t.group_start());
+    const char* function = "";
+    int result = 0;  // of the first function that fails; the group is ended all the same
     for (int64_t count = next(); count > 0; --count) {
       const bool sends = next();
       const int rank = static_cast<int>(next());
       void* const data = memory();
       const auto bytes = static_cast<size_t>(next());
-      if (sends)
-        require_success("ncclSend", t.send(data, bytes, kBytes, rank, t.communicator, t.stream));
-      else
-        require_success("ncclRecv", t.receive(data, bytes, kBytes, rank, t.communicator, t.stream));
+      if (result) continue;
+      function = sends ? "ncclSend" : "ncclRecv";
+      result = (sends ? t.send(data, bytes, kBytes, rank, t.communicator, t.stream)
+                      : t.receive(data, bytes, kBytes, rank, t.communicator, t.stream));
     }
-    require_success("ncclGroupEnd", t.group_end());
-    record(done, t.stream);
+    const int ended = t.group_end();
+    is_under_way_[event] = true;
+    record(t.done[event], t.stream);
+    require_success(function, result);
+    require_success("ncclGroupEnd", ended);
     if (!from_mark) return;
     // A persistent kernel that follows would take all SMs as soon as the one before leaves them. By
     // way of another stream it comes microseconds later than NCCL's kernel.
@@ -206,6 +220,11 @@ class Replay {
     wait(t.detour, t.passed);
     record(t.passed, t.detour);
     wait(where_.stream, t.passed);
+  }
+
+  void finish(int64_t event) {
+    wait(where_.stream, transport_.done[event]);
+    is_under_way_[event] = false;
   }
 
   void record(void* event, void* stream) const {
@@ -224,6 +243,7 @@ class Replay {
   const Tensor like_;
   const Where where_;
   Transport transport_;
+  bool is_under_way_[kEvents] = {};
   std::vector<Tensor> results_;
   std::vector<std::optional<Tensor>> slots_;
 };

@@ -1,6 +1,6 @@
 """Autograd: the functions that call the forward and backward operators."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,31 +10,17 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from te_attention.torch._arguments import BIAS, NUM_INPUTS, SINK, TENSORS, TRAINING, trimmed
-from te_attention.torch._errors import raise_if_out_of_memory
+from te_attention.torch._errors import guarded
 from te_attention.torch._library import LIBRARY, OPS
 from te_attention.torch._packing import packed_gradients
-
-
-def _guarded(operator: Callable) -> Callable:
-    """The operator; where it has no memory, torch.OutOfMemoryError is raised."""
-
-    def call(*arguments: object) -> object:
-        try:
-            return operator(*arguments)
-        except RuntimeError as error:
-            raise_if_out_of_memory(error)
-            raise
-
-    return call
-
 
 # The function that each overload calls: calling it directly saves one Python call. attention()
 # itself sees to the errors of forward.
 _forward, _forward_minimal = OPS.forward.default._op, OPS.forward_minimal.default._op
-_backward = _guarded(OPS.backward.default._op)
-_backward_minimal = _guarded(OPS.backward_minimal.default._op)
-_backward_out = _guarded(OPS.backward_out.default._op)
-_backward_minimal_out = _guarded(OPS.backward_minimal_out.default._op)
+_backward = guarded(OPS.backward.default._op)
+_backward_minimal = guarded(OPS.backward_minimal.default._op)
+_backward_out = guarded(OPS.backward_out.default._op)
+_backward_minimal_out = guarded(OPS.backward_minimal_out.default._op)
 _inference, _inference_plain = OPS.inference.default._op, OPS.inference_plain.default._op
 # PyTorch differentiates this one in C++: an autograd node in Python costs tens of microseconds.
 _fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default._op

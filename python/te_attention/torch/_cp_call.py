@@ -25,7 +25,7 @@ class _Pass:
     def __init__(self, transport: GroupTransport) -> None:
         self.transport = transport
         self.recording: Recording | None = None
-        self.is_recorded = False  # that was tried already
+        self.has_tried_recording = False
         self.has_run = False
         self.geometry: object = None
 
@@ -42,24 +42,33 @@ class _Pass:
         for which one recording serves.
         """
         recording, recorder = self.recording, None
-        if self.has_run and (recording is not None or not self.is_recorded) and not _active_modes():
+        if (
+            self.has_run
+            and (recording is not None or not self.has_tried_recording)
+            and not _active_modes()
+        ):
             table = self.transport.direct()
             if table is None:
                 pass
             elif recording is None:
-                self.is_recorded, self.geometry = True, geometry
-                recorder = Recorder(inputs)
+                self.geometry, recorder = geometry, Recorder(inputs)
             elif geometry == self.geometry and recording.fits(inputs):
                 return None, recording.replay(inputs, table)
         output = drive(program, self.transport, recorder)
         self.has_run = True
+        self.has_tried_recording |= recorder is not None  # not if the program has failed
         if recorder is not None and (results := results_of(output)) is not None:
             self.recording = recorder.finish(results)
         return output, None
 
 
-def _geometry(tensors: tuple[Tensor, ...]) -> tuple:
-    return tuple((t.dtype, t.shape, t.stride(), t.data_ptr() % ALIGNMENT) for t in tensors)
+def _geometry(given: tuple[Tensor | None, ...], inputs: tuple[Tensor, ...]) -> tuple:
+    """inputs: `given` without repetitions. Which of `given` are the same tensor counts, too."""
+    numbers = {id(t): i for i, t in enumerate(inputs)}
+    return (
+        tuple(numbers.get(id(t)) for t in given),
+        tuple((t.dtype, t.shape, t.stride(), t.data_ptr() % ALIGNMENT) for t in inputs),
+    )
 
 
 class Call:
@@ -70,7 +79,7 @@ class Call:
         self.passes = (_Pass(transport), _Pass(transport))
         if problem.world == 1:
             for one in self.passes:
-                one.is_recorded = True  # there is nothing to gain
+                one.has_tried_recording = True  # there is nothing to gain
 
     def forward(self, x: Inputs) -> tuple[tuple, Saved | None]:
         """O, LSE and row maxima, and what backward needs, if there is one."""
@@ -100,8 +109,9 @@ class Call:
         given = (dout, x.q, x.k, x.v, *of_forward)
         inputs = tuple({id(t): t for t in given if t is not None}.values())
         one = self.passes[1]
-        recorded = one.recording is not None or not one.is_recorded
-        output, found = one.run(program, inputs, list, _geometry(inputs) if recorded else None)
+        matters = one.recording is not None or not one.has_tried_recording
+        geometry = _geometry(given, inputs) if matters else None
+        output, found = one.run(program, inputs, list, geometry)
         return output if found is None else tuple(found)
 
 

@@ -6,24 +6,26 @@ rank which way another one takes.
 
 import ctypes
 import functools
-import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from te_attention.environment import reader
+
 FUNCTIONS = ("ncclGroupStart", "ncclSend", "ncclRecv", "ncclGroupEnd", "cudaEventRecord",
              "cudaStreamWaitEvent")  # fmt: skip
 
 EVENTS = 4  # after as many transfers that are under way at a time
 _COMMUNICATOR = len(FUNCTIONS)
+_nonblocking = reader("TORCH_NCCL_USE_COMM_NONBLOCKING")
 
 
 @functools.cache
 def functions() -> tuple[int, ...] | None:
     """Addresses of FUNCTIONS; None: they are not those of a library, or calls may be unfinished."""
-    if os.environ.get("TORCH_NCCL_USE_COMM_NONBLOCKING", "0") not in ("0", ""):
+    if _nonblocking()[0] not in (None, b"0", b""):
         return None
     path = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
     try:
@@ -35,12 +37,17 @@ def functions() -> tuple[int, ...] | None:
 
 
 class Direct:
-    """The way of one group, on the current device. It is a work that is complete or not, too."""
+    """Transfers of one group on the current device without torch.distributed.
+
+    Has is_completed() as a dist.Work has, for Guard.
+    """
 
     def __init__(self, group: dist.ProcessGroup, stream: torch.cuda.Stream | None) -> None:
         """stream: of the transfers; by default one of its own."""
         device = torch.device("cuda", torch.cuda.current_device())
         self.backend = group._get_backend(device)
+        config = getattr(getattr(self.backend, "options", None), "config", None)
+        self.may_be_unfinished = getattr(config, "blocking", 1) == 0
         # With priority, so that NCCL's kernel finds SMs before an attention kernel that is waiting.
         self.stream = stream or torch.cuda.Stream(device, priority=-1)
         self.detour = torch.cuda.Stream(device)
@@ -57,7 +64,7 @@ class Direct:
         found = self.backend._comm_ptr()
         if found != self.communicator:
             self.communicator = self.numbers[_COMMUNICATOR] = found
-        return self.numbers if found else None
+        return self.numbers if found and not self.may_be_unfinished else None
 
     def is_completed(self) -> bool:
         """Whether all transfers that were begun are complete."""

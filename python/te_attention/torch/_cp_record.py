@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from te_attention.torch._cp_exchange import MARK, Exchange
 from te_attention.torch._cp_nccl import EVENTS
+from te_attention.torch._errors import guarded
 from te_attention.torch._library import OPS
 
 # As src/torch/replay.cpp has them.
@@ -36,7 +38,7 @@ _EMPTY = frozenset(
     )
 )
 _COPIES = frozenset((_ATEN.clone.default, _ATEN._to_copy.default))
-_replay = OPS.replay.default._op
+_replay = guarded(OPS.replay.default._op)
 
 
 class Unrecordable(Exception):  # noqa: N818 (no error: the call goes on)
@@ -80,22 +82,18 @@ class _Step(NamedTuple):
     slots: tuple[int, ...] = ()
 
 
-def _offsets(addresses: list[int]) -> tuple[int, ...]:
-    return tuple(address - addresses[0] for address in addresses)
-
-
 class Recording(NamedTuple):
     """The steps of a call, for replay(). places: of each result, an input's or a new one's."""
 
     code: Tensor
     launches: Tensor
     places: tuple[int | None, ...]
-    offsets: tuple[int, ...] | None  # of inputs from the first one, where they share memory
+    offsets: tuple[tuple[int, int, int], ...]  # of inputs that share memory: one, another, bytes
     kept: list[Tensor]  # constants that the code has by address
 
     def fits(self, inputs: Sequence[Tensor]) -> bool:
         """Whether tensors of the recorded shapes and strides are placed as recorded."""
-        return self.offsets is None or self.offsets == _offsets([t.data_ptr() for t in inputs])
+        return all(inputs[j].data_ptr() - inputs[i].data_ptr() == n for i, j, n in self.offsets)
 
     def replay(self, inputs: Sequence[Tensor], transport: Tensor) -> list[Tensor | None]:
         """Repeats the call; its results. transport: see src/torch/replay.cpp."""
@@ -107,7 +105,7 @@ class Recording(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    """Sees the operators of a call on `inputs`, and its transfers. `failed`: why it gave up."""
+    """Records the operators of a call on `inputs`, and its transfers. `failed`: why it gave up."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
@@ -117,6 +115,7 @@ class Recorder(TorchDispatchMode):
         self.launches: list[Tensor] = []
         self.kept: list[Tensor] = []
         self.slots: list[_Slot] = []
+        self.whole: set[int] = set()  # the slots that are a result with the view of one
         self.active: list[int] = []  # the slots that have their memory still, the last one first
         self.events = list(range(EVENTS))  # that no transfer has
         self.transfers: list[tuple[object, int, _Step]] = []  # under way: handles, events
@@ -171,7 +170,7 @@ class Recorder(TorchDispatchMode):
     def _see(self, func, args: tuple, kwargs: dict, out: object) -> None:
         if func in _MAKERS:
             _MAKERS[func](self, args, out)
-        elif not any(map(self._is_known, args)):
+        elif not any(map(self._is_known, tree_leaves((args, kwargs)))):
             pass  # of constants, which are kept where a part reads them
         elif (func, len(kwargs)) in _WRITERS:
             _WRITERS[func, len(kwargs)](self, args, out)
@@ -315,8 +314,12 @@ class Recorder(TorchDispatchMode):
 
     def _result(self, number: int, offset: int, view: _View) -> None:
         slot = self.slots[number]
-        if view.dtype == slot.view.dtype and view.bytes() == slot.view.bytes():
+        if (
+            view.dtype == slot.view.dtype and view.bytes() == slot.view.bytes()
+            and not offset and number not in self.whole
+        ):  # fmt: skip
             slot.view = view  # it is allocated so
+            self.whole.add(number)
             self.steps.append(_Step(_RESULT, [number], (number,)))
         else:
             operands = [number, offset // view.dtype.itemsize, *view.numbers()]
@@ -335,11 +338,13 @@ class Recorder(TorchDispatchMode):
                     out += [_FREE, slot]
         return out
 
-    def _offsets(self) -> tuple[int, ...] | None:
-        spans = [(s.begin, s.end) for s in self.slots[: len(self.inputs)]]
-        shared = any(a[0] < b[1] and b[0] < a[1]
-                     for i, a in enumerate(spans) for b in spans[:i])  # fmt: skip
-        return _offsets([begin for begin, _ in spans]) if shared else None
+    def _offsets(self) -> tuple[tuple[int, int, int], ...]:
+        slots = self.slots[: len(self.inputs)]
+        return tuple(
+            (i, j, b.begin - a.begin)
+            for i, a in enumerate(slots) for j, b in enumerate(slots)
+            if i < j and a.begin < b.end and b.begin < a.end
+        )  # fmt: skip
 
 
 # For each operator that makes memory or computes a part: its step.

@@ -4,6 +4,7 @@ import difflib
 import inspect
 import itertools
 import re
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -65,6 +66,19 @@ def raise_if_out_of_memory(error: RuntimeError) -> None:
     except torch.OutOfMemoryError as own:
         raise torch.OutOfMemoryError(f"{text}. {own}") from None
     raise torch.OutOfMemoryError(text) from None
+
+
+def guarded(operator: Callable) -> Callable:
+    """The operator; where it has no memory, torch.OutOfMemoryError is raised."""
+
+    def call(*arguments: object) -> object:
+        try:
+            return operator(*arguments)
+        except RuntimeError as error:
+            raise_if_out_of_memory(error)
+            raise
+
+    return call
 
 
 def refuse_unknown(names: dict[str, object], function: object) -> None:

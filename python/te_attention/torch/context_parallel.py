@@ -368,7 +368,7 @@ def _key(q: Tensor, k: Tensor, v: Tensor, options: dict, how: tuple) -> tuple | 
         torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
         _are_all_deterministic(), q.device, q.dtype, k.dtype, v.dtype,
         q.shape, k.shape, shape_v, q.stride(), k.stride(), v.stride(),
-        (q.data_ptr() | k.data_ptr() | v.data_ptr()) & (ALIGNMENT - 1),
+        q.data_ptr() % ALIGNMENT, k.data_ptr() % ALIGNMENT, v.data_ptr() % ALIGNMENT,
     )  # fmt: skip
     try:
         hash(key)

@@ -15,6 +15,7 @@ from te_attention.torch._cp_problem import Distribution, make_problem
 from te_attention.torch._cp_record import Recorder
 from te_attention.torch._cp_run import Inputs, backward, forward
 from te_attention.torch._cp_transport import LockStep
+from te_attention.torch.context_parallel import _key
 from te_attention.torch.functional import describe
 
 SECONDS = 20.0
@@ -54,7 +55,7 @@ class Mailbox:
 
 
 class Transport:
-    """A rank of a Mailbox. repeats: of how many calls so far no program ran."""
+    """A rank of a Mailbox. posts: the exchanges that a program has asked for."""
 
     def __init__(self, mailbox: Mailbox, rank: int) -> None:
         self.mailbox, self.rank, self.posts = mailbox, rank, 0
@@ -237,6 +238,62 @@ def test_a_recording_of_packed_tensors_fits_no_others() -> None:
     check(ranks, ranks.run(1), 1)
 
 
+def test_packed_tensors_elsewhere_repeat_the_backward_pass() -> None:
+    ranks = Ranks(2, "ring", True)
+    for seed in (1, 2, 3):
+        inputs = [packed(32) for _ in range(2)]
+        ranks.inputs = lambda _, inputs=inputs: inputs
+        gradients = [torch.randn(2, 32, 2, 16).bfloat16() for _ in range(2)]
+        ranks.gradient = lambda rank, _, gradients=gradients: gradients[rank]
+        results = ranks.run(seed)
+        posts = [t.posts for t in ranks.transports]
+        found = ranks.differentiate(results, seed)
+        assert ([t.posts for t in ranks.transports] == posts) == (seed > 2)
+        for got, wanted in zip(found, ranks.expected_gradients(results, seed), strict=True):
+            assert all(map(torch.equal, got[:3], wanted[:3]))
+
+
+def test_a_gradient_that_is_another_input_runs_the_program() -> None:
+    """The inputs without repetitions are as many, and of the same shapes."""
+    ranks = Ranks(2, "ring", True)
+    inputs = ranks.inputs(1)
+    ranks.inputs = lambda _: inputs
+    for which in (0, 0, 0, 2):
+        ranks.gradient = lambda rank, _, which=which: inputs[rank][which]
+        results = ranks.run(1)
+        found = ranks.differentiate(results, 1)
+        for got, wanted in zip(found, ranks.expected_gradients(results, 1), strict=True):
+            assert all(map(torch.equal, got[:3], wanted[:3]))
+
+
+def test_each_address_counts_for_the_key_of_a_call() -> None:
+    """A part reads q and keys of another rank: it does not see the alignment of this rank's k."""
+    memory = torch.empty(3, 1024, dtype=torch.bfloat16)
+    aligned, moved = memory[0, :512].view(1, 16, 2, 16), memory[1, 4:516].view(1, 16, 2, 16)
+    assert _key(aligned, moved, aligned, {}, ()) != _key(moved, aligned, aligned, {}, ())
+
+
+def test_a_recorder_gives_up_where_an_operator_writes_to_a_list() -> None:
+    given = torch.zeros(8)
+    for work in (lambda: torch._foreach_add_([given], 1), lambda: torch.ones(8, out=given)):
+        recorder = Recorder([given])
+        with recorder:
+            work()
+        assert recorder.failed is not None
+
+
+def test_two_views_of_new_memory_keep_their_shapes() -> None:
+    given = torch.arange(6.0).reshape(2, 3)
+    recorder = Recorder([given])
+    with recorder:
+        made = torch.empty(2, 3)
+        made.copy_(given)
+    recording = recorder.finish([made, made.t()])
+    one, other = recording.replay([given], torch.zeros(15, dtype=torch.int64))
+    assert torch.equal(one, given)
+    assert torch.equal(other, given.t())
+
+
 def test_memory_that_is_used_again_is_not_that_of_the_tensor_before() -> None:
     given = torch.zeros(1000)
     recorder = Recorder([given])
@@ -254,12 +311,23 @@ def test_an_error_of_nccl_names_the_function() -> None:
     ranks = Ranks(2, "ring", False)
     for seed in (1, 2):
         ranks.run(seed)
-    fails = MESSAGE(lambda *_: 3)
+    depth = [0]
+
+    def count(change: int):
+        def work() -> int:
+            depth[0] += change
+            return 0
+
+        return GROUP(work)
+
+    fails, start, end = MESSAGE(lambda *_: 3), count(1), count(-1)
     table = ranks.mailbox.table(0)
-    table[1] = ctypes.cast(fails, ctypes.c_void_p).value
+    for place, function in ((0, start), (1, fails), (3, end)):
+        table[place] = ctypes.cast(function, ctypes.c_void_p).value
     recording, inputs = ranks.calls[0].passes[0].recording, ranks.inputs(3)[0]
     with pytest.raises(RuntimeError, match="ncclSend is returning 3; needs 0"):
         recording.replay(inputs, table)
+    assert depth == [0]  # the thread has left the group
     with pytest.raises(RuntimeError, match="transport is 14 numbers; needs 15"):
         recording.replay(inputs, table[1:].clone())
     assert len(FUNCTIONS) + 5 + EVENTS == len(table)
