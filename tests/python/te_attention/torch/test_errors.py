@@ -30,15 +30,9 @@ def test_no_memory_in_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory: 4096 bytes on cpu")
 
-    monkeypatch.setattr("te_attention.torch._autograd._backward", _errors_guard(fail))
+    monkeypatch.setattr("te_attention.torch._autograd._backward", _errors.guarded(fail))
     with pytest.raises(MemoryError, match="4096 bytes"):
         o.sum().backward()
-
-
-def _errors_guard(function: object) -> object:
-    from te_attention.torch._autograd import _guarded
-
-    return _guarded(function)
 
 
 def test_on_a_gpu_it_is_the_error_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
