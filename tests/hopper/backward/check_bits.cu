@@ -1,9 +1,11 @@
 // Tests of src/hopper/backward/ that compare bits: of ragged and padded sequences with dense ones,
 // of parts of the keys with all of them, of numbers of CTAs, and of builds.
+#include <algorithm>
 #include <cmath>
 
 #include "hopper/apart.h"
 #include "hopper/backward/backward_case.h"
+#include "hopper/backward/interleaving.h"
 #include "math/formats.h"
 
 namespace tea::primitives {
@@ -47,16 +49,13 @@ void keep_rows(Tensor& t, int64_t batch, int64_t length) {
         t.memory[t.index(static_cast<int>(batch), h, static_cast<int>(r), d)] = kNaN;
 }
 
-// Whether rows before the diagonal attend to fewer keys. Then the order in which key blocks
-// contribute to dQ depends on which heads and sequences are the last of the batch.
-bool orders_by_batch(const MaskRule& rule) {
-  return rule.window_left == 0 && (rule.causal || rule.window_right > 0);
-}
-// Whether sums of the same terms in two orders can give these, each rounded to bf16.
-bool equal_but_for_order(const std::vector<uint16_t>& x, const std::vector<uint16_t>& y) {
+// Whether sums of the same terms in two orders can give these, each rounded to bf16; compared are
+// elements `begin` to `end` - 1.
+bool equal_but_for_order(const std::vector<uint16_t>& x, const std::vector<uint16_t>& y,
+                         size_t begin, size_t end) {
   float largest = 0;
   for (const uint16_t code : y) largest = std::fmax(largest, std::fabs(bf16_decode(code)));
-  for (size_t i = 0; i < x.size(); ++i) {
+  for (size_t i = begin; i < end; ++i) {
     const float a = bf16_decode(x[i]), b = bf16_decode(y[i]);
     if (!(std::fabs(a - b) <= 0x1p-7f * std::fabs(b) + 0x1p-20f * largest)) return false;
   }
@@ -65,8 +64,9 @@ bool equal_but_for_order(const std::vector<uint16_t>& x, const std::vector<uint1
 
 }  // namespace
 
-// Sequences of one buffer, with gaps between them, give the bits that each gives by itself, except
-// where orders_by_batch() says that dQ is added in another order.
+// Sequences of one buffer, with gaps between them, give the bits that each gives by itself. A
+// sequence by itself begins with the first key block. dQ of those with heads that begin with the
+// last one in the batch (interleaving.h) is the sum of the same terms in another order.
 int check_ragged(int dim, int dim_v, int step) {
   const std::vector<int> lengths = {5, 0, 700, 64, 129, 1, 0, 333, 192, 527, 80};
   std::vector<int> starts;
@@ -113,9 +113,19 @@ int check_ragged(int dim, int dim_v, int step) {
       for (int i = 0; i < 3; ++i)
         copy_rows(one[i], want[i], starts[s] * rows[i], lengths[s] * rows[i]);
     }
-    for (int i = 0; i < 3; ++i)
-      expect(i == 0 && orders_by_batch(c.rule) ? equal_but_for_order(got[i], want[i])
-                                               : got[i] == want[i],
+    namespace backward = hopper::backward;
+    const int parts = backward::group_parts(ragged.f);
+    const auto order = backward::interleave(ragged.f, backward::find_tile(dim, dim_v), parts);
+    const int heads = ragged.f.heads_kv * parts;
+    const size_t reordered = static_cast<size_t>((order.descending_heads + heads - 1) / heads);
+    const auto first = static_cast<size_t>(starts[reordered] * rows[0]);
+    expect(equal_but_for_order(got[0], want[0], 0, first),
+           c.name() + "ragged equals dense but for the order of sums: gradient 0");
+    expect(std::equal(got[0].begin() + static_cast<int64_t>(first), got[0].end(),
+                      want[0].begin() + static_cast<int64_t>(first)),
+           c.name() + "ragged equals dense, bit by bit: gradient 0");
+    for (int i = 1; i < 3; ++i)
+      expect(got[i] == want[i],
              c.name() + "ragged equals dense, bit by bit: gradient " + std::to_string(i));
   }
   return report("ragged", dim, dim_v);
