@@ -1,5 +1,5 @@
 // Repeats what a rank that shares sequences does in a call: memory, attention, copies and NCCL's
-// transfers, as python/te_attention/torch/_cp_record.py has written them down. The host's time is
+// transfers, as python/te_attention/torch/_cp_record.py has recorded them. The host's time is
 // that of the launches: neither Python nor torch.distributed has a part in it.
 #include <torch/csrc/stable/ops.h>
 

@@ -1,8 +1,8 @@
-"""Writes down what a rank does in a call, so that equal calls repeat it without Python.
+"""Records what a rank does in a call, so that equal calls repeat it without Python.
 
 The program of a rank (_cp_run.py) does the same each time that shapes, strides and options are the
 same: it allocates, computes parts, copies, and begins and awaits transfers. In one call a Recorder
-sees all of this. src/torch/replay.cpp repeats it, with the memory of the call at hand.
+records all of these. src/torch/replay.cpp repeats it, with the memory of the call at hand.
 """
 
 import struct
@@ -42,7 +42,7 @@ _replay = guarded(OPS.replay.default._op)
 
 
 class Unrecordable(Exception):  # noqa: N818 (no error: the call goes on)
-    """A call does something that is not written down."""
+    """A call does something that cannot be recorded."""
 
 
 class _View(NamedTuple):
@@ -164,10 +164,10 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self._attempt(lambda: self._see(func, args, kwargs or {}, out))
+        self._attempt(lambda: self._record_operator(func, args, kwargs or {}, out))
         return out
 
-    def _see(self, func, args: tuple, kwargs: dict, out: object) -> None:
+    def _record_operator(self, func, args: tuple, kwargs: dict, out: object) -> None:
         if func in _MAKERS:
             _MAKERS[func](self, args, out)
         elif not any(map(self._is_known, tree_leaves((args, kwargs)))):
@@ -246,7 +246,7 @@ class Recorder(TorchDispatchMode):
         self.launches.append(launch)
         self.steps.append(_Step(_LAUNCH, operands, tuple(slots - {CONSTANT})))
 
-    def saw(self, request: object, answer: object) -> None:
+    def record_request(self, request: object, answer: object) -> None:
         """A request that a program has yielded, and the answer, of an exchange its handle."""
         if request is MARK:
             self.steps.append(_Step(_MARK, []))

@@ -21,7 +21,7 @@ _guards: dict[str, Guard] = {}  # by the names of groups
 def drive(
     program: Program, transport: "GroupTransport", recorder: Recorder | None = None
 ) -> object:
-    """Runs a program to its end; returns its result. recorder: writes down what it does."""
+    """Runs a program to its end; returns its result. recorder: of what it does."""
     value, seen = None, nullcontext() if recorder is None else recorder
     with transport.driven():
         while True:
@@ -37,7 +37,7 @@ def drive(
             else:
                 value = request.wait()
             if recorder is not None:
-                recorder.saw(request, value)
+                recorder.record_request(request, value)
 
 
 class _Done:

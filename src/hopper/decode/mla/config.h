@@ -13,7 +13,7 @@ inline constexpr BlockShape kBlockShape = {.keys = 64, .min_share = 4, .even_sha
 inline constexpr int64_t kMaxRows = 1024;
 
 // The descriptor of a tile of which several CTAs have computed parts, written by the CTA with the
-// last part. The other parts are in the slots of preceding CTAs, `tiles_at_once` apart.
+// last part. The other parts are in the slots of preceding CTAs, every `tiles_at_once`-th one.
 struct DividedTile {
   int batch, tile;
   int cta, parts;  // no parts: the CTA has no last part of a divided tile
