@@ -105,7 +105,7 @@ struct Combine {
   TEA_DEVICE int find_tiles(int first_cta) const {
     DividedTile tile = {};
     if (first_cta + thread() < p.ctas) {
-      const int4 x = __ldcg(reinterpret_cast<const int4*>(p.notes + first_cta + thread()));
+      const int4 x = __ldcg(reinterpret_cast<const int4*>(p.divided_tiles + first_cta + thread()));
       tile = {x.x, x.y, x.z, x.w};
     }
     const uint32_t found = __ballot_sync(0xffffffff, tile.parts > 0);

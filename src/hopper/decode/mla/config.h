@@ -22,11 +22,12 @@ struct DividedTile {
 // tile, and for one that does not. A slot has the unnormalised O of a tile, row by row, and the
 // maximum and the sum of each row.
 inline constexpr int64_t kSlotFloats = slot_floats(kBlockM, kDimV);
-inline int64_t note_bytes(int ctas) {
+inline int64_t divided_tile_bytes(int ctas) {
   return (int64_t{ctas} * int64_t{sizeof(DividedTile)} + 2047) / 2048 * 2048;
 }
 inline uint64_t workspace_bytes(int ctas) {
-  return ctas < 2 ? 0 : static_cast<uint64_t>(note_bytes(ctas) + 2 * ctas * kSlotFloats * 4);
+  return ctas < 2 ? 0
+                  : static_cast<uint64_t>(divided_tile_bytes(ctas) + 2 * ctas * kSlotFloats * 4);
 }
 
 inline bool serves_dims(int64_t dim_qk, int64_t dim_v) {

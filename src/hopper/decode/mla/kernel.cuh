@@ -39,17 +39,17 @@ struct Kernel {
       if (threadIdx.x == 0) s.work.next(p);
       sync_consumers();
     }
-    if (p.notes && threadIdx.x == 0) note_divided_tile(p, s.work);
+    if (p.divided_tiles && threadIdx.x == 0) write_divided_tile(p, s.work);
   }
   // The item is the CTA's last one, the only one that may be the end of a divided tile.
-  static TEA_DEVICE void note_divided_tile(const LaunchParams& p,
-                                           const WorkCursor<kBlockShape>& work) {
+  static TEA_DEVICE void write_divided_tile(const LaunchParams& p,
+                                            const WorkCursor<kBlockShape>& work) {
     const WorkItem& item = work.item;
     const int cta = static_cast<int>(blockIdx.x);
-    DividedTile note = {};
+    DividedTile tile = {};
     if (item.ends_tile() && !item.begins_tile())
-      note = {item.batch, item.tile, cta, find_other_parts(p, work).count + 1};
-    p.notes[cta] = note;
+      tile = {item.batch, item.tile, cta, find_other_parts(p, work).count + 1};
+    p.divided_tiles[cta] = tile;
   }
 
   // The part that does not depend on the predecessor.
@@ -76,7 +76,7 @@ struct Kernel {
     const bool is_producer = threadIdx.x >= kConsumerThreads;
     if (!work.has_work()) {
       if (!is_producer) fill(p.args);
-      if (p.notes && threadIdx.x == 0) p.notes[blockIdx.x] = {};
+      if (p.divided_tiles && threadIdx.x == 0) p.divided_tiles[blockIdx.x] = {};
     } else if (is_producer) {
       warpgroup_reg_dealloc<kProducerRegisters>();
       Loader{p, s}.run(work);

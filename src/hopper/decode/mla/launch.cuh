@@ -62,15 +62,16 @@ Outcome launch(const KernelParams& params, cudaStream_t stream) {
   config.gridDim = std::max(1, num_ctas(kBlockShape, a, p.tiles, at_once, max_ctas));
   p.ctas = static_cast<int>(config.gridDim.x);
   if (may_divide_tiles<kBlockShape>(p, p.ctas)) {
-    p.notes = static_cast<DividedTile*>(a.workspace);
-    p.slots = reinterpret_cast<float*>(static_cast<char*>(a.workspace) + note_bytes(p.ctas));
+    p.divided_tiles = static_cast<DividedTile*>(a.workspace);
+    p.slots =
+        reinterpret_cast<float*>(static_cast<char*>(a.workspace) + divided_tile_bytes(p.ctas));
   }
   config.blockDim = kThreads;
   config.dynamicSmemBytes = sizeof(SharedStorage), config.stream = stream;
   void* arguments[] = {&p};
   const cudaError_t code = launch_dependent(kernel, config, arguments, true);
   if (code != cudaSuccess) return failure(code, "the launch of the MLA kernel");
-  return p.notes ? launch_combine<kType>(p, sms, stream) : Outcome{};
+  return p.divided_tiles ? launch_combine<kType>(p, sms, stream) : Outcome{};
 }
 
 }  // namespace tea::hopper::decode::mla

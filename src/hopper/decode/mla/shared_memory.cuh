@@ -51,7 +51,7 @@ struct LaunchParams : KernelParams {
   bool gathers;  // rows by cp.async instead of boxes by TMA
   bool shares_kv;
   int ctas;
-  DividedTile* notes;  // null if no tile is divided
+  DividedTile* divided_tiles;  // null if no tile is divided
 
   TEA_DEVICE int head_kv(const WorkItem& item) const { return item.tile / row_tiles; }
   TEA_DEVICE int first_row(const WorkItem& item) const { return item.tile % row_tiles * kBlockM; }
