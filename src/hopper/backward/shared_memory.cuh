@@ -41,9 +41,7 @@ struct Traits {
     // From the consumers to the store warps: units of dQ, and of dV and dK if groups have parts.
     alignas(1024) uint8_t staging[kStagingStages][kUnitBytes];
     alignas(16) RowTerms terms[kQStages][kBlockM];
-    // Of `score` and of `gradient` (init_selectors). compute-sanitizer takes the repeated 128 bytes
-    // of an operand for 2048: there must be as many behind them.
-    alignas(16) RowTerms selectors[2][8];
+    alignas(16) RowTerms selectors[2][8];  // of `score` and of `gradient` (init_selectors)
     // Of each postprocess warp: two pieces of a unit, and the description of the unit.
     alignas(16) float pieces[kPostprocessWarps][2][16 * 32];
     CompletedPair units[kPostprocessWarps];
@@ -57,6 +55,10 @@ struct Traits {
     int window[32];  // the scheduler warp's: keys of the sequences that it searches
   };
   static_assert(sizeof(SharedStorage) <= 227 * 1024, "the shared memory of a CTA on sm_90");
+  // compute-sanitizer expects 16 columns of two bytes for each row of an operand, also where fewer
+  // repeat: 64 rows of selectors, kBlockM rows of terms. Without `pieces` behind them it would
+  // report reads beyond the shared memory, which do not happen.
+  static_assert(sizeof(SharedStorage::pieces) >= kBlockM * 16 * 2);
 
   // Slabs that hold any of the first `dim` elements of a row.
   static TEA_DEVICE int num_slabs(int dim) { return (dim + kSlabDim - 1) / kSlabDim; }
