@@ -17,6 +17,9 @@ struct Apart {
 };
 
 inline char work_at_hand[256] = "nothing noted";
+inline unsigned time_limit = 0;  // seconds between two waits for the device; 0: none
+
+inline void restart_limit() { alarm(time_limit); }
 
 // The name in the message of the time limit.
 inline void note_work(const std::string& what) {
@@ -31,16 +34,18 @@ inline void say_late(int) {
   _exit(128 + SIGALRM);
 }
 
-// Starts `work` in a child that is ended after `seconds` (0: never). The caller must not have
-// touched the device.
+// Starts `work` in a child that is ended `seconds` after it began or last waited for the device
+// successfully (0: never): so long only a kernel that hangs takes, however many groups share the
+// device. The caller must not have touched the device.
 template <class Work>
-Apart start_apart(const std::string& name, int seconds, Work&& work) {
+Apart start_apart(const std::string& name, unsigned seconds, Work&& work) {
   fflush(stdout);
   const pid_t child = fork();
   if (child != 0) return {name, child};
   setvbuf(stdout, nullptr, _IOLBF, 0);  // what a child said survives its end
   signal(SIGALRM, say_late);
-  alarm(static_cast<unsigned>(seconds));
+  time_limit = seconds;
+  restart_limit();
   exit(work());
 }
 

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "hopper/apart.h"
+
 namespace tea::primitives {
 
 inline int passed = 0, failed = 0;
@@ -22,7 +24,7 @@ inline void expect(bool ok, const std::string& what) {
 // Waits for the device; a failed launch or a fault ends the process, since nothing works after it.
 inline void finish(const std::string& what) {
   const cudaError_t launch = cudaGetLastError(), run = cudaDeviceSynchronize();
-  if (launch == cudaSuccess && run == cudaSuccess) return;
+  if (launch == cudaSuccess && run == cudaSuccess) return restart_limit();
   printf("FAILED %s: %s\n%d passed, %d failed and the rest of the group not run\n", what.c_str(),
          cudaGetErrorString(launch != cudaSuccess ? launch : run), passed, failed + 1);
   exit(1);

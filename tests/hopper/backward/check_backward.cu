@@ -13,7 +13,7 @@
 namespace tea::primitives {
 namespace {
 
-constexpr int kSeconds = 150;  // for a group: a kernel that hangs is ended, and its case named
+constexpr unsigned kSeconds = 150;  // a kernel that hangs is ended, and its case named
 
 // The largest error of sampled rows and keys, in bounds; more than 2 fails.
 class Comparison {

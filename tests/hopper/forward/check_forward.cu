@@ -17,7 +17,7 @@
 namespace tea::primitives {
 namespace {
 
-constexpr int kSeconds = 150;  // for a group: a kernel that hangs is ended, and its case named
+constexpr unsigned kSeconds = 150;  // a kernel that hangs is ended, and its case named
 
 Outcome run(const Case& c, Data& x) {
   const Launchable on_device(c, x);
