@@ -27,7 +27,8 @@ build: build/release/build.ninja ## Build the library, the tool, the examples an
 test: build/python.ok build ## Build, then run every test (TESTS=regex: only those that match)
 	@ctest --preset release --progress -R '$(TESTS)'
 
-test-gpu: build ## Build, then run every test that needs a GPU (fails where there is none)
+test-gpu: build/release/build.ninja ## Build, then run every test that needs a GPU (fails where there is none)
+	@cmake --build build/release --target all gpu_test_programs -- $(ninja_flags)
 	@python3 tools/test_gpu.py build/release
 
 large: build/release/build.ninja ## Tests of tensors beyond 2^31 elements (14 GiB) and long fuzzing

@@ -5,12 +5,13 @@ usage: test_gpu.py BUILD [--draws N] [--log FOLDER] [--jobs N] [ROW...]
 
 BUILD is a build folder with device code. Rows are named in the summary; none means all of them,
 those of several GPUs only where there are as many.
-N rows (4) run side by side, and the summary has them as they end. Each row's output and
-summary.jsonl are in FOLDER (BUILD/test-gpu unless given).
+N rows (4 for each GPU) run side by side, spread over the GPUs, and the summary has them as they
+end. Each row's output and summary.jsonl are in FOLDER (BUILD/test-gpu unless given).
 Exit code 0 only if every row passed; a machine without a GPU is a failure, not a pass.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -31,9 +33,14 @@ MATRIX_OF = {"racecheck": "--gtest_filter=Races.*"}  # the other tools: MATRIX
 ENGINE_KERNEL = re.compile(r"8portable|6hopper|5cudnn")
 # Runs of a perturbed program, of eight launches per case, each of which sleeps elsewhere.
 PERTURBED = {"forward": 8, "backward": 3}
-BUILDING = threading.Lock()  # rows that build share one build folder
 PRINTED = 10_000  # findings of a tool at most: what is allowed alone can be more than its 100
-PYTESTS = 4  # rows that share the Python tests, each a process: most of it is PyTorch on one core
+PYTESTS = 8  # rows that share the Python tests, each a process: most of it is PyTorch on one core
+JAX_PROCESSES = 4  # that share the cases of a row
+ROWS_OF_A_GPU = CORES_OF_A_ROW = 4  # with which every row ends well within its limit
+# The name of a failed case: te-attn fuzz, the kit, GoogleTest, pytest, the programs of Hopper.
+FAILED_CASE = re.compile(
+    r"^ *(seed \d+ .*|reproduce: .*|\[  FAILED  \] \w+\.\w+.*|FAILED.*)$", re.MULTILINE
+)
 JAX_TESTS = (
     ROOT / "tests/python/te_attention/jax",
     ROOT / "tests/python/te_attention_transformer_engine/transformer_engine/jax",
@@ -49,9 +56,13 @@ class RowError(Exception):
 class Suite:
     """The programs of one build, and the log of a row."""
 
-    def __init__(self, build: Path, log: Path, draws: int, row: str) -> None:
-        """`draws`: random cases of the row fuzz; other rows take a share of them."""
+    def __init__(self, build: Path, log: Path, draws: int, row: str, patience: float = 1) -> None:
+        """`draws`: random cases of the row fuzz; other rows take a share of them.
+
+        `patience`: how many times its limit a command may take, since other rows run.
+        """
         self.build, self.log, self.draws, self.row = build, log, draws, row
+        self.patience, self.gpus = patience, ""  # all of the machine's unless main() says which
         log.mkdir(parents=True, exist_ok=True)
 
     def program(self, path: str) -> Path:
@@ -61,9 +72,10 @@ class Suite:
             raise RowError(f"{program} was not built (needs nvcc: TE_ATTENTION_CUDA=ON)")
         return program
 
-    def run(self, command: list, limit: int) -> str:
+    def run(self, command: list, limit: float) -> str:
         """The output of a command that must end with code 0."""
-        log = self.log / f"{self.row}.txt"
+        log, limit = self.log / f"{self.row}.txt", limit * self.patience
+        gpus = {"CUDA_VISIBLE_DEVICES": self.gpus} if self.gpus else {}
         with log.open("a") as out:
             out.write(f"$ {' '.join(map(str, command))}\n")
             out.flush()
@@ -76,12 +88,14 @@ class Suite:
                     timeout=limit,
                     check=False,
                     cwd=self.log,
+                    env=os.environ | gpus,
                 )
             except subprocess.TimeoutExpired:
-                raise RowError(f"not ready after {limit} s: {log}") from None
+                raise RowError(f"not ready after {limit:.0f} s: {log}") from None
         text = log.read_bytes()[begin:].decode(errors="replace")
         if done.returncode:
-            raise RowError(f"exit code {done.returncode}: {log}")
+            cases = [case[:400] for case in FAILED_CASE.findall(text)[:2]]
+            raise RowError("; ".join([f"exit code {done.returncode}", *cases, str(log)]))
         return text
 
     def tests(self, filter_: str, limit: int = 200) -> str:
@@ -137,17 +151,14 @@ class Suite:
 
     def hopper(self, direction: str) -> str:
         """The Hopper kernels of one direction without the library."""
-        return last(self.run([self.program(f"tests/hopper/hopper_check_{direction}")], 200))
+        return last(self.run([self.program(f"tests/hopper/hopper_check_{direction}")], 400))
 
     def perturbed(self, direction: str) -> str:
         """Whether Hopper kernels compute the same bits where their roles sleep at random."""
         plain_program = f"hopper_check_{direction}"
-        perturbed_program = f"{plain_program}_perturbed"
-        with BUILDING:
-            self.run(["cmake", "--build", self.build, "--target", perturbed_program], 500)
         count, runs = PERTURBED[direction], []
-        for program in (plain_program, *[perturbed_program] * count):
-            text = self.run([self.program(f"tests/hopper/{program}"), 1, "digests"], 100)
+        for program in (plain_program, *[f"{plain_program}_perturbed"] * count):
+            text = self.run([self.program(f"tests/hopper/{program}"), 1, "digests"], 200)
             runs.append(sorted(re.findall(r"^digest (.*) (\w{16})$", text, re.MULTILINE)))
         plain = runs[0]
         if not plain or len(dict(plain)) != len(plain):
@@ -212,7 +223,7 @@ class Suite:
     def jax_draws(self, *arguments: str) -> str:
         """Cases through te_attention.jax against the oracle; most of their time is compilation."""
         command = [*self.jax_python(), ROOT / "tests/python/jax_draws.py", *arguments]
-        return last(self.run([*command, "--jobs", str(PYTESTS), "--limit", "500"], 560))
+        return last(self.run([*command, "--jobs", str(JAX_PROCESSES), "--limit", "500"], 560))
 
     def jax_devices(self, parts: str) -> str:
         """Parts of context parallelism of JAX, over two GPUs of one process."""
@@ -238,6 +249,7 @@ def pythons() -> list[str]:
     return [python for python in (environment, sys.executable) if Path(python).is_file()]
 
 
+@functools.cache
 def torch_python() -> str:
     """A Python that has pytest and torch 2.10 or later."""
     wants = (
@@ -250,6 +262,7 @@ def torch_python() -> str:
     raise RowError("no Python here has pytest and torch 2.10 or later")
 
 
+@functools.cache
 def jax_python() -> str:
     """A Python that has pytest and jax on a GPU."""
     wants = "import pytest, jax; assert jax.default_backend() == 'gpu'"
@@ -349,46 +362,46 @@ def last(text: str) -> str:
 
 # Begun in this order: the longest first, or the end would wait for them.
 ROWS = {
+    "jax-devices": lambda s: s.jax_devices("bits,messages,results"),
+    "jax-devices-grid": lambda s: s.jax_devices("grid"),
     "coverage": Suite.coverage,
-    "racecheck": functools.partial(Suite.sanitize, tool="racecheck"),
-    "problems": lambda s: s.tests("Problems.*", 200),
-    **{
-        f"pytest-{n}": functools.partial(Suite.pytest, share=f"{n}/{PYTESTS}")
-        for n in range(1, PYTESTS + 1)
-    },
-    # A process of its own: files of the two folders have the same names.
-    "pytest-torch": functools.partial(Suite.pytest, share="1/1", folder="tests/torch"),
-    "jax-draws": lambda s: s.jax_draws("1000"),
-    "jax-problems": lambda s: s.jax_draws("100000", "--problems"),
+    "problems": lambda s: s.tests("Problems.*", 300),
+    "fuzz-decoding": lambda s: s.fuzz_some("--decoding"),
+    "invariance": lambda s: s.tests("Invariance.*", 400),
     "jax": Suite.jax,
-    "large": lambda s: s.tests("*Large.*"),
+    "jax-problems": lambda s: s.jax_draws("100000", "--problems"),
+    "jax-draws": lambda s: s.jax_draws("1000"),
     **{
         f"hopper-{direction}": functools.partial(Suite.hopper, direction=direction)
         for direction in PERTURBED
     },
+    **{
+        f"pytest-{n}": functools.partial(Suite.pytest, share=f"{n}/{PYTESTS}")
+        for n in range(1, PYTESTS + 1)
+    },
+    "fuzz-training": lambda s: s.fuzz_some("--training"),
+    "fuzz-parts": lambda s: s.fuzz_some("--parts"),
+    "fuzz-others": Suite.fuzz_others,
+    "large": lambda s: s.tests("*Large.*"),
+    "racecheck": functools.partial(Suite.sanitize, tool="racecheck"),
     "hopper-perturbed": functools.partial(Suite.perturbed, direction="forward"),
     "hopper-backward-perturbed": functools.partial(Suite.perturbed, direction="backward"),
-    "fuzz-others": Suite.fuzz_others,
-    "fuzz-parts": lambda s: s.fuzz_some("--parts"),
-    "fuzz-decoding": lambda s: s.fuzz_some("--decoding"),
-    "fuzz-training": lambda s: s.fuzz_some("--training"),
-    "fuzz": Suite.fuzz,
-    "first-call": lambda s: s.tests("FirstCall.*", 60),
-    "device": lambda s: s.tests("Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*", 100),
-    "graphs": lambda s: s.tests("*Graph.*"),
-    "reruns": lambda s: s.tests("Reruns.*"),
-    "invariance": lambda s: s.tests("Invariance.*", 400),
+    # A process of its own: files of the two folders have the same names.
+    "pytest-torch": functools.partial(Suite.pytest, share="1/1", folder="tests/torch"),
     "other": lambda s: s.tests(
         "-FirstCall.*:Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*:Problems.*:*Graph.*:"
         "Reruns.*:*Large.*:Sanitized.*:Races.*:Invariance.*"
     ),
+    "fuzz": Suite.fuzz,
+    "device": lambda s: s.tests("Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*", 100),
+    "graphs": lambda s: s.tests("*Graph.*"),
     **{
         tool: functools.partial(Suite.sanitize, tool=tool)
         for tool in ("memcheck", "initcheck", "synccheck")
     },
+    "first-call": lambda s: s.tests("FirstCall.*", 60),
     "hopper-primitives": lambda s: last(s.run([s.program("tests/hopper/hopper_primitives")], 60)),
-    "jax-devices": lambda s: s.jax_devices("bits,messages,results"),
-    "jax-devices-grid": lambda s: s.jax_devices("grid"),
+    "reruns": lambda s: s.tests("Reruns.*"),
 }
 GPUS = {"jax-devices": 2, "jax-devices-grid": 2}  # that a row needs; 1 where nothing is said
 
@@ -412,37 +425,82 @@ def outcome(suite: Suite) -> dict:
     return {"row": suite.row, "verdict": verdict, "seconds": seconds, "detail": detail}
 
 
+class Places:
+    """Where rows run: so many on each GPU."""
+
+    def __init__(self, gpus: list[str], on_each: int) -> None:
+        """`gpus`: as in CUDA_VISIBLE_DEVICES."""
+        self.free, self.change = dict.fromkeys(gpus, on_each), threading.Condition()
+
+    @contextlib.contextmanager
+    def on(self, count: int) -> Iterator[str]:
+        """A place on each of `count` GPUs, those with the most that are free."""
+
+        def with_a_place() -> list[str]:
+            gpus = [gpu for gpu, places in self.free.items() if places]
+            return sorted(gpus, key=self.free.get, reverse=True)
+
+        with self.change:
+            self.change.wait_for(lambda: len(with_a_place()) >= count)
+            taken = with_a_place()[:count]
+            for gpu in taken:
+                self.free[gpu] -= 1
+        try:
+            yield ",".join(sorted(taken))
+        finally:
+            with self.change:
+                for gpu in taken:
+                    self.free[gpu] += 1
+                self.change.notify_all()
+
+
+def outcomes(suites: list[Suite], gpus: list[str], jobs: int) -> Iterator[dict]:
+    """Runs `jobs` rows at once, since most keep the CPU busy; yields each one's fact at its end."""
+    places = Places(gpus, -(-jobs // len(gpus)))
+
+    def run(suite: Suite) -> dict:
+        with places.on(min(GPUS.get(suite.row, 1), len(gpus))) as suite.gpus:
+            return outcome(suite)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in as_completed([pool.submit(run, suite) for suite in suites]):
+            yield done.result()
+
+
 def main() -> None:
-    """Runs the rows that were asked for, some side by side: most keep the CPU busy."""
+    """Runs the rows that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=Path)
     parser.add_argument("--draws", type=int, default=20000)
     parser.add_argument("--log", type=Path)
-    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--jobs", type=int)
     parser.add_argument("rows", nargs="*")
     options = parser.parse_intermixed_args()
     unknown = set(options.rows) - set(ROWS)
     if unknown:
         parser.error(f"rows {sorted(unknown)}: need some of {', '.join(ROWS)}")
-    gpus = gpu_names()
-    if not gpus:
+    names = gpu_names()
+    if not names:
         sys.exit("test-gpu: FAILED: this machine has no GPU (nvidia-smi shows none)")
     log = (options.log or options.build / "test-gpu").resolve()
     if log.exists() and any(log.iterdir()) and not (log / "summary.jsonl").exists():
         parser.error(f"--log {log}: holds files of others; needs a new folder or an earlier log")
     shutil.rmtree(log, ignore_errors=True)
-    print(f"{gpus[0]}, {os.cpu_count()} cores, cuDNN: {prefer_cudnn_of_torch()}", flush=True)
+    chosen, cores = os.environ.get("CUDA_VISIBLE_DEVICES"), os.cpu_count() or 1
+    gpus = chosen.split(",") if chosen else [str(number) for number in range(len(names))]
+    jobs = options.jobs or ROWS_OF_A_GPU * len(gpus)
+    patience = max(1, jobs / len(gpus) / ROWS_OF_A_GPU, jobs * CORES_OF_A_ROW / cores)
+    print(f"{len(gpus)} x {names[0]}, {cores} cores, {jobs} rows at a time", end="")
+    print(f", cuDNN: {prefer_cudnn_of_torch()}", flush=True)
     rows = options.rows or default_rows(len(gpus))
-    suites = [Suite(options.build.resolve(), log, options.draws, row) for row in rows]
+    suites = [Suite(options.build.resolve(), log, options.draws, row, patience) for row in rows]
     failed, begin = [], time.perf_counter()
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for done in as_completed([pool.submit(outcome, suite) for suite in suites]):
-            fact = done.result()
-            if fact["verdict"] != "ok":
-                failed.append(fact["row"])
-            print("  {row:15} {verdict:7} {seconds:6.1f} s  {detail}".format(**fact), flush=True)
-            with (log / "summary.jsonl").open("a") as file:
-                file.write(json.dumps(fact) + "\n")
+    for fact in outcomes(suites, gpus, jobs):
+        if fact["verdict"] != "ok":
+            failed.append(fact["row"])
+        print("  {row:15} {verdict:7} {seconds:6.1f} s  {detail}".format(**fact), flush=True)
+        with (log / "summary.jsonl").open("a") as file:
+            file.write(json.dumps(fact) + "\n")
     took = time.perf_counter() - begin
     print(f"test-gpu: {'FAILED: ' + ', '.join(failed) if failed else 'all passed'}, {took:.0f} s")
     sys.exit(bool(failed))

@@ -210,7 +210,6 @@ class Rows(unittest.TestCase):
         self.fails("all tests did not run", self.suite.coverage)
 
     def test_perturbed_compares_every_run_with_the_plain_build(self):
-        self.program("cmake", "")
         self.program("tests/hopper/hopper_check_forward", "print('digest d64 ' + '1' * 16)")
         count = self.folder / "count"
         count.write_text("")
@@ -245,6 +244,21 @@ class Rows(unittest.TestCase):
         self.te_attn("", refused=0)
         self.fails("no engine of the GPU accepts", self.suite.fuzz_others)
 
+    def test_a_draw_that_failed_is_in_the_summary(self):
+        """Only the log had it, which was on a machine that was given back."""
+        self.program(
+            "te-attn",
+            "print('seed 5 (te-attn check --replay 5)\\n  o[0]: 1, not 2\\n  reproduce: te-attn"
+            ' check "dim_qk=8"\\n1 of 8 cases failed, 0 refused\')\nsys.exit(1)',
+        )
+        self.fails('code 1; seed 5 .*; reproduce: te-attn check "dim_qk=8"; /', self.suite.fuzz)
+
+    def test_limits_grow_with_the_load(self):
+        self.program("slow", "import time\ntime.sleep(1)\nprint('done')")
+        self.fails("not ready after 0 s", self.suite.run, [self.folder / "slow"], 0.1)
+        self.suite.patience = 600
+        self.assertEqual(self.suite.run([self.folder / "slow"], 0.1), "done\n")
+
     def test_pytest_counts_what_passed(self):
         for path in (
             "src/torch/libte_attention_torch.so",
@@ -274,6 +288,49 @@ class Rows(unittest.TestCase):
         self.assertIn("fuzz 1 --parts --engine one", (self.folder / "few/row.txt").read_text())
         self.te_attn("one: accepts\n", refused=2)
         self.fails("no case ran", self.suite.fuzz_others)
+
+    def gpus_seen(self, rows: list[str], gpus: list[str], jobs: int) -> dict[str, str]:
+        """By the programs of rows, all of which have begun before one ends if `jobs` are as many.
+
+        The row "two" needs two GPUs.
+        """
+        self.program("gpus", "import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])")
+        meet = threading.Barrier(min(jobs, len(rows)), timeout=30)
+
+        def row(suite: test_gpu.Suite) -> str:
+            if jobs == len(rows):
+                meet.wait()
+            return test_gpu.last(suite.run([self.folder / "gpus"], 30))
+
+        suites = [test_gpu.Suite(self.folder, self.folder / "log", 8, name) for name in rows]
+        with (
+            mock.patch.object(test_gpu, "ROWS", dict.fromkeys(rows, row)),
+            mock.patch.object(test_gpu, "GPUS", {"two": 2}),
+        ):
+            facts = list(test_gpu.outcomes(suites, gpus, jobs))
+        return {fact["row"]: fact["detail"] for fact in facts}
+
+    def test_rows_are_spread_over_the_gpus(self):
+        seen = self.gpus_seen([*"abcd"], ["0", "3"], 4)
+        self.assertEqual(sorted(seen.values()), ["0", "0", "3", "3"])
+
+    def test_a_row_of_two_gpus_takes_a_place_on_each(self):
+        seen = self.gpus_seen(["two", *"abc"], ["0", "3", "5"], 4)
+        places = ",".join(seen.values()).split(",")
+        self.assertEqual(sorted(places.count(gpu) for gpu in "035"), [1, 2, 2])
+        seen = self.gpus_seen(["two", "a"], ["0", "3"], 1)
+        self.assertEqual(seen["two"], "0,3")
+
+    def test_rows_wait_for_a_free_place(self):
+        self.assertEqual(self.gpus_seen([*"abc"], ["2"], 1), dict.fromkeys("abc", "2"))
+        places = test_gpu.Places(["2"], 1)
+        with places.on(1):
+            late = threading.Thread(target=lambda: places.on(1).__enter__(), daemon=True)
+            late.start()
+            late.join(0.2)
+            self.assertTrue(late.is_alive())
+        late.join(30)
+        self.assertFalse(late.is_alive())
 
 
 class Summary(unittest.TestCase):
