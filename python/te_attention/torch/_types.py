@@ -4,7 +4,6 @@ import numbers
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 _NUMBER = (numbers.Real, Tensor, torch.SymInt, torch.SymFloat)
 _INTEGER = (numbers.Integral, Tensor, torch.SymInt)
@@ -85,6 +84,11 @@ def check_slopes(alibi: object) -> None:
 
 def refuse_causal_bias(bias: object) -> None:
     """Raises for PyTorch's causal biases, whose memory holds no values."""
+    if type(bias) in (Tensor, torch.nn.Parameter):
+        return
+    # Imported here, because the module imports torch._dynamo, which takes most of a second.
+    from torch.nn.attention.bias import CausalBias, CausalVariant
+
     if isinstance(bias, CausalBias):
         word = "causal" if bias.variant == CausalVariant.UPPER_LEFT else "causal_bottom_right"
         raise TypeError(f"bias is a CausalBias; needs numbers: use mask={word!r}")

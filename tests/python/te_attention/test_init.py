@@ -31,3 +31,11 @@ def test_help_shows_what_callers_may_pass() -> None:
     assert "mask:" in text
     for hidden in ("_finish", "unknown"):
         assert hidden not in text.split("softmax(scale")[0]
+
+
+def test_importing_the_front_end_imports_no_compiler() -> None:
+    program = (
+        "import sys, te_attention.torch as tea, torch; q = torch.zeros(1, 1, 8, 8); "
+        "tea.attention(q, q, q, bias=torch.zeros(8, 8)); print('torch._dynamo' in sys.modules)"
+    )
+    assert run(program) == "False\n"  # it takes eight times as long as the front end
