@@ -461,7 +461,7 @@ void fused_forward(Stack& stack) {
   if (has_bias) refuse("attn_bias", "a tensor", "None (te_attention.torch.attention takes a bias)");
   if (dropout != 0)
     refuse("dropout_p", std::to_string(dropout), "0 (te_attention.torch.attention has dropout)");
-  if (debug) refuse("return_debug_mask", "True", "False: no mask is stack memory");
+  if (debug) refuse("return_debug_mask", "True", "False: no mask is stored");
   Call call(arguments);
   const auto [o, lse] = Results(call);
   // The results that this signature does not have, cumulative lengths, random state and a debug
@@ -479,7 +479,13 @@ void fused_backward(Stack& stack) {
   stack.integer(), stack.integer(), stack.number();  // the bounds of the lengths, dropout
   const bool causal = stack.flag();
   const Tensor seed = stack.tensor(), offset = stack.tensor();
-  const Arguments arguments = minimal_arguments(q, k, v, causal, stack.maybe_number());
+  const std::optional<double> scale = stack.maybe_number();
+  if (!dout.defined()) {  // a later node of the graph had no gradient for O
+    const Tensor none;
+    stack.give(none, none, none, none);
+    return;
+  }
+  const Arguments arguments = minimal_arguments(q, k, v, causal, scale);
   const Gradients out = Gradients::like(arguments);
   Call call(arguments);
   differentiate({dout, std::nullopt, o, lse, false, false}, arguments, call, out);

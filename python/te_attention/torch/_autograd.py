@@ -250,7 +250,8 @@ def run_minimal(
             and k.storage_offset() == v.storage_offset()
             # Subclasses and modes, such as FLOP counters, know the operators of te_attention.
             and (type(q) is Tensor and not _active_modes())
-            and not (q.is_cuda and q.numel() + k.numel() + v.numel() > SMALL)
+            # Other devices, such as meta, have no kernel of PyTorch's operator.
+            and (q.is_cpu or (q.is_cuda and q.numel() + k.numel() + v.numel() <= SMALL))
         ):
             if scale is None and mask == "none":
                 return _fused(q, k, v)[0]
