@@ -30,6 +30,7 @@ class PreparedAttention:
 
     __slots__ = (
         "_differentiable",
+        "_is_deterministic",
         "_is_minimal",
         "_names",
         "_options",
@@ -46,6 +47,7 @@ class PreparedAttention:
         self._places = tuple(map(Arguments._fields.index, fields))
         self._differentiable = self._without_tensors(call._replace(training=True))
         self._plain = self._without_tensors(call._replace(training=call.dropout > 0))
+        self._is_deterministic = torch._C._get_deterministic_algorithms()
         self._is_minimal = len(self._differentiable) <= MINIMAL - NUM_INPUTS
         self._small = not {"bias", "sink", "alibi"}.isdisjoint(tensors)
 
@@ -56,7 +58,7 @@ class PreparedAttention:
 
     def _unprepared(self, q: Tensor, k: Tensor, v: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
         given = dict(zip(self._names, tensors, strict=True))
-        return attention(q, k, v, **(self._options | given))
+        return attention(q, k, v, **{**self._options, **given})
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Tensor:
         """Returns O."""
@@ -67,7 +69,9 @@ class PreparedAttention:
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
         if (
-            torch._C._is_any_autocast_enabled()
+            torch.compiler.is_compiling()
+            or torch._C._is_any_autocast_enabled()
+            or torch._C._get_deterministic_algorithms() != self._is_deterministic
             or torch._C._are_functorch_transforms_active()
             or forward_ad._current_level >= 0
         ):

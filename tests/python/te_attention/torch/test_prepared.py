@@ -43,3 +43,36 @@ def test_prepared_calls_refuse_and_cast_as_attention_does() -> None:
     prepared = tea.PreparedAttention(q, k, v, {"alibi": torch.ones(2)})
     with pytest.raises(ValueError, match="alibi requires a gradient"):
         prepared(q, k, v, torch.ones(2, requires_grad=True))
+
+
+def test_compiled_calls_follow_the_options_of_each() -> None:
+    q, k, v = inputs()
+    compiled = torch.compile(
+        lambda prepared, *qkv: prepared(*qkv), fullgraph=True, backend="aot_eager"
+    )
+    for options in ({}, {"mask": "causal", "window": (1, None)}, {"softcap": 1.0}):
+        prepared = tea.PreparedAttention(q, k, v, {}, **options)
+        for leaf in (q, q.clone().requires_grad_()):
+            o = compiled(prepared, leaf, k, v)
+            assert torch.equal(o, tea.attention(leaf, k, v, **options))
+
+
+def test_determinism_that_the_program_asks_for_later() -> None:
+    q, k, v = inputs()
+    prepared = tea.PreparedAttention(q, k, v, {}, softcap=1.0)
+    seen = []
+    unprepared = tea.PreparedAttention._unprepared
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            tea.PreparedAttention,
+            "_unprepared",
+            lambda *arguments: seen.append(1) or unprepared(*arguments),
+        )
+        prepared(q, k, v)
+        assert not seen
+        torch.use_deterministic_algorithms(True)
+        try:
+            prepared(q, k, v)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert seen
