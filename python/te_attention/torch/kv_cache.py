@@ -102,19 +102,34 @@ class KVCache:
 
         Returns:
             int32 ``[batch + 1]``: cumulative numbers of the new tokens.
+
+        Raises:
+            RuntimeError, ValueError: an argument is invalid. The lengths have not changed then.
         """
+        if (lengths is None and k.dim() != 4) or (k.dim() == 4 and k.shape[0] != self.batch):
+            needed = f"[{self.batch}, s, heads_kv, dim]"
+            raise ValueError(f"k is of shape {list(k.shape)}; needs {needed}")
         if lengths is None:
-            if k.dim() != 4:
-                raise ValueError(f"k is of shape {list(k.shape)}; needs [batch, s, heads_kv, dim]")
             steps = torch.arange(self.batch + 1, dtype=torch.int32, device=k.device)
             cu_new = steps * k.shape[1]
-            self.lengths += k.shape[1]
         else:
             cu_new = _cumulative(lengths)
-            self.lengths += lengths
-        cu_cached = _cumulative(self.lengths)
-        scales = (self.k_descale, self.v_descale)
-        _append(k, v, self.k, self.v, self.page_table, cu_new, cu_cached, False, *scales)
+        added = k.shape[1] if lengths is None else lengths
+        self.lengths += added
+        try:
+            cu_cached = _cumulative(self.lengths)
+            scales = (self.k_descale, self.v_descale)
+            _append(k, v, self.k, self.v, self.page_table, cu_new, cu_cached, False, *scales)
+        except RuntimeError:
+            wanted = self.lengths.tolist() if self.lengths.is_cpu else []
+            self.lengths -= added  # the cache remains as it was
+            for i, length in enumerate(wanted):
+                if length > self.max_seqlen:
+                    raise RuntimeError(
+                        f"lengths[{i}] would be {length}; needs at most {self.max_seqlen}, the "
+                        "capacity of a sequence"
+                    ) from None
+            raise
         return cu_new
 
     def attend(self, q: Tensor, lengths: Tensor | None = None, **options: object) -> Tensor:

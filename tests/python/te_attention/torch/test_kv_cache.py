@@ -77,8 +77,27 @@ def test_shared_and_reset_pages() -> None:
 
 def test_more_tokens_than_fit_are_refused() -> None:
     cache = tea.KVCache(BATCH, 4, HEADS_KV, DIM, page_size=4)
-    with pytest.raises(RuntimeError, match="out of range"):
-        cache.append(*tokens(5)[1:])
+    cache.append(*tokens(3)[1:])
+    with pytest.raises(RuntimeError, match=r"lengths\[0\] would be 5; needs at most 4"):
+        cache.append(*tokens(2)[1:])
+
+
+@pytest.mark.parametrize("wrong", ["too many", "heads", "dtype", "lengths"])
+def test_a_refused_append_leaves_the_cache_as_it_was(wrong: str) -> None:
+    cache = tea.KVCache(BATCH, 4, HEADS_KV, DIM, page_size=4)
+    cache.append(*tokens(3)[1:])
+    k, v = tokens(2 if wrong == "too many" else 1)[1:]
+    if wrong == "heads":
+        k, v = k[:, :, :1], v[:, :, :1]
+    if wrong == "dtype":
+        k, v = k.double(), v.double()
+    lengths = torch.full((BATCH,), 2, dtype=torch.int32) if wrong == "lengths" else None
+    with pytest.raises(RuntimeError):
+        cache.append(k, v, lengths)
+    assert cache.lengths.tolist() == [3] * BATCH
+    q, k, v = tokens(1)
+    assert cache.decode(q, k, v).isfinite().all()
+    assert cache.lengths.tolist() == [4] * BATCH
 
 
 def test_arguments_are_checked() -> None:
@@ -88,7 +107,8 @@ def test_arguments_are_checked() -> None:
         (lambda: tea.KVCache(0, 4, 2, 16), "batch is 0; needs 1 or more"),
         (lambda: tea.KVCache(1, 4, 2, 20), "dim is 20 .*; needs multiples of 8"),
         (lambda: cache.decode(q, k, v), r"q is of shape .*; needs \[3, 1, heads, dim\]"),
-        (lambda: cache.append(k[0], v[0]), r"k is of shape .*; needs \[batch, s"),
+        (lambda: cache.append(k[0], v[0]), r"k is of shape .*; needs \[3, s"),
+        (lambda: cache.append(k[:2], v[:2]), r"k is of shape .*; needs \[3, s"),
         (lambda: cache.attend(q[0]), r"lengths is None; needs int32 \[batch\]"),
         (
             lambda: tea.KVCache(1, 4, 2, 16, page_table=torch.zeros(1, 2)),
