@@ -98,6 +98,8 @@ def _check_layout(name: str, tensor: Tensor, q: Tensor) -> None:
         )
     if tensor.layout not in (torch.strided, torch.jagged):
         raise TypeError(f"{name} is of layout {tensor.layout}; needs a dense tensor (.to_dense())")
+    if tensor.dim() == 0 and name in ("q", "k", "v"):
+        raise RuntimeError(f"{name} is of shape []; needs a dimension for each of the format")
     if tensor.dtype.is_complex:
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise RuntimeError(f"{name}.dtype is {dtype}; needs float16, bfloat16, float32 or float64")

@@ -35,6 +35,7 @@ MAX_WINDOW = 2**62  # larger than any sequence length
 NO_WINDOW = (-1, -1)
 BIAS_DIMENSIONS = 4
 MULTIPLE = 8  # of the head dims that the operators take
+_INT32 = torch.iinfo(torch.int32)
 # The types that autocast converts. float64 stays as it is, as in SDPA; other types are refused.
 AUTOCAST = frozenset((torch.float16, torch.bfloat16, torch.float32))
 PAGES = (
@@ -76,7 +77,7 @@ def _fast(function: F) -> F:
         ):
             try:
                 return run_minimal(q, k, v, format, mask, scale)
-            except (AttributeError, RuntimeError, TypeError, ValueError):
+            except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
                 pass  # the other way pads head dims, and says what is wrong
         return function(q, k, v, mask=mask, scale=scale, format=format, **options)
 
@@ -295,7 +296,7 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
             _finish = _fp8.runner(q, fp8, return_amax, _finish is not _run)
         output = _finish(arguments, return_lse, return_max_logit)
         return output if q.size(-1) == dim and v.size(-1) == dim_v else _cut(output, dim_v, format)
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if not torch.compiler.is_compiling():  # which does not support locals()
             raise_clearer(error, locals())
         raise
@@ -337,8 +338,11 @@ def _check_pages(differentiable: bool, dropout: float) -> None:
 
 def _as_int32(tensor: Tensor | None) -> Tensor | None:
     """Lengths or pages in the operators' type; other types than int64 are refused there."""
-    is_wide = tensor is not None and tensor.dtype is torch.int64
-    return tensor.to(torch.int32) if is_wide else tensor
+    if tensor is None or tensor.dtype is not torch.int64:
+        return tensor
+    if tensor.is_cpu:  # the check of values there must not be passed by the low half of one
+        tensor = tensor.clamp(_INT32.min, _INT32.max)
+    return tensor.to(torch.int32)
 
 
 def _four_dimensional(bias: Tensor) -> Tensor:

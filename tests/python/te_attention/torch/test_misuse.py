@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.attention.bias
 from torch import Tensor
 
 from te_attention import torch as tea
@@ -52,6 +53,7 @@ KEYWORDS = (
     *("maks", "sofcap", "foo"),
 )
 SHAPES = {
+    "q of no dimensions": call(Q[0, 0, 0, 0], Q, Q),
     "q of 3 dimensions": alike(Q[0]),
     "q of 5 dimensions": alike(Q[None]),
     "k of 3 dimensions": call(Q, Q[0], Q),
@@ -158,6 +160,7 @@ LENGTHS = {
     "other batch in k": ragged(cu_seqlens_kv=CU[:2]),
     "empty lengths": ragged(cu_seqlens_q=CU[:0]),
     "lengths instead of sums": ragged(cu_seqlens_q=ints(6, 6)),
+    "lengths beyond 2^32": ragged(cu_seqlens_q=CU.long() + torch.tensor([0, 2**32, 2**32])),
     "decreasing": ragged(cu_seqlens_q=ints(0, 8, 4)),
     "beyond the tokens": ragged(cu_seqlens_q=ints(0, 6, 13)),
     "negative start": ragged(cu_seqlens_q=ints(-3, 6, 12)),
