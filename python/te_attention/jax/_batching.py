@@ -4,7 +4,8 @@ The tokens of ragged sequences are joined: the sequences of all members are one 
 start of each. A loop (`jax.lax.map`) where the batch cannot take the axis: a mapped sink or key,
 or a mapped origin of all sequences, of which a call has one; the gradient of a sink, which a call
 adds up over its batch; and dropout, because the pattern depends on the index in the batch: each
-member of a mapped axis draws what the unmapped function draws.
+member of a mapped axis draws what the unmapped function draws. A loop too where explicit axes of a
+mesh split the batch, because JAX has no reshape that puts another dimension before a split one.
 """
 
 from collections.abc import Callable
@@ -23,9 +24,22 @@ def _has_origins(arrays: dict, mapped: dict) -> bool:
     return "origin" in arrays and arrays["origin"].ndim - mapped["origin"] > 1
 
 
+def _is_batch_split(arrays: dict, mapped: dict) -> bool:
+    """Whether explicit axes of a mesh split the batch of an array."""
+
+    def split(name: str) -> bool:
+        kind, at = jax.typeof(arrays[name]), 1 if mapped[name] else 0
+        spec = kind.sharding.spec
+        return kind.ndim > at and len(spec) > at and spec[at] is not None
+
+    return any(split(name) for name in arrays if name in (*PER_BATCH, "bias"))
+
+
 def _is_foldable(arrays: dict, mapped: dict, dropout: bool, dsink: bool) -> bool:
     shared = (n for n in SHARED if n != "origin" or not _has_origins(arrays, mapped))
-    return not (dropout or dsink or any(mapped.get(name) for name in shared))
+    if dropout or dsink or any(mapped.get(name) for name in shared):
+        return False
+    return not _is_batch_split(arrays, mapped)
 
 
 def _fold_lengths(cu: jax.Array, size: int, mapped: bool) -> jax.Array:

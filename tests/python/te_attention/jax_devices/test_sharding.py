@@ -169,6 +169,25 @@ def test_vmap_of_sharded_heads() -> None:
     np.testing.assert_array_equal(f(*given), f(*qkv))
 
 
+@pytest.mark.parametrize("mapped", ["q", "qkv"])
+def test_vmap_of_a_batch_that_explicit_axes_split(mapped: str) -> None:
+    """JAX has no reshape that joins the mapped axis and a split batch behind it."""
+    on, qkv = mesh_of(MESHES["2x4"], AxisType.Explicit), qkv_of(4)
+
+    def gradients(qkv: list) -> tuple:
+        named = zip("qkv", qkv, strict=True)
+        given = [jnp.stack([x, 2 * x]) if n in mapped else x for n, x in named]
+        axes = tuple(0 if n in mapped else None for n in "qkv")
+        o, pull = jax.vjp(jax.vmap(attention, axes), *given)
+        return o, pull(jnp.ones_like(o))
+
+    expected = jax.jit(gradients)(qkv)
+    with jax.set_mesh(on):
+        out = jax.jit(gradients)(placed(on, qkv))
+    for x, y in zip(jax.tree.leaves(out), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
+
+
 def test_gspmd_is_refused_with_the_name_of_its_switch() -> None:
     """A rule for that partitioner aborts the process in some versions of JAX."""
     given = placed(mesh_of(MESHES["2x4"]), qkv_of(4))
