@@ -133,6 +133,8 @@ Tensor empty(const Tensor& like, int32_t dtype, int rank, const int64_t* size,
   if (!stride) {
     int64_t step = 1;
     for (int i = rank - 1; i >= 0; --i) {
+      if (size[i] < 0)  // before PyTorch prints a backtrace of its own
+        refuse("a result", "of shape " + shape_text(rank, size), "0 or more in each dimension");
       contiguous[i] = step;
       step *= size[i] > 1 ? size[i] : 1;
     }

@@ -34,3 +34,11 @@ def test_the_mask_keeps_the_asked_share_and_shifts_with_the_origin() -> None:
 def test_a_wrong_state_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"rng_state is of shape \[1\]; needs int64 \[2\]"):
         OPS.rng_fill(state(1), 5, 7)
+
+
+def test_a_negative_size_is_refused_before_memory_is_asked_for(
+    capfd: pytest.CaptureFixture,
+) -> None:
+    with pytest.raises(RuntimeError, match=r"is of shape \[1, -2, 8, 8\]; needs 0 or more"):
+        OPS.dropout_mask(state(1, 2), 0.25, 1, -2, 8, 8)
+    assert not capfd.readouterr().err  # PyTorch writes a backtrace where its allocator refuses
