@@ -30,15 +30,15 @@ def _check(name: str, tensor: Tensor, form: str) -> None:
 
 
 def attend_jagged(attention: Callable[..., Tensor], options: dict[str, object]) -> object:
-    """attention() with these options, `options` being all of its local variables."""
+    """attention() with these options, which include q, k, v and the format."""
     form = options["format"]
     if form not in ROWS:
         raise ValueError(f"format is {form!r}; needs bhsd or bshd with nested tensors")
     for name in TAKEN:
-        if options[name] is not None:
+        if options.get(name) is not None:
             raise ValueError(f"{name} is given; needs None: nested tensors have their own lengths")
     for name in ("return_lse", "return_max_logit", "return_amax"):
-        if options[name]:
+        if options.get(name):
             raise ValueError(f"{name} is True; needs False with nested tensors (use format 'thd')")
     tensors = [options[name] for name in "qkv"]
     for name, tensor in zip("qkv", tensors, strict=True):
@@ -47,11 +47,8 @@ def attend_jagged(attention: Callable[..., Tensor], options: dict[str, object]) 
     if k.offsets() is not v.offsets() and (k.is_cuda or not k.offsets().equal(v.offsets())):
         raise ValueError("v has other offsets than k; needs the same tensor of offsets")
     values = [t.values().transpose(0, 1) if form == "bhsd" else t.values() for t in tensors]
-    kept = {
-        name: value
-        for name, value in options.items()
-        if name not in (*"qkv", *TAKEN, "format", "unknown")
-    }
+    own = (*"qkv", *TAKEN, "format")
+    kept = {name: value for name, value in options.items() if name not in own}
     o = attention(
         *values,
         **kept,

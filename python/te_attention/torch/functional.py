@@ -79,6 +79,9 @@ def _fast(function: F) -> F:
                 return run_minimal(q, k, v, format, mask, scale)
             except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
                 pass  # the other way pads head dims, and says what is wrong
+        if getattr(q, "is_nested", False):
+            minimal = {"q": q, "k": k, "v": v, "mask": mask, "scale": scale, "format": format}
+            return attend_jagged(attention, {**minimal, **options})
         return function(q, k, v, mask=mask, scale=scale, format=format, **options)
 
     # The signature for help() and inspect: the arguments that callers may pass.
@@ -241,10 +244,8 @@ def attention(  # noqa: C901 (a call for each branch would cost every caller tim
             try:
                 return run_minimal(q, k, v, format, mask, scale)
             except RuntimeError:  # to ask first would cost every call a microsecond
-                if not (q.is_nested or _has_odd_dims(q, v)):
+                if not _has_odd_dims(q, v):
                     raise
-        if q.is_nested:
-            return attend_jagged(attention, locals())
         dim, dim_v = q.size(-1), v.size(-1)
         if dim % MULTIPLE != 0 or dim_v % MULTIPLE != 0:
             scale = dim**-0.5 if scale is None else scale

@@ -48,3 +48,14 @@ def test_other_offsets_of_v_are_refused() -> None:
     v = torch.nested.nested_tensor(rows, layout=torch.jagged).transpose(1, 2)
     with pytest.raises(ValueError, match="v has other offsets than k"):
         tea.attention(q, k, v)
+
+
+@pytest.mark.parametrize("form", ["bhsd", "bshd"])
+def test_compile_without_a_graph_break(form: str) -> None:
+    compiled = torch.compile(tea.attention, fullgraph=True, backend="aot_eager")
+    for options in ({}, {"mask": "causal", "window": (2, None)}, {"softcap": 3.0}):
+        q = nested(form, 4, 0)
+        got, want = (f(q, q, q, format=form, **options) for f in (compiled, tea.attention))
+        assert torch.equal(got.values(), want.values())
+        some, others = (torch.autograd.grad(o.values().square().sum(), q)[0] for o in (got, want))
+        assert torch.equal(some.values(), others.values())
