@@ -157,6 +157,8 @@ void Description::describe_keys() {
            "a number of heads that divides the " + std::to_string(problem.heads_q) + " of q");
   if (k_.size[order_kv_.dim] != problem.dim_qk)
     refuse("k", "of shape " + shape_text(k_), "the head dim of q " + shape_text(q_));
+  if (in_.page_table_v && !in_.page_table)
+    refuse("page_table_v", "a tensor", "None without a page_table");
   if (in_.page_table) {
     describe_pages();
   } else if (order_kv_.batch < 0) {

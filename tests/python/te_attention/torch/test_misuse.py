@@ -177,6 +177,7 @@ LENGTHS = {
     "offsets beyond": ragged(offsets_q=ints(0, 9, 12), offsets_kv=CU),
     "page beyond the pool": paged(page_table=ints(0, 1, 2, 3).view(2, 2)),
     "pages of int16": paged(page_table=TABLE.short()),
+    "pages of v alone": ragged(page_table_v=TABLE),
     "pages of another batch": paged(page_table=TABLE[:1]),
     "flat pages": paged(page_table=TABLE.flatten()),
     "pages without lengths": paged(cu_seqlens_kv=None),
