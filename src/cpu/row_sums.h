@@ -1,6 +1,6 @@
 // The values of each row that backward needs before its loop over the keys: LSE, delta = dO . O -
 // dLSE, and the gradient of the sinks. Included once per instruction set, between tile.h and
-// flash_kernel.h.
+// flash_tile.h.
 #pragma once
 
 template <class Real>

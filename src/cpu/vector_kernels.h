@@ -4,6 +4,8 @@
 #include "cpu/simd.h"
 #include "cpu/tile.h"
 #include "cpu/row_sums.h"
+#include "cpu/flash_tile.h"
 #include "cpu/flash_kernel.h"
+#include "cpu/flash_kernel_backward.h"
 #include "cpu/decode_kernel.h"
 // clang-format on

@@ -17,7 +17,9 @@ constexpr int kBytes = 16, kTall = 4, kStrip = 2;
 #include "cpu/simd.h"
 #include "cpu/tile.h"
 #include "cpu/row_sums.h"
+#include "cpu/flash_tile.h"
 #include "cpu/flash_kernel.h"
+#include "cpu/flash_kernel_backward.h"
 #include "cpu/decode_kernel.h"
 // clang-format on
 
