@@ -1,3 +1,4 @@
+// The tensors of a call and their lengths; describe_options.cpp has the other options.
 #include "frontend/describe.h"
 
 #include <algorithm>
@@ -22,23 +23,7 @@ DimensionOrder order_of(const std::string& format, const std::string& whole) {
          "bhsd, bshd, sbhd or thd, or one for q and one for k and v as in thd_bshd");
 }
 
-bool is_fp8(int32_t type) { return type == TEA_E4M3 || type == TEA_E5M2; }
-
 constexpr int64_t kMostDim = 1024, kMostDimOfTraining = 512;
-constexpr int64_t kMaxWindow = int64_t{1} << 62;  // the problem stores one more
-
-struct Mask {
-  const char* name;
-  int32_t causal, bottom_right;
-};
-constexpr Mask kMasks[] = {
-    {"none", 0, 0}, {"causal", 1, 0}, {"bottom_right", 0, 1}, {"causal_bottom_right", 1, 1}};
-
-// Strides that are all zero mean the default in the C API, so a tensor that is expanded in every
-// dimension cannot be described.
-[[noreturn]] void refuse_expanded(const std::string& name) {
-  refuse(name, "expanded in every dimension", "memory of its own (call .contiguous())");
-}
 
 int64_t size_or_1(const Tensor& t, int dimension) { return dimension < 0 ? 1 : t.size[dimension]; }
 
@@ -253,100 +238,6 @@ void Description::describe_sizes() {
                ": with gaps both sides say where they are");
 }
 
-void Description::describe_mask() {
-  const Mask* found = nullptr;
-  for (const Mask& row : kMasks)
-    if (in_.mask == row.name) found = &row;
-  if (!found)
-    refuse("mask", "\"" + in_.mask + "\"", "none, causal, bottom_right or causal_bottom_right");
-  problem.causal = found->causal;
-  problem.bottom_right = found->bottom_right;
-  for (const int64_t bound : {in_.window_left, in_.window_right})
-    if (bound < -1 || bound > kMaxWindow)
-      refuse("window", std::to_string(bound), "from 0 to 2^62, or -1 for no bound");
-  problem.window_left = in_.window_left + 1;
-  problem.window_right = in_.window_right + 1;
-}
-
-void Description::describe_bias() {
-  if (!in_.bias) {
-    if (in_.pre_scale_bias) refuse("bias_type", "\"pre_scale\"", "a bias");
-    return;
-  }
-  const Tensor& bias = *in_.bias;
-  const int64_t full[4] = {batch_, problem.heads_q, rows_q_, rows_kv_};
-  bool fits = bias.rank == 4;
-  for (int i = 0; fits && i < 4; ++i) fits = bias.size[i] == full[i] || bias.size[i] == 1;
-  if (!fits)
-    refuse("bias", "of shape " + shape_text(bias),
-           "[" + std::to_string(full[0]) + ", " + std::to_string(full[1]) + ", " +
-               std::to_string(full[2]) + ", " + std::to_string(full[3]) + "], each of them or 1");
-  int64_t stride[4], usual = 1;
-  for (int i = 3; i >= 0; --i) {
-    if (bias.size[i] != full[i]) problem.bias_broadcast |= 1 << i;
-    stride[i] = bias.size[i] > 1 ? bias.stride[i] : usual;
-    usual *= bias.size[i];
-  }
-  if (bias.elements() && !stride[0] && !stride[1] && !stride[2] && !stride[3])
-    refuse_expanded("bias");
-  problem.bias = in_.pre_scale_bias ? TEA_BIAS_PRE_SCALE : TEA_BIAS_POST_SCALE;
-  problem.bias_dtype = bias.type < kInt32 ? bias.type : TEA_DTYPE_DEFAULT;
-  const bool is_fp8_problem = is_fp8(problem.dtype);
-  if (!problem.bias_dtype ||
-      (!is_fp8_problem && problem.bias_dtype != problem.dtype && problem.bias_dtype != TEA_FP32))
-    refuse("bias.dtype", type_text(bias.type),
-           "that of q, or float32 (a boolean mask becomes 0 where it is true, -inf elsewhere)");
-  problem.bias_stride = {stride[0], stride[1], stride[2], stride[3]};
-  add(TEA_BIAS, "bias", bias);
-}
-
-void Description::describe_softmax() {
-  if (in_.sink) {
-    if (in_.off_by_one) refuse("sink", "a tensor and off_by_one", "one of the two");
-    require_shape("sink", *in_.sink, {1, {problem.heads_q}}, statistic_text().c_str());
-    pointers_[TEA_SINK] = memory("sink", *in_.sink, statistic_type());
-  }
-  problem.softmax = in_.sink         ? TEA_SOFTMAX_LEARNABLE
-                    : in_.off_by_one ? TEA_SOFTMAX_OFF_BY_ONE
-                                     : TEA_SOFTMAX_VANILLA;
-}
-
-void Description::describe_alibi() {
-  problem.alibi = in_.slopes ? TEA_ALIBI_SLOPES : in_.alibi ? TEA_ALIBI_STANDARD : TEA_ALIBI_NONE;
-  if (!in_.slopes) return;
-  const Tensor& slopes = *in_.slopes;
-  const bool per_batch = slopes.rank == 2 && slopes.size[0] == batch_;
-  if ((slopes.rank != 1 && !per_batch) || slopes.size[slopes.rank - 1] != problem.heads_q)
-    refuse("alibi", "of shape " + shape_text(slopes),
-           statistic_text() + "[heads] or [batch, heads], here [" +
-               std::to_string(problem.heads_q) + "] or [" + std::to_string(batch_) + ", " +
-               std::to_string(problem.heads_q) + "]");
-  pointers_[TEA_SLOPES] = memory("alibi", slopes, statistic_type());
-  // Without a batch there is no memory for per-batch slopes either.
-  problem.slopes_stride = per_batch && batch_ != 1 ? problem.heads_q : 0;
-}
-
-void Description::describe_dropout() {
-  problem.dropout = in_.dropout;
-  if (!in_.rng_state) return;
-  require_shape("rng_state", *in_.rng_state, {1, {2}}, "seed and offset, int64 ");
-  pointers_[TEA_RNG_STATE] = memory("rng_state", *in_.rng_state, kInt64);
-}
-
-void Description::describe_origin() {
-  if (!in_.origin) return;
-  constexpr int64_t kNumbers = 5;  // of a sequence
-  if (in_.origin->rank == 2) {
-    require_shape("origin", *in_.origin, {2, {batch_, kNumbers}},
-                  "batch, head, row, column, shift of each sequence: int64 ");
-    if (in_.origin->elements() == 0) return;  // no sequence, and no memory
-    run.origin_stride = kNumbers;
-  } else {
-    require_shape("origin", *in_.origin, {1, {4}}, "batch, head, row, column: int64 ");
-  }
-  run.origin_device = static_cast<const int64_t*>(memory("origin", *in_.origin, kInt64));
-}
-
 void Description::add_integers(tea_tensor index, const char* name,
                                const std::optional<Tensor>& tensor) {
   if (!tensor) return;
@@ -378,16 +269,6 @@ tea_strides Description::add_rows(tea_tensor index, const char* name, const Tens
   return strides_of(name, tensor, order);
 }
 
-int32_t Description::type_of(tea_tensor index) const {
-  const auto or_else = [](int32_t type, int32_t usual) { return type ? type : usual; };
-  const int32_t o = or_else(problem.o_dtype, problem.dtype);
-  if (index == TEA_O) return o;
-  if (index == TEA_DOUT) return or_else(problem.dout_dtype, o);
-  if (index == TEA_K || index == TEA_V) return or_else(problem.kv_dtype, problem.dtype);
-  const bool gradient = index == TEA_DQ || index == TEA_DK || index == TEA_DV;
-  return gradient ? or_else(problem.dqkv_dtype, problem.dtype) : problem.dtype;
-}
-
 void Description::add_scale(tea_tensor index, const char* name,
                             const std::optional<Tensor>& tensor) {
   if (!tensor) return;
@@ -395,48 +276,10 @@ void Description::add_scale(tea_tensor index, const char* name,
   pointers_[index] = memory(name, *tensor, TEA_FP32);
 }
 
-void Description::add_row_statistic(tea_tensor index, const char* name, const Tensor& tensor) {
-  require_shape(name, tensor, row_statistic_shape());
-  pointers_[index] = memory(name, tensor, statistic_type());
-}
-
-tea_strides Description::row_statistic_strides(const char* name, const Tensor& tensor) const {
-  const Shape needed = row_statistic_shape();
-  if (tensor.elements()) {  // an empty tensor may have any strides
-    for (int i = 0; i < tensor.rank && i < needed.rank; ++i)
-      if (tensor.stride[i] < 0) refuse(name, "of negative strides", "strides of 0 or more");
-  }
-  require_shape(name, tensor, needed);
-  if (tensor.type != statistic_type())
-    refuse(std::string(name) + ".dtype", type_text(tensor.type), type_text(statistic_type()));
-  return needed.rank == 3 ? tea_strides{tensor.stride[0], tensor.stride[2], tensor.stride[1]}
-                          : tea_strides{0, tensor.stride[0], tensor.stride[1]};
-}
-
-Layout Description::o_layout() const {
-  const DimensionOrder& order = order_q_;
-  Layout out{order.rank, {}, {}};
-  const int64_t heads = problem.heads_q, dim = problem.dim_v;
-  std::copy_n(q_.size, order.rank, out.size);
-  out.size[order.dim] = dim;
-  const int64_t rows = std::max<int64_t>(q_.size[order.seq], 1);
-  const bool is_seq_major = order.batch > order.seq;  // sbhd
-  out.stride[order.dim] = 1;
-  out.stride[order.head] = dim;
-  out.stride[order.seq] = heads * dim * (is_seq_major ? std::max<int64_t>(batch_, 1) : 1);
-  if (order.batch >= 0) out.stride[order.batch] = heads * dim * (is_seq_major ? 1 : rows);
-  return out;
-}
-
 void Description::set_o_strides() {
   const Layout layout = o_layout();
   const Tensor o{nullptr, type_of(TEA_O), device(), layout.rank, layout.size, layout.stride};
   problem.o = strides_of("o", o, order_q_);
-}
-
-Shape Description::row_statistic_shape() const {
-  const int64_t heads = problem.heads_q, rows = q_.size[order_q_.seq];
-  return order_q_.batch >= 0 ? Shape{3, {batch_, heads, rows}} : Shape{2, {rows, heads}};
 }
 
 void Description::finish() {

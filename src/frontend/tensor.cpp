@@ -71,6 +71,10 @@ void refuse(const std::string& name, const std::string& seen, const std::string&
   throw std::runtime_error(name + " is " + seen + "; needs " + needed);
 }
 
+void refuse_expanded(const std::string& name) {
+  refuse(name, "expanded in every dimension", "memory of its own (call .contiguous())");
+}
+
 void require_shape(const char* name, const Tensor& tensor, const Shape& needed,
                    const char* meaning) {
   if (tensor.rank != needed.rank ||

@@ -21,6 +21,7 @@ enum : int32_t { kInt32 = 100, kInt64, kUint8, kBool, kOtherType };
 std::string type_text(int32_t type);          // as frameworks print it: "float16"
 int32_t type_named(const std::string& name);  // the opposite; kOtherType if there is none
 int type_bytes(int32_t type);                 // of an element; 1 for other types
+inline bool is_fp8(int32_t type) { return type == TEA_E4M3 || type == TEA_E5M2; }
 // The tea_dtype of that name; refuses `argument` if there is none.
 int32_t dtype_named(const char* argument, const std::string& name);
 
@@ -49,6 +50,8 @@ std::string shape_text(const Tensor& tensor);
 // Throws std::runtime_error: the argument's name, the value seen, the value needed.
 [[noreturn]] void refuse(const std::string& name, const std::string& seen,
                          const std::string& needed);
+// Refuses a tensor whose strides are all zero: in the C API those mean the default.
+[[noreturn]] void refuse_expanded(const std::string& name);
 // `meaning` precedes the shape that is needed.
 void require_shape(const char* name, const Tensor& tensor, const Shape& needed,
                    const char* meaning = "");

@@ -39,7 +39,7 @@ void kv_cache_append(Stack& stack) {
   args.dtype = dtype_of(k_cache);
   const std::pair<const char*, const Tensor&> others[] = {
       {"new_k", new_k}, {"new_v", new_v}, {"v_cache", v_cache}};
-  const bool is_fp8 = args.dtype == TEA_E4M3 || args.dtype == TEA_E5M2;
+  const bool is_fp8 = frontend::is_fp8(args.dtype);
   const int32_t new_type = dtype_of(new_k);
   const bool casts = is_fp8 && new_type <= TEA_FP32;
   args.new_dtype = casts ? new_type : TEA_DTYPE_DEFAULT;
