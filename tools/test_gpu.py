@@ -142,7 +142,7 @@ class Suite:
         command = [tool_path("ncu"), "--metrics", "launch__block_size", "--csv", "--page", "raw"]
         command += ["--print-kernel-base", "mangled", "--clock-control", "none"]
         command += ["--log-file", self.log / "kernels.csv"]
-        passed_tests(self.run([*command, tests, MATRIX], 300))
+        passed_tests(self.run([*command, tests, MATRIX], 400))
         seen = set(re.findall(r"\w+", (self.log / "kernels.csv").read_text(errors="replace")))
         missed = sorted(every - seen)
         if missed or not every:
@@ -178,7 +178,7 @@ class Suite:
         command += ["--log-file", report]
         failure, count = None, 0
         try:
-            count = passed_tests(self.run([*command, *tests], 240))
+            count = passed_tests(self.run([*command, *tests], 400))
         except RowError as e:  # what was found says more, if anything was
             failure = e
         said = report.read_text(errors="replace") if report.exists() else ""

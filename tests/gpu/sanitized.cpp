@@ -48,7 +48,8 @@ Words kernels_of_hopper() {
 }
 
 // The decoding kernels: each type with each head dimension, of one query of a group and of several
-// queries, over tiles that CTAs share; dense, and of lengths in device memory with pages.
+// queries, over tiles that CTAs share; dense, and of lengths in device memory with pages; and those
+// of one query with keys and values in FP8.
 Words decoding_kernels_of_hopper() {
   const std::string fewer = "heads_q=8 heads_kv=2 seqlen_q=1 ",
                     more = "heads_q=14 heads_kv=2 seqlen_q=7 causal=1 bottom_right=1 ",
@@ -56,11 +57,16 @@ Words decoding_kernels_of_hopper() {
                     pages = "kv_form=paged page_size=16 outputs=lse ";
   Words out;
   for (const char* const type : {"dtype=bf16 ", "dtype=fp16 "})
-    for (const char* const dim : {"dim_qk=64", "dim_qk=128", "dim_qk=192 dim_v=128", "dim_qk=256"})
+    for (const char* const dim :
+         {"dim_qk=64", "dim_qk=128", "dim_qk=192 dim_v=128", "dim_qk=256"}) {
       for (const std::string& rows : {fewer, more}) {
         out.push_back(type + rows + dense + dim);
         out.push_back(type + rows + pages + dim + " | lens_kv=300,0,40 spare_pages=1");
       }
+      out.push_back(type + fewer + dense + "kv_dtype=e4m3 kv_scale=head " + dim + " | scales=own");
+      out.push_back(type + fewer + pages + "kv_dtype=e5m2 " + dim +
+                    " | lens_kv=300,0,40 spare_pages=1 scales=own");
+    }
   return out;
 }
 
@@ -101,6 +107,18 @@ constexpr const char* kForms[] = {
     "heads_kv=1 dim_qk=64 batch=1 seqlen_q=200 seqlen_kv=150 deterministic=1 | shift=-20",
 };
 
+// The kernels of the largest head dimensions, which have no backward pass: those of the portable
+// engine, and those of multi-head latent attention, whose CTAs share a tile.
+constexpr const char* kLargestDims[] = {
+    "dtype=bf16 heads_q=16 heads_kv=1 dim_qk=576 dim_v=512 batch=1 seqlen_q=1 seqlen_kv=2500 "
+    "outputs=lse",
+    "dtype=fp16 heads_q=70 heads_kv=1 dim_qk=576 dim_v=512 kv_form=paged page_size=16 seqlen_q=1 "
+    "| lens_kv=1500,0,40 spare_pages=1",
+    "dtype=fp32 heads_q=2 heads_kv=1 dim_qk=768 batch=1 seqlen_q=5 seqlen_kv=40 outputs=lse",
+    "dtype=e4m3 o_dtype=bf16 heads_q=1 heads_kv=1 dim_qk=1024 batch=1 seqlen_q=5 seqlen_kv=70 | "
+    "scales=own",
+};
+
 // The engine for any GPU takes all lines; another one may refuse a line.
 void expect_agreement(const Words& lines, const std::string& engine, int shared_bytes = 0) {
   for (const std::string& line : lines) {
@@ -119,6 +137,7 @@ TEST(Sanitized, EveryKernelRuns) {
        "dtype=e5m2 o_dtype=fp16 dqkv_dtype=bf16"},
       {"dim_qk=64", "dim_qk=128", "dim_qk=192 dim_v=128", "dim_qk=256", "dim_qk=512"}, kScores);
   lines.insert(lines.end(), std::begin(kForms), std::end(kForms));
+  lines.insert(lines.end(), std::begin(kLargestDims), std::end(kLargestDims));
   expect_agreement(lines, "portable", 99 << 10);
   for (const std::string& engine : engines_of(kGpu)) {
     if (engine == "cudnn") continue;  // its kernels are not ours to sanitize
