@@ -27,81 +27,91 @@ uint64_t origin_bytes(const tea_problem& p, const tea_run& run) {
   return product(sizeof(int64_t), {batch_of(p, run), kOriginNumbers});
 }
 
-uint64_t bytes_of(const tea_problem& p, const tea_run& run, int32_t index) {
-  const int64_t batch = batch_of(p, run);
-  const bool open_q = p.q_form == TEA_RAGGED;
-  const bool open_kv = p.kv_form == TEA_RAGGED || p.kv_form == TEA_PAGED;
-  const int64_t max_q = open_q ? run.max_q : p.seqlen_q;
-  const int64_t max_kv = open_kv ? run.max_kv : p.seqlen_kv;
-  const auto bytes_of_type = [](int32_t type) {
-    return static_cast<uint64_t>(frontend::type_bytes(type));
-  };
-  const auto or_else = [](int32_t given, int32_t usual) { return given ? given : usual; };
-  const int32_t o_dtype = or_else(p.o_dtype, p.dtype);
-  const int64_t dim_v = or_else(p.dim_v, p.dim_qk);
+namespace {
 
-  const auto rows_q = [&](int32_t dtype, int64_t dim) {
+int32_t or_else(int32_t given, int32_t usual) { return given ? given : usual; }
+uint64_t bytes_of_type(int32_t type) { return static_cast<uint64_t>(frontend::type_bytes(type)); }
+
+// The bytes of a tensor of each shape.
+struct Extents {
+  const tea_problem& p;
+  const tea_run& run;
+  const int64_t batch = batch_of(p, run);
+
+  uint64_t rows_q(int32_t dtype, int64_t dim) const {
     const uint64_t size = bytes_of_type(dtype);
-    return open_q ? product(size, {run.tokens_q, p.heads_q, dim})
-                  : product(size, {batch, p.seqlen_q, p.heads_q, dim});
-  };
-  const auto rows_kv = [&](int32_t dtype, int64_t dim, int64_t pages) {
+    return p.q_form == TEA_RAGGED ? product(size, {run.tokens_q, p.heads_q, dim})
+                                  : product(size, {batch, p.seqlen_q, p.heads_q, dim});
+  }
+  uint64_t rows_kv(int32_t dtype, int64_t dim, int64_t pages) const {
     const uint64_t size = bytes_of_type(dtype);
     if (p.kv_form == TEA_RAGGED) return product(size, {run.tokens_kv, p.heads_kv, dim});
     if (p.kv_form == TEA_PAGED) return product(size, {pages, p.page_size, p.heads_kv, dim});
     return product(size, {batch, p.seqlen_kv, p.heads_kv, dim});
-  };
-  const auto bias = [&] {
+  }
+  int64_t max_q() const { return p.q_form == TEA_RAGGED ? run.max_q : p.seqlen_q; }
+  int64_t max_kv() const {
+    return p.kv_form == TEA_RAGGED || p.kv_form == TEA_PAGED ? run.max_kv : p.seqlen_kv;
+  }
+  uint64_t bias() const {
     const auto size = [&](int bit, int64_t full) { return p.bias_broadcast & bit ? 1 : full; };
     return product(bytes_of_type(or_else(p.bias_dtype, p.dtype)),
                    {size(TEA_BROADCAST_BATCH, batch), size(TEA_BROADCAST_HEAD, p.heads_q),
-                    size(TEA_BROADCAST_ROW, max_q), size(TEA_BROADCAST_COL, max_kv)});
-  };
-  const auto table = [&](int64_t columns) {
-    if (!columns) columns = p.page_size > 0 ? (max_kv + p.page_size - 1) / p.page_size : 0;
+                    size(TEA_BROADCAST_ROW, max_q()), size(TEA_BROADCAST_COL, max_kv())});
+  }
+  uint64_t table(int64_t columns) const {
+    if (!columns) columns = p.page_size > 0 ? (max_kv() + p.page_size - 1) / p.page_size : 0;
     return product(4, {batch, columns});
-  };
+  }
+};
+
+}  // namespace
+
+uint64_t bytes_of(const tea_problem& p, const tea_run& run, int32_t index) {
+  const Extents of{p, run};
+  const int32_t o_dtype = or_else(p.o_dtype, p.dtype);
+  const int64_t dim_v = or_else(p.dim_v, p.dim_qk);
   const int32_t number = p.dtype == TEA_FP64 ? TEA_FP64 : TEA_FP32;  // LSE, sinks, slopes
   const int32_t gradient = or_else(p.dqkv_dtype, p.dtype);
   switch (index) {
     case TEA_Q:
-      return rows_q(p.dtype, p.dim_qk);
+      return of.rows_q(p.dtype, p.dim_qk);
     case TEA_DQ:
-      return rows_q(gradient, p.dim_qk);
+      return of.rows_q(gradient, p.dim_qk);
     case TEA_K:
-      return rows_kv(p.dtype, p.dim_qk, run.pages_k);
+      return of.rows_kv(p.dtype, p.dim_qk, run.pages_k);
     case TEA_DK:
-      return rows_kv(gradient, p.dim_qk, run.pages_k);
+      return of.rows_kv(gradient, p.dim_qk, run.pages_k);
     case TEA_V:
-      return rows_kv(p.dtype, dim_v, run.pages_v);
+      return of.rows_kv(p.dtype, dim_v, run.pages_v);
     case TEA_DV:
-      return rows_kv(gradient, dim_v, run.pages_v);
+      return of.rows_kv(gradient, dim_v, run.pages_v);
     case TEA_O:
-      return rows_q(o_dtype, dim_v);
+      return of.rows_q(o_dtype, dim_v);
     case TEA_DOUT:
-      return rows_q(or_else(p.dout_dtype, o_dtype), dim_v);
+      return of.rows_q(or_else(p.dout_dtype, o_dtype), dim_v);
     case TEA_LSE:
     case TEA_MAX:
     case TEA_SUM_EXP:
     case TEA_DLSE:
-      return rows_q(number, 1);
+      return of.rows_q(number, 1);
     case TEA_BIAS:
     case TEA_DBIAS:
-      return bias();
+      return of.bias();
     case TEA_SINK:
     case TEA_DSINK:
       return product(bytes_of_type(number), {p.heads_q});
     case TEA_SLOPES:
-      return product(bytes_of_type(number), {p.slopes_stride ? batch : 1, p.heads_q});
+      return product(bytes_of_type(number), {p.slopes_stride ? of.batch : 1, p.heads_q});
     case TEA_CU_SEQLENS_Q:
     case TEA_CU_SEQLENS_KV:
     case TEA_OFFSETS_Q:
     case TEA_OFFSETS_KV:
-      return product(4, {batch, 1}) + 4;
+      return product(4, {of.batch, 1}) + 4;
     case TEA_TABLE_K:
-      return table(p.table_k_stride);
+      return of.table(p.table_k_stride);
     case TEA_TABLE_V:
-      return table(p.table_v_stride);
+      return of.table(p.table_v_stride);
     case TEA_RNG_STATE:
       return 16;
     case kOrigin:

@@ -17,10 +17,49 @@ tea_strides strides_of(const char* name, const View& t) {
   tea_strides out{t.rank == 4 ? t.stride[0] : 0, stride[0], stride[1]};
   if (size[1] <= 1) out.head = size[2];
   if (size[0] <= 1) out.seq = size[1] * size[2];
+  if (!out.batch && !out.seq && !out.head && t.elements()) frontend::refuse_expanded(name);
   return out;
 }
 
 int64_t batch_of(const Tensor& cu_seqlens) { return cu_seqlens.numel() - 1; }
+
+struct AppendTensors {
+  const Tensor &new_k, &new_v, &k_cache, &v_cache;
+};
+
+// All tensors have the type of k_cache, or new ones have a wider type and are cast to FP8.
+void describe_types(tea_kv_append& args, const Place& place, const AppendTensors& of) {
+  args.dtype = dtype_of(of.k_cache);
+  const std::pair<const char*, const Tensor&> others[] = {
+      {"new_k", of.new_k}, {"new_v", of.new_v}, {"v_cache", of.v_cache}};
+  const bool is_fp8 = frontend::is_fp8(args.dtype);
+  const int32_t new_type = dtype_of(of.new_k);
+  const bool casts = is_fp8 && new_type <= TEA_FP32;
+  args.new_dtype = casts ? new_type : TEA_DTYPE_DEFAULT;
+  for (const auto& [name, t] : others) {
+    const bool is_new = &t != &of.v_cache;
+    if (dtype_of(t) != (casts && is_new ? new_type : args.dtype))
+      refuse(std::string(name) + ".dtype", dtype_text(t),
+             casts && is_new ? "that of new_k, " + dtype_text(of.new_k)
+                             : "that of k_cache, " + dtype_text(of.k_cache) +
+                                   (is_fp8 ? ", or float16, bfloat16 or float32" : ""));
+    if (device_of(name, t) != place.where.device)
+      refuse(name, "on another device", "that of k_cache");
+  }
+}
+
+void add_scales(tea_kv_append& args, const Place& place, const std::optional<Tensor>& k_descale,
+                const std::optional<Tensor>& v_descale) {
+  const std::tuple<const char*, const std::optional<Tensor>&, const float*&> scales[] = {
+      {"k_descale", k_descale, args.k_scale_inv}, {"v_descale", v_descale, args.v_scale_inv}};
+  int64_t numbers = 0;  // of the first that is given
+  for (const auto& [name, scale, to] : scales) {
+    if (!scale) continue;
+    numbers = frontend::require_cache_scales(name, View(*scale), args.heads, numbers);
+    to = place.fp32(name, *scale);
+  }
+  if (numbers > 1) args.kv_scale = TEA_KV_SCALE_HEAD;
+}
 
 }  // namespace
 
@@ -36,23 +75,7 @@ void kv_cache_append(Stack& stack) {
   if (cache_k.rank != 4 || cache_v.rank != 4)
     refuse("k_cache", "of shape " + shape_text(cache_k), "[pages, page_size, heads, dim]");
   auto args = sized<tea_kv_append>();
-  args.dtype = dtype_of(k_cache);
-  const std::pair<const char*, const Tensor&> others[] = {
-      {"new_k", new_k}, {"new_v", new_v}, {"v_cache", v_cache}};
-  const bool is_fp8 = frontend::is_fp8(args.dtype);
-  const int32_t new_type = dtype_of(new_k);
-  const bool casts = is_fp8 && new_type <= TEA_FP32;
-  args.new_dtype = casts ? new_type : TEA_DTYPE_DEFAULT;
-  for (const auto& [name, t] : others) {
-    const bool is_new = &t != &v_cache;
-    if (dtype_of(t) != (casts && is_new ? new_type : args.dtype))
-      refuse(std::string(name) + ".dtype", dtype_text(t),
-             casts && is_new ? "that of new_k, " + dtype_text(new_k)
-                             : "that of k_cache, " + dtype_text(k_cache) +
-                                   (is_fp8 ? ", or float16, bfloat16 or float32" : ""));
-    if (device_of(name, t) != place.where.device)
-      refuse(name, "on another device", "that of k_cache");
-  }
+  describe_types(args, place, {new_k, new_v, k_cache, v_cache});
   const bool dense = k.rank == 4;
   args.new_form = dense ? TEA_DENSE : TEA_RAGGED;
   args.reindex = reindex;
@@ -80,15 +103,7 @@ void kv_cache_append(Stack& stack) {
   if (cache_v.size[0] != args.pages || cache_v.size[1] != args.page_size ||
       cache_v.size[2] != args.heads)
     refuse("v_cache", "of shape " + shape_text(cache_v), "the pages, slots and heads of k_cache");
-  const std::tuple<const char*, const std::optional<Tensor>&, const float*&> scales[] = {
-      {"k_descale", k_descale, args.k_scale_inv}, {"v_descale", v_descale, args.v_scale_inv}};
-  int64_t numbers = 0;  // of the first that is given
-  for (const auto& [name, scale, to] : scales) {
-    if (!scale) continue;
-    numbers = frontend::require_cache_scales(name, View(*scale), args.heads, numbers);
-    to = place.fp32(name, *scale);
-  }
-  if (numbers > 1) args.kv_scale = TEA_KV_SCALE_HEAD;
+  add_scales(args, place, k_descale, v_descale);
   if (page_table) {
     const View table(*page_table);
     args.page_table = place.int32("page_table", *page_table);

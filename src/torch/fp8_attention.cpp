@@ -235,6 +235,12 @@ void require_saved(const Tensor& memory, const Saved& saved) {
            std::to_string(saved.places.bytes()) + ": what forward returned for such q, k and v");
 }
 
+// Memory for the gradient of q, k or v (0, 1, 2), in the type of q.
+Tensor gradient_of(const Tensor& q, const Saved& saved, int i) {
+  const frontend::Tensor rows = saved.rows[i].at(nullptr);
+  return empty(q, torch_dtype(dtype_of(q)), rows.rank, rows.size);
+}
+
 }  // namespace
 
 void fp8_attention_backward(Stack& stack) {
@@ -290,11 +296,8 @@ void fp8_attention_backward(Stack& stack) {
     call.add_memory(TEA_DQ_AMAX, of_gradients.amax);
   }
 
-  const auto gradient = [&](int i) {
-    const frontend::Tensor rows = saved.rows[i].at(nullptr);
-    return empty(arguments.q, torch_dtype(type), rows.rank, rows.size);
-  };
-  const Tensor out[] = {gradient(0), gradient(1), gradient(2)};
+  const Tensor out[] = {gradient_of(arguments.q, saved, 0), gradient_of(arguments.q, saved, 1),
+                        gradient_of(arguments.q, saved, 2)};
   constexpr tea_tensor kIndices[] = {TEA_DQ, TEA_DK, TEA_DV};
   const char* const names[] = {"dq", "dk", "dv"};
   tea_strides* const strides[] = {&problem.dq, &problem.dk, &problem.dv};

@@ -64,3 +64,20 @@ def test_new_tokens_that_do_not_fit_the_caches_are_named() -> None:
         OPS.kv_cache_append(half, half, cache, cache, table, cu, cu)
     with pytest.raises(RuntimeError, match=r"needs heads and dims of the caches, \[4, 2, 1, 8\]"):
         OPS.kv_cache_append(wide, wide, cache, cache, table, cu, cu)
+
+
+@pytest.mark.parametrize("name", ["append", "to bshd", "to thd"])
+def test_tensors_expanded_in_every_dimension_are_refused(name: str) -> None:
+    """Strides that are all zero mean contiguous memory in the C API, which is not there."""
+    row = torch.randn(8)
+    cache = torch.zeros(4, 2, 2, 8)
+    table, two = torch.arange(2, dtype=torch.int32).view(2, 1), torch.tensor([0, 2, 4]).int()
+    calls = {
+        "append": lambda: OPS.kv_cache_append(
+            *[row.expand(2, 2, 2, 8)] * 2, cache, cache.clone(), table, two, two
+        ),
+        "to bshd": lambda: OPS.thd_to_bshd(row.expand(8, 2, 8), CU, None, 6),
+        "to thd": lambda: OPS.bshd_to_thd(row.expand(3, 6, 2, 8), CU, None, 8),
+    }
+    with pytest.raises(RuntimeError, match="is expanded in every dimension; needs memory"):
+        calls[name]()
