@@ -50,7 +50,7 @@ struct Job {
 int cores() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 int wanted_threads() {
@@ -206,11 +206,10 @@ int thread_count(int64_t most) {
 
 void parallel_for(int64_t count, const std::function<void(int64_t)>& body, const Threads& threads) {
   Job job{count, body, thread_count(threads.most) - 1, {}, {}, {}};
-  if (inside || count <= 1)
-    job.work();
-  else if (threads.run)
+  const bool alone = inside || count <= 1;
+  if (!alone && threads.run)
     run_on(threads, job);
-  else if (job.seats == 0 || !run_on_pool(job))
+  else if (alone || job.seats == 0 || !run_on_pool(job))
     job.work();
   if (job.error) std::rethrow_exception(job.error);
 }

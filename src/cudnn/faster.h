@@ -61,8 +61,8 @@ inline bool has_row(const Problem& p, std::span<const Faster> rows = kFaster) {
   const auto real = [](int64_t n) { return static_cast<double>(n); };  // products may be huge
   const double pairs = real(p.batch) * real(p.heads_q) * real(p.seqlen_q) * real(p.seqlen_kv);
   return std::ranges::any_of(rows, [&](const Faster& row) {
-    return row.dim_qk == p.dim_qk && row.dim_v == p.v_dim() &&
-           p.seqlen_q >= row.least_rows && pairs >= real(row.least_pairs);
+    return row.dim_qk == p.dim_qk && row.dim_v == p.v_dim() && p.seqlen_q >= row.least_rows &&
+           pairs >= real(row.least_pairs);
   });
 }
 inline bool has_row(const Problem& p, int sm, size_t version,

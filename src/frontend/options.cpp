@@ -4,8 +4,10 @@ namespace tea::frontend {
 namespace {
 
 namespace schema_type {
+// NOLINTBEGIN(readability-identifier-naming): the names are the kinds of options.def.
 constexpr const char *Tensor = "Tensor", *OptionalTensor = "Tensor?", *Text = "str", *Flag = "bool",
                      *Integer = "SymInt", *Number = "float", *OptionalNumber = "float?";
+// NOLINTEND(readability-identifier-naming)
 }  // namespace schema_type
 
 }  // namespace

@@ -161,6 +161,7 @@ TEA_JAX_API const char* te_attention_jax_options() { return tea::frontend::schem
 
 // The sizes of a call, from shapes alone. Next to options, a request may have "lse" (forward writes
 // it) and "lse_gradient".
+// NOLINTNEXTLINE(readability-identifier-naming): a name of the C interface.
 struct te_attention_jax_call {
   int64_t sizes[7];            // of the run: the attribute `sizes`
   uint64_t forward, backward;  // bytes of workspace

@@ -104,6 +104,7 @@ WorkspaceSize size_of(size_t bytes) { return {{bytes ? bytes : 1}, DType::kByte}
 
 }  // namespace
 
+// NOLINTBEGIN(readability-function-size): the signatures are TransformerEngine's.
 NVTE_Fused_Attn_Backend GetFusedAttnBackend(
     bool is_training, DType q_dtype, DType kv_dtype, NVTE_QKV_Layout qkv_layout,
     NVTE_Bias_Type bias_type, NVTE_Mask_Type mask_type, NVTE_Softmax_Type softmax_type,
@@ -156,6 +157,7 @@ void PrepareFusedAttnBackwardAuxTensors(NVTETensorPack* tensor_pack, size_t inpu
     set(tensor_pack->tensors[0], softmax_buf, dtype,
         {input_batch, attn_heads, q_max_seqlen, kv_max_seqlen});
 }
+// NOLINTEND(readability-function-size)
 
 NVTE_Fused_Attn_Backend FusedAttnConfig::backend(DType dtype_q, DType dtype_kv) const {
   return GetFusedAttnBackend(is_training, dtype_q, dtype_kv, layout(), bias(), mask(), softmax(),

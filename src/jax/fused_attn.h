@@ -7,6 +7,7 @@
 
 namespace transformer_engine::jax {
 
+// NOLINTBEGIN(readability-identifier-naming): the names are TransformerEngine's, or like them.
 NVTE_Fused_Attn_Backend GetFusedAttnBackend(
     bool is_training, DType q_dtype, DType kv_dtype, NVTE_QKV_Layout qkv_layout,
     NVTE_Bias_Type bias_type, NVTE_Mask_Type mask_type, NVTE_Softmax_Type softmax_type,
@@ -83,5 +84,6 @@ size_t Forward(const FusedAttnConfig& config, DType dtype, const FusedAttnBuffer
                void* stream);
 size_t Backward(const FusedAttnConfig& config, DType dtype, const FusedAttnBuffers& buffers,
                 void* stream);
+// NOLINTEND(readability-identifier-naming)
 
 }  // namespace transformer_engine::jax

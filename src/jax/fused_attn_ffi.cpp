@@ -254,6 +254,7 @@ ffi::Error FusedAttnBackwardFFI(Place place, ffi::RemainingArgs args, ffi::Remai
 }
 
 // TransformerEngine creates cuDNN's handle in the prepare stage. Nothing is needed here.
+// NOLINTNEXTLINE(readability-identifier-naming): TransformerEngine's name.
 ffi::Error CudnnHandleInitFFI(ffi::RemainingArgs, ffi::RemainingRets, ffi::Dictionary) {
   return ffi::Error::Success();
 }

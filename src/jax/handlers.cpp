@@ -118,6 +118,7 @@ class Call {
   void* tensors_[kOrigin + 1] = {};
 };
 
+// NOLINTNEXTLINE(readability-function-size): a parameter for each attribute of the custom call.
 ffi::Error run(Verb verb, Place place, std::string_view line, std::string_view engine,
                Indices operands, Indices results, Sizes sizes, ffi::RemainingArgs args,
                ffi::RemainingRets rets) {

@@ -68,7 +68,6 @@ using tea::nvte::needed_pack;
 using tea::nvte::set_gradients;
 using tea::nvte::set_inputs;
 using tea::nvte::signed_size;
-using tea::nvte::tensor;
 using tea::nvte::Tensor;
 using tea::nvte::Views;
 using tea::nvte::views_of_kv;
