@@ -7,5 +7,7 @@
 #include "cpu/flash_tile.h"
 #include "cpu/flash_kernel.h"
 #include "cpu/flash_kernel_backward.h"
+#include "cpu/decode_elements.h"
+#include "cpu/decode_rows.h"
 #include "cpu/decode_kernel.h"
 // clang-format on

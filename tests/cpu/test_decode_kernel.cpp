@@ -20,6 +20,8 @@ constexpr int kBytes = 16, kTall = 4, kStrip = 2;
 #include "cpu/flash_tile.h"
 #include "cpu/flash_kernel.h"
 #include "cpu/flash_kernel_backward.h"
+#include "cpu/decode_elements.h"
+#include "cpu/decode_rows.h"
 #include "cpu/decode_kernel.h"
 // clang-format on
 

@@ -23,6 +23,8 @@ constexpr int kBytes = 64, kTall = 6, kStrip = 4;
 #include "cpu/flash_tile.h"
 #include "cpu/flash_kernel.h"
 #include "cpu/flash_kernel_backward.h"
+#include "cpu/decode_elements.h"
+#include "cpu/decode_rows.h"
 #include "cpu/decode_kernel.h"
 #include "cpu/amx_vectors.h"
 #include "cpu/packed_tiles.h"
