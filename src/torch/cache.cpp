@@ -108,9 +108,10 @@ void kv_cache_append(Stack& stack) {
     const View table(*page_table);
     args.page_table = place.int32("page_table", *page_table);
     args.pages_per_sequence = table.rank == 2 ? table.size[1] : 1;
-    if (table.rank < 1 || table.size[0] < args.batch)
+    const bool has_rows = (table.rank == 1 || table.rank == 2) && table.size[0] >= args.batch;
+    if (!has_rows || args.pages_per_sequence < 1)  // 0 means 1 in the C API
       refuse("page_table", "of shape " + shape_text(table),
-             "a row for each of " + std::to_string(args.batch) + " sequences");
+             "a row of pages for each of " + std::to_string(args.batch) + " sequences");
   }
   run_reported(tea_kv_cache_append, args, cu_new, place.where, "cu_new or cu_cached");
 }
@@ -129,6 +130,9 @@ void convert(tea_status (*verb)(const tea_thd_convert*, int, void*), const Tenso
   args.input = from.data, args.output = to.data;
   args.cu_seqlens = place.int32("cu_seqlens", cu_seqlens);
   if (offsets) args.offsets = place.int32("offsets", *offsets);
+  if (offsets && offsets->numel() < bshd.size[0])
+    refuse("offsets", "of shape " + shape_text(View(*offsets)),
+           "the first token of each of " + std::to_string(bshd.size[0]) + " sequences");
   args.batch = bshd.size[0], args.seqlen = bshd.size[1], args.tokens = thd.size[0];
   args.heads = thd.size[1], args.dim = thd.size[2];
   args.thd_stride = strides_of("thd", thd), args.bshd_stride = strides_of("bshd", bshd);

@@ -81,3 +81,21 @@ def test_tensors_expanded_in_every_dimension_are_refused(name: str) -> None:
     }
     with pytest.raises(RuntimeError, match="is expanded in every dimension; needs memory"):
         calls[name]()
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (1, 1), (2, 1, 1), ()])
+def test_a_page_table_without_a_row_of_pages_for_each_sequence_is_refused(shape: tuple) -> None:
+    new, cache = torch.randn(2, 2, 2, 8), torch.zeros(4, 2, 2, 8)
+    two = torch.tensor([0, 2, 4]).int()
+    table = torch.zeros(shape, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="page_table is of shape .*; needs a row of pages"):
+        OPS.kv_cache_append(new, new, cache, cache.clone(), table, two, two)
+
+
+@pytest.mark.parametrize("to_bshd", [False, True])
+def test_offsets_of_fewer_sequences_are_refused(to_bshd: bool) -> None:
+    with pytest.raises(RuntimeError, match=r"offsets is of shape \[2\]; needs the first token"):
+        if to_bshd:
+            OPS.thd_to_bshd(torch.randn(8, 2, 8), CU, CU[:2], 6)
+        else:
+            OPS.bshd_to_thd(torch.randn(3, 6, 2, 8), CU, CU[:2], 8)
