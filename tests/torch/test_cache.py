@@ -88,7 +88,7 @@ def test_a_page_table_without_a_row_of_pages_for_each_sequence_is_refused(shape:
     new, cache = torch.randn(2, 2, 2, 8), torch.zeros(4, 2, 2, 8)
     two = torch.tensor([0, 2, 4]).int()
     table = torch.zeros(shape, dtype=torch.int32)
-    with pytest.raises(RuntimeError, match="page_table is of shape .*; needs a row of pages"):
+    with pytest.raises(RuntimeError, match=r"page_table is of shape .*; needs a row of pages"):
         OPS.kv_cache_append(new, new, cache, cache.clone(), table, two, two)
 
 

@@ -120,6 +120,16 @@ def test_other_numbers_of_dimensions() -> None:
     )
 
 
+@pytest.mark.parametrize("expanded", ["none", "key"])
+def test_groups_whose_heads_have_keys_or_values_of_their_own(expanded: str) -> None:
+    q, k, v = (torch.randn(2, 6, 2, 3, 16) for _ in range(3))
+    if expanded == "key":
+        k = k[:, :, :, :1].expand_as(k)
+    o = xops.memory_efficient_attention(q, k, v)
+    want = definition(*(t.flatten(2, 3) for t in (q, k, v)), None).unflatten(2, (2, 3))
+    torch.testing.assert_close(o.double(), want, rtol=1e-5, atol=1e-5)
+
+
 def test_lse_and_dropout_and_types() -> None:
     q = torch.randn(2, 6, 4, 16, requires_grad=True)
     o, lse = xops.fmha.memory_efficient_attention_forward_requires_grad(q, q, q)
