@@ -334,3 +334,17 @@ class LockStep:
             self.received[rank] += message.numel() * message.element_size()
         pending.missing = rest
         return not rest
+
+
+_transports: dict[tuple, GroupTransport] = {}
+
+
+def transport_of(
+    groups: tuple[dist.ProcessGroup, ...], stream: "torch.cuda.Stream | None"
+) -> GroupTransport:
+    """The transport of these groups; it counts their messages."""
+    key = (*(g.group_name for g in groups), stream)
+    found = _transports.get(key)
+    if found is None or found.groups != groups:  # names are used again after groups are destroyed
+        found = _transports[key] = GroupTransport(groups, stream)
+    return found

@@ -7,44 +7,43 @@ them together; explain() prints which strategy a call takes, and what it costs.
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from te_attention._cp_cost import Prediction, Shape, predict
 from te_attention._cp_cost import Topology as _Topology
 from te_attention._library import setting
 from te_attention.torch._arguments import Arguments
 from te_attention.torch._bounded import keep
 from te_attention.torch._cp_agree import DisagreementError, agree, report_error
 from te_attention.torch._cp_call import ALIGNMENT, Call, ContextParallel
-from te_attention.torch._cp_exchange import Exchange, exchange_all, ordered_sum
-from te_attention.torch._cp_layout import Side
-from te_attention.torch._cp_parts import UNBOUNDED, Problem, ring_parts
+from te_attention.torch._cp_choice import (
+    DEFAULT_TOPOLOGY,
+    Group,
+    Sharding,
+    Strategy,
+    choose,
+    cost_shape,
+    groups_of,
+    take_fp8,
+)
+from te_attention.torch._cp_exchange import Exchange
+from te_attention.torch._cp_explain import explain
+from te_attention.torch._cp_parts import Problem
 from te_attention.torch._cp_problem import (
     SHARDINGS,
-    STRATEGIES,
     Distribution,
     check_strategy,
-    make_problem,
     problem_of,
     refuse,
-    shares,
 )
 from te_attention.torch._cp_run import Inputs
-from te_attention.torch._cp_transport import GroupTransport, drive
-from te_attention.torch._fp8 import check as check_fp8_option
+from te_attention.torch._cp_shard import shard, unshard
+from te_attention.torch._cp_transport import GroupTransport, transport_of
 from te_attention.torch.functional import MULTIPLE, chosen, describe
 
-Group: TypeAlias = dist.ProcessGroup | tuple[dist.ProcessGroup, dist.ProcessGroup]
-Strategy: TypeAlias = (
-    Literal["auto", "ring", "all_gather", "a2a", "halo", "gather_q"] | tuple[str, str]
-)
-Sharding: TypeAlias = Literal["zigzag", "contiguous"]
-HIERARCHICAL = ("a2a", "ring")
 MEBI = 2**20
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _PLAIN = frozenset((bool, int, float, str, tuple, type(None)))  # options whose values are compared
@@ -103,86 +102,7 @@ class Topology(_Topology):
         dist.all_gather_object(found, mine, group=group)
         return cls(*(min(x) for x in zip(*found, strict=True)))
 
-
-_DEFAULT = Topology()
-
-
-# ------------------------------------------------------------------------------------- choices
-
-
-def _groups(group: Group, strategy: Strategy) -> tuple[tuple[dist.ProcessGroup, ...], str, int]:
-    """The groups that are used, the strategy of the outer one, and the ranks of the inner one."""
-    if isinstance(strategy, (tuple, list)):
-        if tuple(strategy) != HIERARCHICAL:
-            refuse("strategy", strategy, f"one of auto, {', '.join(STRATEGIES)} or {HIERARCHICAL}")
-        if not isinstance(group, (tuple, list)) or len(group) != 2:
-            refuse("group", type(group).__name__, f"(inner, outer) groups for {HIERARCHICAL}")
-        inner, outer = (dist.get_world_size(g) for g in group)
-        if inner == 1:
-            return (group[1],), "ring", 1
-        if outer == 1:
-            return (group[0],), "a2a", 1
-        return tuple(group), "ring", inner
-    if strategy not in ("auto", *STRATEGIES):
-        refuse("strategy", repr(strategy), f"one of auto, {', '.join(STRATEGIES)}")
-    if not isinstance(group, dist.ProcessGroup):
-        refuse("group", type(group).__name__, "a ProcessGroup")
-    return (group,), strategy, 1
-
-
-def cost_shape(p: Problem, x: Inputs) -> Shape:
-    """The problem as the formula of costs takes it."""
-    batch = 1 if p.q.ragged else x.q.shape[1 if p.q.format == "sbhd" else 0]
-    lengths = [sum(s.tokens) if s.ragged else s.length for s in (p.q, p.kv)]
-    left, right = (None if bound == UNBOUNDED else bound for bound in p.window)
-    return Shape(p.world, *lengths, p.heads_q, p.heads_kv, x.q.shape[-1], x.v.shape[-1], batch,
-                 x.q.element_size(), p.causal, (left, right), p.q.zigzag, p.inner)  # fmt: skip
-
-
-def candidates(p: Problem, x: Inputs, topology: _Topology) -> list[tuple[str, Prediction, str]]:
-    """Each strategy, what both directions take, and why it cannot run; the first to win ties."""
-    out = []
-    shape = cost_shape(p, x)
-    for strategy in STRATEGIES:
-        why = ""
-        if strategy == "a2a" and p.heads_q < p.world:
-            why = f"{p.heads_q} heads of q are fewer than {p.world} ranks"
-        left, right = p.window
-        if strategy == "halo":
-            if left == UNBOUNDED or (right == UNBOUNDED and not p.causal):
-                why = "no window on both sides"
-            elif any(s.ragged and s.host_starts is None for s in (p.q, p.kv)):
-                why = "lengths are on the device"
-        both = [predict(strategy, shape, topology, backward=b) for b in (False, True)]
-        out.append((strategy, both, why))
-    return out
-
-
-def choose(p: Problem, x: Inputs, topology: _Topology) -> str:
-    """The strategy that is predicted to take least; ties go to the earlier one."""
-    if p.world == 1:
-        return "ring"
-    possible = [(sum(b.seconds for b in both), s) for s, both, why in candidates(p, x, topology)
-                if not why]  # fmt: skip
-    return min(possible, key=lambda one: one[0])[1]
-
-
 _calls: dict[tuple, Call] = {}  # by their keys
-_transports: dict[tuple, GroupTransport] = {}
-
-
-def transport_of(
-    groups: tuple[dist.ProcessGroup, ...], stream: "torch.cuda.Stream | None"
-) -> GroupTransport:
-    """The transport of these groups; it counts their messages."""
-    key = (*(g.group_name for g in groups), stream)
-    found = _transports.get(key)
-    if found is None or found.groups != groups:  # names are used again after groups are destroyed
-        found = _transports[key] = GroupTransport(groups, stream)
-    return found
-
-
-# ----------------------------------------------------------------------------------------- API
 
 
 def _signature(a: Arguments, p: Problem, strategy: str, *wanted: object) -> dict[str, object]:
@@ -223,18 +143,6 @@ def _signature(a: Arguments, p: Problem, strategy: str, *wanted: object) -> dict
         },
         **shapes,
     }
-
-
-def _take_fp8(q: Tensor, options: dict) -> bool:
-    """Removes fp8 from the options: whether it is "current"."""
-    fp8 = options.pop("fp8", None)
-    if fp8 is None:
-        return False
-    if not isinstance(fp8, str):
-        refuse("fp8", f"of type {type(fp8).__name__}",
-               "'current': ranks find the scales of all rows")  # fmt: skip
-    check_fp8_option(q, fp8)
-    return True
 
 
 def _check_words(sharding: object, check: object) -> None:
@@ -324,19 +232,19 @@ def _new_call(
     """A call on which all ranks agree, its tensors, and whether they compare each one like it."""
     group, strategy, sharding, seqlens, topology, stream, check = how
     _check_words(sharding, check)
-    groups, strategy, inner = _groups(group, strategy)
+    groups, strategy, inner = groups_of(group, strategy)
     transport = transport_of(groups, stream)
     always = check == "always" or (
         check is None and (transport.backend == "gloo" or setting("TE_ATTENTION_CHECK") == "1")
     )
     try:
-        fp8 = _take_fp8(q, options)
+        fp8 = take_fp8(q, options)
         a = describe(q, k, v, return_max_logit=wanted[1], **options)
         first, zigzag = "ring" if strategy == "auto" else strategy, sharding == "zigzag"
         shared = Distribution(transport.world, transport.rank, first, inner, zigzag, seqlens, fp8)
         p, x = problem_of(a, shared)
         if strategy == "auto":
-            strategy = choose(p, x, topology or _DEFAULT)
+            strategy = choose(p, x, topology or DEFAULT_TOPOLOGY)
             p, x = problem_of(a, shared._replace(strategy=strategy))
         check_strategy(p)
     except BaseException as error:
@@ -394,164 +302,3 @@ def _agreed(
             signature = agree(one, signature, always)
         row = p.memo[key] = signature["one row of bias"] == "True"
     return p if p.bias_row is row else replace(p, bias_row=row)
-
-
-# ------------------------------------------------------------------------- cutting and joining
-
-
-def _side(
-    size: int, world: int, sharding: Sharding, cu_seqlens: Tensor | None, seqlen: int | None
-) -> Side:
-    """How a tensor is cut; `size`: its rows."""
-    if sharding not in SHARDINGS:
-        refuse("sharding", repr(sharding), f"one of {', '.join(SHARDINGS)}")
-    zigzag = sharding == "zigzag"
-    if cu_seqlens is None:
-        return Side("bshd", world, zigzag, size if seqlen is None else seqlen)
-    lengths = cu_seqlens.diff().long()
-    if cu_seqlens.device.type == "cpu":
-        tokens = tuple(shares(lengths, world, zigzag))
-    else:
-        tokens = (size // world,) * world
-    return Side("thd", world, zigzag, 0, cu_seqlens, cu_seqlens, tokens, size)
-
-
-def shard(
-    x: Tensor,
-    group: dist.ProcessGroup,
-    axis: int = 1,
-    *,
-    sharding: Sharding = "zigzag",
-    cu_seqlens: Tensor | None = None,
-    rank: int | None = None,
-) -> Tensor:
-    """The rows of this rank, or of `rank`, along `axis` of a tensor with all rows: a copy.
-
-    cu_seqlens: for tokens of ragged sequences, where each sequence starts, with its padding; on a
-    GPU all lengths are multiples of twice the ranks. Lengths that are not give ranks different
-    numbers of rows: chunks are multiples of 16 then, and the last ones short.
-    """
-    world = dist.get_world_size(group)
-    rank = dist.get_rank(group) if rank is None else rank
-    side = _side(x.shape[axis], world, sharding, cu_seqlens, None)
-    if side.ragged:
-        keys = side.keys(side.shard(rank))
-        every = side.keys(side.shard(0, world))
-        return x.index_select(axis, torch.searchsorted(every, keys).to(x.device))
-    pieces = side.shard(rank).pieces
-    return torch.cat([x.narrow(axis, p.begin, p.end - p.begin) for p in pieces], axis)
-
-
-class _Unshard(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, side, axis, transport):
-        ctx.side, ctx.axis, ctx.transport = side, axis, transport
-        rank, world = transport.rank, transport.world
-        buffers = []
-        for r in range(world):
-            shape = list(x.shape)
-            shape[axis] = side.shard(r).size
-            buffers.append(x if r == rank else x.new_empty(shape))
-        drive(exchange_all([x.contiguous()] * world, buffers, rank), transport)
-        return side.join(buffers, 0, axis)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        transport = ctx.transport
-        rank, world = transport.rank, transport.world
-        parts = ctx.side.split(gradient, 0, world, ctx.axis)
-        parts = [part.contiguous() for part in parts]
-        buffers = [parts[rank] if r == rank else torch.empty_like(parts[rank])
-                   for r in range(world)]  # fmt: skip
-        drive(exchange_all(parts, buffers, rank), transport)
-        return ordered_sum(buffers), None, None, None
-
-
-def unshard(
-    x: Tensor,
-    group: dist.ProcessGroup,
-    axis: int = 1,
-    *,
-    sharding: Sharding = "zigzag",
-    cu_seqlens: Tensor | None = None,
-    seqlen: int | None = None,
-) -> Tensor:
-    """All rows, on every rank, from the rows of each: the inverse of shard().
-
-    seqlen: all rows, where ranks have different numbers of them. The gradient of a row is the sum
-    of those that the ranks have for it.
-    """
-    world = dist.get_world_size(group)
-    rows = x.shape[axis]
-    side = _side(rows * world, world, sharding, cu_seqlens, seqlen)
-    needed = side.shard(dist.get_rank(group)).size
-    if rows != needed:
-        refuse(f"x.shape[{axis}]", rows, f"{needed} rows (seqlen= gives the sum of all ranks)")
-    return _Unshard.apply(x, side, axis, transport_of((group,), None))
-
-
-# ------------------------------------------------------------------------------------- explain
-
-
-def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    world: int | None = None,
-    rank: int = 0,
-    group: Group | None = None,
-    strategy: Strategy = "auto",
-    sharding: Sharding = "zigzag",
-    inner: int = 1,
-    seqlens: int | Sequence[int] | tuple | None = None,
-    topology: _Topology | None = None,
-    **options: object,
-) -> str:
-    """Text: the strategy of a call, why not the others, its steps, bytes and predicted times.
-
-    Of the rank of `group`, or without a group of `rank` among `world` ranks; nothing is sent.
-    """
-    if group is not None:
-        groups, strategy, inner = _groups(group, strategy)
-        transport = GroupTransport(groups)
-        world, rank = transport.world, transport.rank
-    elif world is None:
-        refuse("world", None, "a number of ranks, or a group")
-    elif isinstance(strategy, (tuple, list)):
-        strategy = "ring"
-    topology = topology or _DEFAULT
-    fp8 = _take_fp8(q, options)
-    a = describe(q, k, v, **options)
-    first = "ring" if strategy == "auto" else strategy
-    how = Distribution(world, rank, first, inner, sharding == "zigzag", seqlens, fp8)
-    p, x = make_problem(a, how)
-    lines = []
-    if strategy == "auto":
-        strategy = choose(p, x, topology)
-        p, x = make_problem(a, how._replace(strategy=strategy))
-    name = strategy if p.group in (1, p.world) else f"a2a of {p.group} ranks + ring"
-    lines.append(f"rank {rank} of {world}: {name}, {sharding} shards")
-    for one, (ahead, back), why in candidates(p, x, topology):
-        verdict = f"cannot run: {why}" if why else (
-            f"forward {1e3 * ahead.seconds:.3f} ms, backward {1e3 * back.seconds:.3f} ms, "
-            f"{ahead.received / MEBI:.2f} MiB received forward, {ahead.extra / MEBI:.2f} MiB more "
-            "memory"
-        )  # fmt: skip
-        lines.append(f"  {one}{' (chosen)' if one == strategy else ''}: {verdict}")
-    if p.strategy in ("ring", "a2a"):
-        positions = bool(p.dropout or p.alibi or x.slopes is not None or x.bias is not None)
-        parts, sends, receives = ring_parts(p, positions)
-        for step in range(p.members):
-            here = [part for part in parts if part.step == step]
-            blocks = ", ".join(
-                f"queries {part.q} x keys {part.kv} of {part.source}"
-                + (" masked" if part.masked else "")
-                for part in here
-            )
-            moves = [w for w, s in (("sends", sends), ("receives", receives)) if step in s]
-            lines.append(
-                f"  step {step}: {blocks or 'nothing'}; {' and '.join(moves) or 'no'} keys"
-            )
-    return "\n".join(lines)

@@ -400,6 +400,22 @@ def test_explain_tells_the_choice_and_the_steps() -> None:
     assert "a2a: cannot run: 8 heads of q are fewer than 16 ranks" in few
 
 
+def test_explain_tells_whether_a_call_is_repeated() -> None:
+    q = torch.zeros(1, 64, 8, 64)
+    options = {"format": "bshd", "strategy": "ring", "world": 4}
+    repeated = "equal calls after the second are repeated from a recording"
+    assert repeated in cp.explain(q, q, q, **options)
+    for more, why in (
+        ({"dropout": 0.1}, "dropout"),
+        ({"strategy": "a2a"}, "the strategy a2a"),
+        ({"strategy": "ring", "world": 1}, "one rank has no transfers"),
+        ({"sink": torch.zeros(8)}, "options that are tensors"),
+    ):
+        text = cp.explain(q, q, q, **(options | more))
+        assert f"each call runs its program in Python: {why}" in text
+        assert repeated not in text
+
+
 def test_few_queries_go_to_the_keys() -> None:
     q, k = torch.zeros(1, 4, 32, 128), torch.zeros(1, 16384, 8, 128)
     options = {"world": 8, "format": "bshd", "mask": "causal_bottom_right"}

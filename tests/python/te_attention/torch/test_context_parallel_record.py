@@ -10,6 +10,7 @@ import torch
 
 from te_attention.torch._cp_call import Call
 from te_attention.torch._cp_exchange import Exchange
+from te_attention.torch._cp_explain import why_not_repeated
 from te_attention.torch._cp_nccl import EVENTS, FUNCTIONS
 from te_attention.torch._cp_problem import Distribution, make_problem
 from te_attention.torch._cp_record import Recorder
@@ -176,6 +177,21 @@ CASES = {
     "window of bhsd": ("halo", {"window": (7, None), "format": "bhsd"}),
     "window of a ring": ("ring", {"window": (40, None)}),
 }
+RUN_EACH_TIME = {
+    "all of K and V": ("all_gather", {}),
+    "heads for rows": ("a2a", {}),
+    "queries": ("gather_q", {}),
+    "later keys": ("halo", {"mask": None, "window": (7, 3)}),
+    "no earlier keys": ("halo", {"window": (0, None)}),
+    "ALiBi of a window": ("halo", {"window": (7, None), "alibi": True}),
+    "row maxima": ("ring", {"return_max_logit": True}),
+    "off by one": ("ring", {"sink": "off_by_one"}),
+}
+REPEATED = CASES | {
+    "ALiBi": ("ring", {"alibi": True}),
+    "off by one of a window": ("halo", {"window": (7, None), "sink": "off_by_one"}),
+    "later keys of a ring": ("ring", {"mask": None, "window": (7, 3)}),
+}
 
 
 def check(ranks: Ranks, found: list, seed: int) -> None:
@@ -219,6 +235,18 @@ def test_a_call_that_does_more_runs_its_program_each_time() -> None:
     for seed in (1, 2, 3):
         check(ranks, ranks.run(seed), seed)
         assert all(call.passes[0].recording is None for call in ranks.calls)
+
+
+@pytest.mark.parametrize("name", [*REPEATED, *RUN_EACH_TIME])
+def test_explain_knows_which_calls_are_repeated(name: str) -> None:
+    strategy, options = (REPEATED | RUN_EACH_TIME)[name]
+    ranks = Ranks(2, strategy, False, **options)
+    inputs = ranks.inputs(1)
+    for seed in (1, 2):
+        ranks.run(seed)
+    for call, problem, tensors_of_rank in zip(ranks.calls, ranks.problems, inputs, strict=True):
+        assert (call.passes[0].recording is None) == (name in RUN_EACH_TIME)
+        assert bool(why_not_repeated(problem, Inputs(*tensors_of_rank))) == (name in RUN_EACH_TIME)
 
 
 def packed(rows: int) -> list[torch.Tensor]:
