@@ -37,9 +37,11 @@ struct TileConfig {
   int teams;       // each computes all rows over key blocks of its own
   int stages;      // blocks of K and V that a team holds in shared memory
   int passes = 1;  // in which the teams' results are added: shared memory holds one pass
+  bool has_producers = false;  // a warp for each team that loads its blocks
 
   constexpr int block_m() const { return 16 * mma_m * team_warps; }
-  constexpr int threads() const { return 32 * team_warps * teams; }
+  constexpr int computing_threads() const { return 32 * team_warps * teams; }
+  constexpr int threads() const { return computing_threads() + (has_producers ? 32 * teams : 0); }
 };
 
 // Two row counts for each pair of head dimensions: 16 rows for a query and one group of heads, and
@@ -49,11 +51,14 @@ struct TileConfig {
 inline constexpr TileConfig kTiles[] = {
     {.dim = 64, .dim_v = 64, .mma_m = 1, .team_warps = 1, .teams = 8, .stages = 5},
     {.dim = 64, .dim_v = 64, .mma_m = 2, .team_warps = 2, .teams = 4, .stages = 8, .passes = 2},
-    {.dim = 128, .dim_v = 128, .mma_m = 1, .team_warps = 1, .teams = 4, .stages = 5},
+    {.dim = 128, .dim_v = 128, .mma_m = 1, .team_warps = 1, .teams = 4, .stages = 5,
+     .has_producers = true},
     {.dim = 128, .dim_v = 128, .mma_m = 1, .team_warps = 4, .teams = 2, .stages = 8, .passes = 2},
-    {.dim = 192, .dim_v = 128, .mma_m = 1, .team_warps = 1, .teams = 4, .stages = 4},
+    {.dim = 192, .dim_v = 128, .mma_m = 1, .team_warps = 1, .teams = 4, .stages = 4,
+     .has_producers = true},
     {.dim = 192, .dim_v = 128, .mma_m = 1, .team_warps = 4, .teams = 2, .stages = 7, .passes = 2},
-    {.dim = 256, .dim_v = 256, .mma_m = 1, .team_warps = 1, .teams = 4, .stages = 3, .passes = 4},
+    {.dim = 256, .dim_v = 256, .mma_m = 1, .team_warps = 1, .teams = 4, .stages = 3, .passes = 4,
+     .has_producers = true},
 };
 // clang-format on
 inline constexpr int kNumTiles = static_cast<int>(std::size(kTiles));

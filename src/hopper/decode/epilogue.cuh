@@ -146,10 +146,10 @@ struct Epilogue {
     const int rows = item.bounds.seqlen_q * p.group;
 #pragma unroll
     for (int pass = 0; pass < C.tile.passes; ++pass) {
-      if (pass > 0) __syncthreads();  // the results of the pass before have been read
+      if (pass > 0) T::sync();  // the results of the pass before have been read
       stage_pass(x, pass);
       if (pass == 0) wait_for_others();
-      __syncthreads();
+      T::sync();
 #pragma unroll 1
       for (int i = static_cast<int>(threadIdx.x); i < rows * kGroups; i += T::kThreads) {
         const int row = i / kGroups, column = i % kGroups * 4;
@@ -162,7 +162,7 @@ struct Epilogue {
       }
     }
     if (item.ends_tile()) return;
-    __syncthreads();  // the slot is complete
+    T::sync();  // the slot is complete
     if (threadIdx.x == 0) store_release(p.flags[blockIdx.x], p.launch_number);
   }
 };

@@ -23,39 +23,69 @@ struct DecodeKernel {
     ZeroFillWarps{args, first, static_cast<int>(gridDim.x) * T::kThreads}.run();
   }
 
-  // Loads Q and what else an item needs. Called by all threads.
+  // Loads Q and what else an item needs. Called by all threads that compute; s.others is complete
+  // when they have passed its barrier.
   static TEA_DEVICE void start_item(const KernelParams& p, SharedStorage& s) {
     const WorkItem& item = s.work.item;
     load_q<C>(p, s, item);
     if (p.args.alibi)
       for (int i = static_cast<int>(threadIdx.x); i < T::kBlockM; i += T::kThreads)
         s.slopes[i] = slope_of(p.args, item.batch, item.head_kv() * p.group + i % p.group);
-    // Needed at the end of the item, but computed while K is on its way.
-    if (threadIdx.x == T::kThreads - 1) s.others = find_other_parts(p, s.work);
-    __syncthreads();
+    T::sync();
+  }
+  // Called by the last thread that computes.
+  static TEA_DEVICE void find_others(const LaunchParams& p, SharedStorage& s,
+                                     const WorkCursor<kBlockShape>& work) {
+    if (threadIdx.x == T::kThreads - 1) s.others = find_other_parts(p, work);
   }
 
-  static TEA_DEVICE void compute(const LaunchParams& p, SharedStorage& s,
+  // A warp that loads the blocks of a team.
+  static TEA_DEVICE void produce(const LaunchParams& p, SharedStorage& s,
                                  const WorkCursor<kBlockShape>& first) {
-    Mainloop<C> mainloop{p, s};
-    Loader<C> loader{p, first, mainloop.team};
+    Loader<C> loader{p, first, warp() - T::kTeams};
+    PipelineState<T::kStages> state;
+    if (p.args.keys.form == TEA_PAGED) wait_on_dependent_grids();
+    loader.start();
+    wait_on_dependent_grids();
+#pragma unroll 1
+    while (loader.has_block) {
+      wait(s.empty[loader.team][state.stage], state.parity ^ 1);
+      loader.load(s.stages[loader.team][state.stage], s.full[loader.team][state.stage]);
+      state.advance();
+    }
+  }
+  // A team that loads its own blocks.
+  static TEA_DEVICE void load_and_compute(const LaunchParams& p, SharedStorage& s,
+                                          const WorkCursor<kBlockShape>& first) {
+    const int team = warp() / T::kTeamWarps;
+    Loader<C> loader{p, first, team};
+    const auto load = [&](int stage) { loader.load(s.stages[team][stage], s.full[team][stage]); };
+    wait_on_dependent_grids();
     loader.start();
 #pragma unroll 1
-    for (int i = 0; i < T::kStages; ++i)
-      loader.load(s.stages[mainloop.team][i], s.full[mainloop.team][i]);
+    for (int i = 0; i < T::kStages; ++i) load(i);
+    compute(p, s, first, load);
+  }
+  template <class Refill>
+  static TEA_DEVICE void compute(const LaunchParams& p, SharedStorage& s,
+                                 const WorkCursor<kBlockShape>& first, Refill&& refill) {
+    Mainloop<C> mainloop{p, s};
     if (threadIdx.x == 0) s.work = first;
-    __syncthreads();
+    find_others(p, s, first);
+    T::sync();
+    wait_on_dependent_grids();
     fill(p.args);
 #pragma unroll 1
     for (;;) {
       start_item(p, s);
       mainloop.start_item();
-      mainloop.run(loader);
+      mainloop.run(refill);
       if (s.work.remaining == 0) break;
       Epilogue<C, false>{p, s, s.work.item, s.others}.run(mainloop);
-      __syncthreads();  // all threads have read the item
+      T::sync();  // all threads have read the item
       if (threadIdx.x == 0) s.work.next(p);
-      __syncthreads();
+      T::sync();
+      find_others(p, s, s.work);
     }
     Epilogue<C, true>{p, s, s.work.item, s.others}.run(mainloop);
   }
@@ -69,10 +99,24 @@ struct DecodeKernel {
       if (p.uses_tma) prefetch_tensor_map(p.k), prefetch_tensor_map(p.v);
       for (int i = 0; i < T::kTeams * T::kStages; ++i)
         init(s.full[i / T::kStages][i % T::kStages], Loader<C>::kArrivals);
+      if constexpr (T::kHasProducers)
+        for (int i = 0; i < T::kTeams * T::kStages; ++i)
+          init(s.empty[i / T::kStages][i % T::kStages], 1);
       fence_barrier_init();
     }
     clear_slabs<C>(p, s);
+    read_parameters(p, s);
     __syncthreads();
+  }
+  // No cache has the parameters of a launch yet: reads a word of each line, so that later reads do
+  // not wait for one line after the other.
+  static TEA_DEVICE void read_parameters(const LaunchParams& p, SharedStorage& s) {
+    constexpr int kLineWords = 16, kWords = sizeof(LaunchParams) / 4, kWarps = T::kAllThreads / 32;
+    uint32_t read = 0;
+#pragma unroll
+    for (int first = 0; first < kWords; first += kWarps * kLineWords)
+      read |= reinterpret_cast<const uint32_t*>(&p)[min(first + warp() * kLineWords, kWords - 1)];
+    if (lane() == 0) s.read_parameters[warp()] = read;
   }
 
   static TEA_DEVICE void run(const LaunchParams& p) {
@@ -80,11 +124,24 @@ struct DecodeKernel {
     SharedStorage& s = *reinterpret_cast<SharedStorage*>(memory);
     prepare(p, s);
     WorkCursor<kBlockShape> work;
-    work.start<T::kThreads>(p, s.search, wait_on_dependent_grids);
-    if (work.has_work())
-      compute(p, s, work);
-    else
-      fill(p.args);
+    // The position among tiles of equal lengths is known before the wait, as are the first
+    // addresses.
+    work.start<T::kAllThreads>(p, s.search, [&] {
+      if (!p.args.is_uniform) wait_on_dependent_grids();
+    });
+    const bool computes = threadIdx.x < T::kThreads;
+    if (!work.has_work()) {
+      wait_on_dependent_grids();
+      if (computes) fill(p.args);
+    } else if constexpr (!T::kHasProducers) {
+      load_and_compute(p, s, work);
+    } else if (!computes) {
+      produce(p, s, work);
+    } else {
+      compute(p, s, work, [&](int stage) {
+        if (lane() == 0) arrive(s.empty[warp()][stage]);
+      });
+    }
   }
 };
 

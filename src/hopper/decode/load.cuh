@@ -172,7 +172,7 @@ TEA_DEVICE void clear_slabs(const KernelParams& p, typename Traits<C>::SharedSto
   for (int i = 0; i < T::kTeams * T::kStages; ++i)
 #pragma unroll 1
     for (int at = first + static_cast<int>(threadIdx.x) * 16;
-         at < static_cast<int>(sizeof(T::Stage::k)); at += T::kThreads * 16)
+         at < static_cast<int>(sizeof(T::Stage::k)); at += T::kAllThreads * 16)
       *reinterpret_cast<uint4*>(s.stages[i / T::kStages][i % T::kStages].k + at) = uint4{};
 }
 
@@ -189,7 +189,7 @@ TEA_DEVICE void store_q(uint8_t* row, int chunk, const uint4& x) {
   }
 }
 
-// Loads the packed rows of Q. Called by all threads of the CTA.
+// Loads the packed rows of Q. Called by all threads that compute.
 template <KernelConfig C>
 TEA_DEVICE void load_q(const KernelParams& p, typename Traits<C>::SharedStorage& s,
                        const WorkItem& item) {

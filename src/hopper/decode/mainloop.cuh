@@ -195,17 +195,16 @@ struct Mainloop {
       named_barrier_sync(1 + team, 32 * T::kTeamWarps);
   }
 
-  // The team's share of an item. A stage is filled again when all warps of the team have computed
+  // The team's share of an item. refill(stage) is called when all warps of the team have computed
   // its block.
-  TEA_DEVICE void run(Loader<C>& loader) {
+  template <class Refill>
+  TEA_DEVICE void run(Refill&& refill) {
     const int end = s.work.item.end_of_keys();
     for (int block = s.work.item.first + team; block < end; block += T::kTeams) {
-      Stage& stage = s.stages[team][state.stage];
-      Barrier& full = s.full[team][state.stage];
-      wait(full, state.parity);
-      compute(stage, block);
+      wait(s.full[team][state.stage], state.parity);
+      compute(s.stages[team][state.stage], block);
       sync_team();
-      loader.load(stage, full);
+      refill(state.stage);
       state.advance();
     }
   }

@@ -14,7 +14,9 @@ struct Traits {
   static constexpr int kDim = C.tile.dim, kDimV = C.tile.dim_v;
   static constexpr int kMmaM = C.tile.mma_m, kBlockM = C.tile.block_m();
   static constexpr int kTeamWarps = C.tile.team_warps, kTeams = C.tile.teams;
-  static constexpr int kThreads = C.tile.threads(), kStages = C.tile.stages;
+  static constexpr int kThreads = C.tile.computing_threads(), kAllThreads = C.tile.threads();
+  static constexpr bool kHasProducers = C.tile.has_producers;
+  static constexpr int kStages = C.tile.stages;
   static constexpr int kKvBytes = C.has_fp8_kv ? 1 : 2;  // of an element of K and V
   // A slab is as wide as the swizzle, and slabs divide the rows of K and V.
   static constexpr Swizzle kSwizzle =
@@ -24,6 +26,7 @@ struct Traits {
   static constexpr int kPitchQ = 2 * kDim + 16;  // bytes
   static constexpr int kPassColumns = kDimV / C.tile.passes;
   static constexpr int kPassPitch = kPassColumns + 8;  // floats, for the same reason
+  static_assert(!kHasProducers || kTeamWarps == 1);
   static_assert(kPassColumns % 16 == 0 && kDim % kSlabColumns == 0 && kDimV % kSlabColumns == 0);
 
   struct alignas(1024) Stage {  // where the pattern of the swizzle repeats
@@ -36,7 +39,8 @@ struct Traits {
   };
   struct SharedStorage {
     Stage stages[kTeams][kStages];
-    Barrier full[kTeams][kStages];  // the block of a stage has arrived
+    Barrier full[kTeams][kStages];   // the block of a stage has arrived
+    Barrier empty[kTeams][kStages];  // and has been computed, where there are producers
     alignas(16) uint8_t q[kBlockM * kPitchQ];
     alignas(16) float o[kTeams][kBlockM * kPassPitch];  // of one pass
     RowState rows[kTeams][kBlockM];
@@ -44,8 +48,17 @@ struct Traits {
     WorkCursor<kBlockShape> work;  // at the item that is computed
     OtherParts others;             // of that item
     SearchStorage search;
+    uint32_t read_parameters[kAllThreads / 32];
   };
   static_assert(sizeof(SharedStorage) <= 227 * 1024, "the shared memory of a CTA on sm_90");
+
+  // A barrier of the warps that compute.
+  static TEA_DEVICE void sync() {
+    if constexpr (kHasProducers)
+      named_barrier_sync(1, kThreads);
+    else
+      __syncthreads();
+  }
 };
 
 }  // namespace tea::hopper::decode
