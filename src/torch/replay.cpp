@@ -11,8 +11,31 @@
 #include "torch/call.h"
 #include "torch/ops.h"
 
+// torch declares them in builds with CUDA only, and defines them with CUDA only.
+extern "C" {
+struct CUDAStreamGuardOpaque;
+__attribute__((weak)) AOTITorchError aoti_torch_create_cuda_stream_guard(
+    void* stream, int32_t device_index, CUDAStreamGuardOpaque** ret_guard);
+__attribute__((weak)) AOTITorchError aoti_torch_delete_cuda_stream_guard(
+    CUDAStreamGuardOpaque* guard);
+}
+
 namespace tea::torch_ops {
 namespace {
+
+// PyTorch's current stream while it lives.
+class CurrentStream {
+ public:
+  CurrentStream(void* stream, int device) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_create_cuda_stream_guard(stream, device, &guard_));
+  }
+  ~CurrentStream() { aoti_torch_delete_cuda_stream_guard(guard_); }
+  CurrentStream(const CurrentStream&) = delete;
+  CurrentStream& operator=(const CurrentStream&) = delete;
+
+ private:
+  CUDAStreamGuardOpaque* guard_ = nullptr;
+};
 
 // The instructions, each followed by its operands, in the order of _cp_record.py's names.
 enum Instruction : int64_t {
@@ -29,6 +52,8 @@ enum Instruction : int64_t {
   kWait,      // for the transfer with the event of this number
   kResult,    // slot
   kView,      // slot, offset in elements, view: a result that is a part of its memory
+  kAfter,     // what follows runs after transfers, in their stream
+  kJoin,      // the end of that; then as kWait
 };
 
 constexpr int kEvents = 4;  // transfers that are under way at a time
@@ -65,7 +90,8 @@ class Replay {
         end_(code_ + code.numel()),
         launches_(static_cast<const Launch*>(launches.data_ptr())),
         like_(inputs.at(0)),
-        where_(where_is("q", like_)) {
+        where_(where_is("q", like_)),
+        main_stream_(where_.stream) {
     if (static_cast<size_t>(transport.numel()) * sizeof(int64_t) != sizeof transport_)
       refuse("transport", std::to_string(transport.numel()) + " numbers",
              std::to_string(sizeof transport_ / sizeof(int64_t)));
@@ -157,6 +183,16 @@ class Replay {
         return record(transport_.marked, where_.stream);
       case kTransfer:
         return transfer();
+      case kAfter:
+        if (where_.device < 0) return;
+        current_.emplace(transport_.stream, where_.device);
+        where_.stream = transport_.stream;
+        return;
+      case kJoin:
+        current_.reset();
+        where_.stream = main_stream_;
+        record(transport_.done[*code_], transport_.stream);
+        return wait(where_.stream, transport_.done[next()]);
       case kWait:
         return finish(next());
       case kResult:
@@ -172,7 +208,7 @@ class Replay {
         return;
       }
       default:
-        refuse("code", "instruction " + std::to_string(instruction), "0 to 11");
+        refuse("code", "instruction " + std::to_string(instruction), "0 to 13");
     }
   }
 
@@ -241,7 +277,9 @@ class Replay {
   const int64_t* const end_;
   const Launch* const launches_;
   const Tensor like_;
-  const Where where_;
+  Where where_;  // of the instructions now
+  void* const main_stream_;
+  std::optional<CurrentStream> current_;
   Transport transport_;
   bool is_under_way_[kEvents] = {};
   std::vector<Tensor> results_;

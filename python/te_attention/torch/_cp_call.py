@@ -29,37 +29,43 @@ class _Pass:
         self.has_run = False
         self.geometry: object = None
 
+    def repeat(
+        self, inputs: tuple[Tensor, ...], geometry: object = None
+    ) -> list[Tensor | None] | None:
+        """The results of a recording that fits; None: there is none.
+
+        geometry: equal for inputs for which one recording serves.
+        """
+        recording = self.recording
+        if recording is None or _active_modes() or geometry != self.geometry:
+            return None
+        table = self.transport.direct()
+        if table is None or not recording.fits(inputs):
+            return None
+        return recording.replay(inputs, table)
+
     def run(
         self,
         program: Program,
         inputs: tuple[Tensor, ...],
         results_of: Callable[[object], list | None],
         geometry: object = None,
-    ) -> tuple[object, list | None]:
-        """The output of the program, or None and its results, if it need not run.
-
-        results_of: tensors of the output, or None where there are more. geometry: equal for inputs
-        for which one recording serves.
-        """
-        recording, recorder = self.recording, None
+    ) -> object:
+        """The output of the program. results_of: its tensors, or None where there are more."""
+        recorder = None
         if (
             self.has_run
-            and (recording is not None or not self.has_tried_recording)
+            and not self.has_tried_recording
             and not _active_modes()
+            and self.transport.direct() is not None
         ):
-            table = self.transport.direct()
-            if table is None:
-                pass
-            elif recording is None:
-                self.geometry, recorder = geometry, Recorder(inputs)
-            elif geometry == self.geometry and recording.fits(inputs):
-                return None, recording.replay(inputs, table)
+            self.geometry, recorder = geometry, Recorder(inputs)
         output = drive(program, self.transport, recorder)
         self.has_run = True
         self.has_tried_recording |= recorder is not None  # not if the program has failed
         if recorder is not None and (results := results_of(output)) is not None:
             self.recording = recorder.finish(results)
-        return output, None
+        return output
 
 
 def _geometry(given: tuple[Tensor | None, ...], inputs: tuple[Tensor, ...]) -> tuple:
@@ -83,12 +89,12 @@ class Call:
 
     def forward(self, x: Inputs) -> tuple[tuple, Saved | None]:
         """O, LSE and row maxima, and what backward needs, if there is one."""
-        program = forward(self.problem, x)
-        output, found = self.passes[0].run(program, (x.q, x.k, x.v), self._results)
+        inputs = (x.q, x.k, x.v)
+        found = self.passes[0].repeat(inputs)
         if found is None:
-            return output
+            return self.passes[0].run(forward(self.problem, x), inputs, self._results)
         if not self.problem.training:
-            return tuple(found), None
+            return found, None
         o, lse, most, saved_o, saved_lse, k, v, *halo, q = found
         return (o, lse, most), Saved(Operands(q), (k, v), saved_o, saved_lse, tuple(halo))
 
@@ -102,17 +108,18 @@ class Call:
 
     def backward(self, x: Inputs, saved: Saved, dout: Tensor, dlse: Tensor | None) -> tuple:
         """Gradients of q, k, v, bias and sink."""
-        program = backward(self.problem, x, saved, dout, dlse)
         if dlse is not None or not has_no_other(saved.operands):
-            return drive(program, self.transport)
+            return drive(backward(self.problem, x, saved, dout, dlse), self.transport)
         of_forward = (*saved.keys, saved.o, saved.lse, *saved.halo, saved.operands.q)
         given = (dout, x.q, x.k, x.v, *of_forward)
         inputs = tuple({id(t): t for t in given if t is not None}.values())
-        one = self.passes[1]
-        matters = one.recording is not None or not one.has_tried_recording
-        geometry = _geometry(given, inputs) if matters else None
-        output, found = one.run(program, inputs, list, geometry)
-        return output if found is None else tuple(found)
+        one, geometry = self.passes[1], None
+        if one.recording is not None or not one.has_tried_recording:
+            geometry = _geometry(given, inputs)
+        found = one.repeat(inputs, geometry)
+        if found is None:
+            return one.run(backward(self.problem, x, saved, dout, dlse), inputs, list, geometry)
+        return tuple(found)
 
 
 class ContextParallel(torch.autograd.Function):

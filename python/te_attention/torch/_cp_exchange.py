@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,16 @@ Program = Generator[object, object, object]
 
 
 MARK = object()  # a program yields it where an exchange may begin that it yields later
+
+
+class After(NamedTuple):
+    """A program yields it for what follows until it yields the handle again.
+
+    That may run once the transfer is done, at the same time as work that is under way: the two have
+    no memory in common that either writes.
+    """
+
+    handle: object
 
 
 @dataclass

@@ -9,10 +9,10 @@ import functools
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from te_attention.environment import reader
+from te_attention.torch._cp_watch import Guard
 
 FUNCTIONS = ("ncclGroupStart", "ncclSend", "ncclRecv", "ncclGroupEnd", "cudaEventRecord",
              "cudaStreamWaitEvent")  # fmt: skip
@@ -42,10 +42,11 @@ class Direct:
     Has is_completed() as a dist.Work has, for Guard.
     """
 
-    def __init__(self, group: dist.ProcessGroup, stream: torch.cuda.Stream | None) -> None:
-        """stream: of the transfers; by default one of its own."""
+    def __init__(self, guard: Guard, stream: torch.cuda.Stream | None) -> None:
+        """guard: of the group. stream: of the transfers; by default one of its own."""
         device = torch.device("cuda", torch.cuda.current_device())
-        self.backend = group._get_backend(device)
+        self.guard, self.backend = guard, guard.group._get_backend(device)
+        guard.lasting.append(self)
         config = getattr(getattr(self.backend, "options", None), "config", None)
         self.may_be_unfinished = getattr(config, "blocking", 1) == 0
         # With priority, so that NCCL's kernel finds SMs before an attention kernel that is waiting.
@@ -60,7 +61,11 @@ class Direct:
         self.communicator = 0
 
     def table(self) -> Tensor | None:
-        """The argument of Recording.replay(); None: there is no communicator (any more)."""
+        """The argument of Recording.replay(); None: there is no communicator (any more).
+
+        Raises RankLostError if a rank has ended.
+        """
+        self.guard.check()
         found = self.backend._comm_ptr()
         if found != self.communicator:
             self.communicator = self.numbers[_COMMUNICATOR] = found

@@ -5,6 +5,7 @@ same: it allocates, computes parts, copies, and begins and awaits transfers. In 
 records all of these. src/torch/replay.cpp repeats it, with the memory of the call at hand.
 """
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,14 +16,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from te_attention.torch._cp_exchange import MARK, Exchange
+from te_attention.torch._cp_exchange import MARK, After, Exchange
 from te_attention.torch._cp_nccl import EVENTS
 from te_attention.torch._errors import guarded
 from te_attention.torch._library import OPS
 
 # As src/torch/replay.cpp has them.
 _ALLOCATE, _FREE, _LAUNCH, _COPY, _FILL, _ADD, _MERGE, _MARK, _TRANSFER, _WAIT = range(10)
-_RESULT, _VIEW = 10, 11
+_RESULT, _VIEW, _AFTER, _JOIN = range(10, 14)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MOST = 1 << 23  # elements of a sum, which takes two passes over memory in replay.cpp
 CONSTANT = -1  # in place of a slot: the offset is an address
@@ -90,6 +91,7 @@ class Recording(NamedTuple):
     places: tuple[int | None, ...]
     offsets: tuple[tuple[int, int, int], ...]  # of inputs that share memory: one, another, bytes
     kept: list[Tensor]  # constants that the code has by address
+    sums: list[tuple[int, int, int]]  # at the end: the sum and what is added, as new results
 
     def fits(self, inputs: Sequence[Tensor]) -> bool:
         """Whether tensors of the recorded shapes and strides are placed as recorded."""
@@ -98,6 +100,8 @@ class Recording(NamedTuple):
     def replay(self, inputs: Sequence[Tensor], transport: Tensor) -> list[Tensor | None]:
         """Repeats the call; its results. transport: see src/torch/replay.cpp."""
         new = _replay(self.code, self.launches, transport, inputs)
+        for to, one, other in self.sums:
+            torch.add(new[one], new[other], out=new[to])
         count = len(inputs)
         return [
             None if i is None else inputs[i] if i < count else new[i - count] for i in self.places
@@ -118,6 +122,8 @@ class Recorder(TorchDispatchMode):
         self.whole: set[int] = set()  # the slots that are a result with the view of one
         self.active: list[int] = []  # the slots that have their memory still, the last one first
         self.events = list(range(EVENTS))  # that no transfer has
+        self.is_after = False  # whether steps are those of After
+        self.sums: dict[int, tuple] = {}  # the operands of sums, by the places of their steps
         self.transfers: list[tuple[object, int, _Step]] = []  # under way: handles, events
         self._attempt(lambda: [self._add(t) for t in inputs])
 
@@ -200,16 +206,18 @@ class Recorder(TorchDispatchMode):
     def _allocate(self, tensor: Tensor) -> None:
         if tensor.device != self.inputs[0].device:
             raise Unrecordable("memory of another device")
+        if self.is_after:
+            raise Unrecordable("memory of the stream of transfers")
         number = self._add(tensor)
         self.steps.append(_Step(_ALLOCATE, [], (number,)))
 
     def _copy(self, to: Tensor, source: Tensor) -> None:
         self._elementwise(_COPY, (to, source.expand(to.shape)))
 
-    def _add_tensors(self, to: Tensor, one: Tensor, other: Tensor) -> None:
-        if to.numel() > MOST:
-            raise Unrecordable("a sum of so many elements that its host time does not count")
-        self._elementwise(_ADD, (to, one, other))
+    def _add_tensors(self, *tensors: Tensor) -> None:
+        """The sum, and the two that are added."""
+        self.sums[len(self.steps)] = [(*self._memory(t), _View.of(t)) for t in tensors]
+        self._elementwise(_ADD, tensors)
 
     def _fill(self, to: Tensor, value: float) -> None:
         self._elementwise(_FILL, (to,), struct.unpack("q", struct.pack("d", value)))
@@ -250,6 +258,9 @@ class Recorder(TorchDispatchMode):
         """A request that a program has yielded, and the answer, of an exchange its handle."""
         if request is MARK:
             self.steps.append(_Step(_MARK, []))
+        elif isinstance(request, After):
+            self.is_after = True
+            self.steps.append(_Step(_AFTER, []))
         elif isinstance(request, Exchange):
             self._attempt(lambda: self._begin(request, answer))
         else:
@@ -275,7 +286,9 @@ class Recorder(TorchDispatchMode):
             if transfer[0] is handle:
                 self.transfers.remove(transfer)
                 self.events.append(transfer[1])
-                self.steps.append(_Step(_WAIT, [transfer[1]], transfer[2].slots))
+                kind = _JOIN if self.is_after else _WAIT
+                self.steps.append(_Step(kind, [transfer[1]], transfer[2].slots))
+                self.is_after = False
                 return
 
     # ---------------------------------------------------------------------------------- the end
@@ -303,9 +316,36 @@ class Recorder(TorchDispatchMode):
                 self._result(*key)
                 given[key] = count + len(given)
             places.append(given[key])
+        sums = self._last_sums(len(given))
         code = torch.tensor([len(self.slots), *self._code()])
         launches = torch.cat(self.launches) if self.launches else torch.empty(0, dtype=torch.uint8)
-        return Recording(code, launches, tuple(places), self._offsets(), self.kept)
+        return Recording(code, launches, tuple(places), self._offsets(), self.kept, sums)
+
+    def _last_sums(self, count: int) -> list[tuple[int, int, int]]:
+        """Takes out the sums that nothing follows which uses them. count: of new results.
+
+        PyTorch computes them in one pass over memory, and the device is busy meanwhile.
+        """
+        last, used = [], set()
+        for place, step in reversed(list(enumerate(self.steps))):
+            if step.kind == _ADD and used.isdisjoint(step.slots):
+                last.insert(0, place)
+            elif step.kind not in (_WAIT, _JOIN, _RESULT, _VIEW):
+                used.update(step.slots)
+        found = []
+        for place in last:
+            operands = self.sums[place]
+            if any(number < len(self.inputs) for number, _, _ in operands):
+                raise Unrecordable("a sum with an input")
+            for number, offset, view in operands:
+                self._part_of_slot(number, offset, view)
+            found.append((count, count + 1, count + 2))
+            count += 3
+        others = [sum_ for place, (sum_, *_) in self.sums.items() if place not in last]
+        if any(math.prod(view.size) > MOST for _, _, view in others):
+            raise Unrecordable("a sum of so many elements that its host time does not count")
+        self.steps = [step for i, step in enumerate(self.steps) if i not in last]
+        return found
 
     def _input(self, number: int, offset: int, view: _View) -> int:
         if offset or view != self.slots[number].view:
@@ -322,8 +362,11 @@ class Recorder(TorchDispatchMode):
             self.whole.add(number)
             self.steps.append(_Step(_RESULT, [number], (number,)))
         else:
-            operands = [number, offset // view.dtype.itemsize, *view.numbers()]
-            self.steps.append(_Step(_VIEW, operands, (number,)))
+            self._part_of_slot(number, offset, view)
+
+    def _part_of_slot(self, number: int, offset: int, view: _View) -> None:
+        operands = [number, offset // view.dtype.itemsize, *view.numbers()]
+        self.steps.append(_Step(_VIEW, operands, (number,)))
 
     def _code(self) -> list[int]:
         last = {slot: i for i, step in enumerate(self.steps) for slot in step.slots}

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from te_attention.torch._cp_exchange import MARK, Exchange, Program
+from te_attention.torch._cp_exchange import MARK, After, Exchange, Program
 from te_attention.torch._cp_nccl import Direct, functions
 from te_attention.torch._cp_record import Recorder
 from te_attention.torch._cp_watch import Guard
@@ -35,7 +35,7 @@ def drive(
             elif isinstance(request, Exchange):
                 value = transport.post(request)
             else:
-                value = request.wait()
+                value = (request.handle if isinstance(request, After) else request).wait()
             if recorder is not None:
                 recorder.record_request(request, value)
 
@@ -172,15 +172,14 @@ class GroupTransport:
 
         They do where only its timeout would end a transfer from a rank that has ended.
         """
-        if self.backend != "nccl" or len(self.groups) > 1:
-            return None
-        guard = self._guard(self.groups[0])
-        guard.check()
         if self._direct is None:
-            if not guard.is_connected or functions() is None:
+            if self.backend != "nccl" or len(self.groups) > 1 or functions() is None:
                 return None
-            self._direct = Direct(self.groups[0], self.stream)
-        guard.works.append(self._direct)
+            guard = self._guard(self.groups[0])
+            guard.check()
+            if not guard.is_connected:
+                return None
+            self._direct = Direct(guard, self.stream)
         return self._direct.table()
 
     def _stream(self) -> "torch.cuda.Stream":
@@ -294,7 +293,7 @@ class LockStep:
                 if isinstance(request, Exchange):
                     values[rank] = self._post(rank, request)
                 else:
-                    waits[rank] = request
+                    waits[rank] = request.handle if isinstance(request, After) else request
             if not moved:
                 stuck = {r: [k for k, _ in waits[r].missing] for r in sorted(alive)}
                 raise DeadlockError(

@@ -182,6 +182,7 @@ class Guard:
     def __init__(self, group: dist.ProcessGroup, driver: Callable[[], int | None]) -> None:
         self.group, self.driver, self.error = group, driver, ""
         self.works: deque[dist.Work] = deque(maxlen=8)  # those begun last
+        self.lasting: list = []  # objects that are complete as works are, each for many transfers
         self.watch: Watch | None = None
         store = dist.distributed_c10d._get_process_group_store(group)
         with contextlib.suppress(OSError, RuntimeError):  # the group's own timeout remains
@@ -199,7 +200,7 @@ class Guard:
 
     def _unfinished(self) -> bool:
         try:
-            return not all(work.is_completed() for work in list(self.works))
+            return not all(work.is_completed() for work in (*self.works, *self.lasting))
         except RuntimeError:  # a work that failed
             return True
 

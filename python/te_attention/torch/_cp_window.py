@@ -12,7 +12,7 @@ from torch import Tensor
 
 from te_attention.torch._arguments import Arguments
 from te_attention.torch._cp_accumulate import Output, region_of, wide
-from te_attention.torch._cp_exchange import MARK, Program
+from te_attention.torch._cp_exchange import MARK, After, Program
 from te_attention.torch._cp_halo import HaloPlan
 from te_attention.torch._cp_layout import Piece, Shard
 from te_attention.torch._cp_parts import (
@@ -142,10 +142,11 @@ def forward_window(p: Problem, operands: Operands, keys: Keys, plan: HaloPlan) -
     handle = yield exchange
     large.run(launch, (out.o,), (out.lse, out.max))
     out.written = set(range(len(plan.rows.pieces)))
-    yield handle
+    yield After(handle)
     complete()
     for part, shard in _small(plan):
         out.replace(part.q, _arguments(p, operands, plan, part, held, (plan.rows, shard)))
+    yield handle
     return out.finish(), held
 
 

@@ -121,7 +121,7 @@ def wait_in_a_call(rank: int, folder: str, port: int) -> None:
             os._exit(9)
         guard = watch.Guard.__new__(watch.Guard)
         guard.group, guard.driver, guard.error = group, lambda: self.driver, ""
-        guard.works = [group.work]
+        guard.works, guard.lasting = [group.work], []
         watch.Watch(store, rank, 3, guard._lost)
         return [group.work]
 
