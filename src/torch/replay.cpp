@@ -106,7 +106,7 @@ class Replay {
     } catch (...) {
       // Memory of the call may be used again only after the transfers that were begun.
       for (int i = 0; i < kEvents; ++i)
-        if (is_under_way_[i]) wait(where_.stream, transport_.done[i]);
+        if (is_under_way_[i]) join(i);
       throw;
     }
     return results_;
@@ -189,10 +189,7 @@ class Replay {
         where_.stream = transport_.stream;
         return;
       case kJoin:
-        current_.reset();
-        where_.stream = main_stream_;
-        record(transport_.done[*code_], transport_.stream);
-        return wait(where_.stream, transport_.done[next()]);
+        return join(next());
       case kWait:
         return finish(next());
       case kResult:
@@ -261,6 +258,14 @@ class Replay {
   void finish(int64_t event) {
     wait(where_.stream, transport_.done[event]);
     is_under_way_[event] = false;
+  }
+
+  // finish(), of what follows the transfer in its stream, too.
+  void join(int64_t event) {
+    current_.reset();
+    where_.stream = main_stream_;
+    record(transport_.done[event], transport_.stream);
+    finish(event);
   }
 
   void record(void* event, void* stream) const {

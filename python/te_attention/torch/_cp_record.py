@@ -259,8 +259,9 @@ class Recorder(TorchDispatchMode):
         if request is MARK:
             self.steps.append(_Step(_MARK, []))
         elif isinstance(request, After):
-            self.is_after = True
-            self.steps.append(_Step(_AFTER, []))
+            if any(handle is request.handle for handle, *_ in self.transfers):
+                self.is_after = True
+                self.steps.append(_Step(_AFTER, []))
         elif isinstance(request, Exchange):
             self._attempt(lambda: self._begin(request, answer))
         else:
@@ -326,7 +327,7 @@ class Recorder(TorchDispatchMode):
 
         PyTorch computes them in one pass over memory, and the device is busy meanwhile.
         """
-        last, used = [], set()
+        last, used = [], set(range(len(self.inputs)))  # an input is no new result
         for place, step in reversed(list(enumerate(self.steps))):
             if step.kind == _ADD and used.isdisjoint(step.slots):
                 last.insert(0, place)
@@ -335,8 +336,6 @@ class Recorder(TorchDispatchMode):
         found = []
         for place in last:
             operands = self.sums[place]
-            if any(number < len(self.inputs) for number, _, _ in operands):
-                raise Unrecordable("a sum with an input")
             for number, offset, view in operands:
                 self._part_of_slot(number, offset, view)
             found.append((count, count + 1, count + 2))

@@ -8,6 +8,7 @@ from queue import Queue
 import pytest
 import torch
 
+from te_attention.torch import _cp_record
 from te_attention.torch._cp_call import Call
 from te_attention.torch._cp_exchange import Exchange
 from te_attention.torch._cp_explain import why_not_repeated
@@ -360,3 +361,24 @@ def test_an_error_of_nccl_names_the_function() -> None:
     with pytest.raises(RuntimeError, match="transport is 14 numbers; needs 15"):
         recording.replay(inputs, table[1:].clone())
     assert len(FUNCTIONS) + 5 + EVENTS == len(table)
+
+
+@pytest.mark.parametrize(("left", "count"), [(7, 1), (0, 0)])
+def test_what_follows_a_transfer_is_joined_with_it(left: int, count: int) -> None:
+    ranks = Ranks(2, "halo", True, window=(left, None))
+    ranks.expected(1)  # makes the plan of rows that travel
+    inputs = ranks.inputs(1)[0]
+    recorder, program = Recorder(inputs), forward(ranks.problems[0], Inputs(*inputs))
+    answer = None
+    try:
+        while True:
+            with recorder:
+                request = program.send(answer)
+            answer = object()
+            recorder.record_request(request, answer)
+    except StopIteration:
+        pass
+    assert recorder.failed is None or not left
+    kinds = [step.kind for step in recorder.steps]
+    assert [kinds.count(kind) for kind in (_cp_record._AFTER, _cp_record._JOIN)] == [count] * 2
+    assert not recorder.is_after
