@@ -37,7 +37,7 @@ class CurrentStream {
   CUDAStreamGuardOpaque* guard_ = nullptr;
 };
 
-// The instructions, each followed by its operands, in the order of _cp_record.py's names.
+// The instructions, each followed by its operands, in the order of _cp_recording.py.
 enum Instruction : int64_t {
   kAllocate,  // slot, view: as a tensor of its own
   kFree,      // slot
@@ -76,7 +76,7 @@ struct Transport {
 
 constexpr int kBytes = 0;  // ncclInt8
 
-// The types of tensors, in the order of _cp_record.py.
+// The types of tensors, in the order of _cp_recording.py.
 int32_t dtype_at(int64_t index) {
   const int32_t types[] = {TEA_FP16, TEA_BF16, TEA_FP32, TEA_FP64};
   return torch_dtype(types[index]);

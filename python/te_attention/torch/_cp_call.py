@@ -8,7 +8,8 @@ from torch.autograd.function import once_differentiable
 
 from te_attention.torch._cp_exchange import Program
 from te_attention.torch._cp_parts import Operands, Problem, has_no_other
-from te_attention.torch._cp_record import Recorder, Recording
+from te_attention.torch._cp_record import Recorder
+from te_attention.torch._cp_recording import Recording
 from te_attention.torch._cp_run import Inputs, Saved, backward, forward
 from te_attention.torch._cp_transport import GroupTransport, drive
 

@@ -8,25 +8,28 @@ records all of these. src/torch/replay.cpp repeats it, with the memory of the ca
 import math
 import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from te_attention.torch._cp_exchange import MARK, After, Exchange
 from te_attention.torch._cp_nccl import EVENTS
-from te_attention.torch._errors import guarded
+from te_attention.torch._cp_recording import (
+    CONSTANT,
+    Kind,
+    Recording,
+    Slot,
+    Step,
+    Unrecordable,
+    View,
+    encode,
+    offsets_of,
+)
 from te_attention.torch._library import OPS
 
-# As src/torch/replay.cpp has them.
-_ALLOCATE, _FREE, _LAUNCH, _COPY, _FILL, _ADD, _MERGE, _MARK, _TRANSFER, _WAIT = range(10)
-_RESULT, _VIEW, _AFTER, _JOIN = range(10, 14)
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MOST = 1 << 23  # elements of a sum, which takes two passes over memory in replay.cpp
-CONSTANT = -1  # in place of a slot: the offset is an address
 
 _ATEN = torch.ops.aten
 _EMPTY = frozenset(
@@ -39,73 +42,6 @@ _EMPTY = frozenset(
     )
 )
 _COPIES = frozenset((_ATEN.clone.default, _ATEN._to_copy.default))
-_replay = guarded(OPS.replay.default._op)
-
-
-class Unrecordable(Exception):  # noqa: N818 (no error: the call goes on)
-    """A call does something that cannot be recorded."""
-
-
-class _View(NamedTuple):
-    dtype: torch.dtype
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "_View":
-        return cls(tensor.dtype, tuple(tensor.shape), tensor.stride())
-
-    def bytes(self) -> int:
-        """From the first element to the end of the last one."""
-        last = sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
-        return (last + 1) * self.dtype.itemsize
-
-    def numbers(self) -> list[int]:
-        if self.dtype not in DTYPES:
-            raise Unrecordable(f"a tensor of {self.dtype}")
-        return [DTYPES.index(self.dtype), len(self.size), *self.size, *self.stride]
-
-
-class _Slot:
-    """Memory of the call. An instruction names it by its number, and an offset in bytes."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.view = _View.of(tensor)
-        self.begin, self.end = tensor.data_ptr(), tensor.data_ptr() + self.view.bytes()
-        self.storage = StorageWeakRef(tensor.untyped_storage())
-
-
-class _Step(NamedTuple):
-    """An instruction: its operands, and the slots that it uses."""
-
-    kind: int
-    operands: list[int]
-    slots: tuple[int, ...] = ()
-
-
-class Recording(NamedTuple):
-    """The steps of a call, for replay(). places: of each result, an input's or a new one's."""
-
-    code: Tensor
-    launches: Tensor
-    places: tuple[int | None, ...]
-    offsets: tuple[tuple[int, int, int], ...]  # of inputs that share memory: one, another, bytes
-    kept: list[Tensor]  # constants that the code has by address
-    sums: list[tuple[int, int, int]]  # at the end: the sum and what is added, as new results
-
-    def fits(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether tensors of the recorded shapes and strides are placed as recorded."""
-        return all(inputs[j].data_ptr() - inputs[i].data_ptr() == n for i, j, n in self.offsets)
-
-    def replay(self, inputs: Sequence[Tensor], transport: Tensor) -> list[Tensor | None]:
-        """Repeats the call; its results. transport: see src/torch/replay.cpp."""
-        new = _replay(self.code, self.launches, transport, inputs)
-        for to, one, other in self.sums:
-            torch.add(new[one], new[other], out=new[to])
-        count = len(inputs)
-        return [
-            None if i is None else inputs[i] if i < count else new[i - count] for i in self.places
-        ]
 
 
 class Recorder(TorchDispatchMode):
@@ -115,16 +51,16 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.inputs = inputs
         self.failed: str | None = None
-        self.steps: list[_Step] = []
+        self.steps: list[Step] = []
         self.launches: list[Tensor] = []
         self.kept: list[Tensor] = []
-        self.slots: list[_Slot] = []
+        self.slots: list[Slot] = []
         self.whole: set[int] = set()  # the slots that are a result with the view of one
         self.active: list[int] = []  # the slots that have their memory still, the last one first
         self.events = list(range(EVENTS))  # that no transfer has
         self.is_after = False  # whether steps are those of After
         self.sums: dict[int, tuple] = {}  # the operands of sums, by the places of their steps
-        self.transfers: list[tuple[object, int, _Step]] = []  # under way: handles, events
+        self.transfers: list[tuple[object, int, Step]] = []  # under way: handles, events
         self._attempt(lambda: [self._add(t) for t in inputs])
 
     def _attempt(self, work: Callable[[], object]) -> None:
@@ -139,14 +75,14 @@ class Recorder(TorchDispatchMode):
     def _add(self, tensor: Tensor) -> int:
         if not tensor.numel():
             raise Unrecordable("a tensor without elements")
-        slot, number = _Slot(tensor), len(self.slots)
+        slot, number = Slot(tensor), len(self.slots)
         if number >= len(self.inputs):  # where memory is used again, the tensor before is gone
             self.active = [i for i in self.active if not self._overlaps(i, slot)]
         self.slots.append(slot)
         self.active.insert(0, number)
         return number
 
-    def _overlaps(self, number: int, slot: _Slot) -> bool:
+    def _overlaps(self, number: int, slot: Slot) -> bool:
         other = self.slots[number]
         return other.begin < slot.end and slot.begin < other.end
 
@@ -209,26 +145,26 @@ class Recorder(TorchDispatchMode):
         if self.is_after:
             raise Unrecordable("memory of the stream of transfers")
         number = self._add(tensor)
-        self.steps.append(_Step(_ALLOCATE, [], (number,)))
+        self.steps.append(Step(Kind.ALLOCATE, [], (number,)))
 
     def _copy(self, to: Tensor, source: Tensor) -> None:
-        self._elementwise(_COPY, (to, source.expand(to.shape)))
+        self._elementwise(Kind.COPY, (to, source.expand(to.shape)))
 
     def _add_tensors(self, *tensors: Tensor) -> None:
         """The sum, and the two that are added."""
-        self.sums[len(self.steps)] = [(*self._memory(t), _View.of(t)) for t in tensors]
-        self._elementwise(_ADD, tensors)
+        self.sums[len(self.steps)] = [(*self._memory(t), View.of(t)) for t in tensors]
+        self._elementwise(Kind.ADD, tensors)
 
     def _fill(self, to: Tensor, value: float) -> None:
-        self._elementwise(_FILL, (to,), struct.unpack("q", struct.pack("d", value)))
+        self._elementwise(Kind.FILL, (to,), struct.unpack("q", struct.pack("d", value)))
 
     def _elementwise(self, kind: int, tensors: Sequence[Tensor], more: Sequence[int] = ()) -> None:
         operands, slots = [], []
         for tensor in tensors:
             memory = self._memory(tensor)
-            operands += [*memory, *_View.of(tensor).numbers()]
+            operands += [*memory, *View.of(tensor).numbers()]
             slots.append(memory[0])
-        self.steps.append(_Step(kind, [*operands, *more], tuple(slots)))
+        self.steps.append(Step(kind, [*operands, *more], tuple(slots)))
 
     def _part(self, record: Callable, args: tuple, first: int) -> None:
         """first: of the arguments that are the same each time."""
@@ -252,16 +188,16 @@ class Recorder(TorchDispatchMode):
             slots.add(found[0])
         operands = [len(self.launches), len(operands) // 3, *operands]
         self.launches.append(launch)
-        self.steps.append(_Step(_LAUNCH, operands, tuple(slots - {CONSTANT})))
+        self.steps.append(Step(Kind.LAUNCH, operands, tuple(slots - {CONSTANT})))
 
     def record_request(self, request: object, answer: object) -> None:
         """A request that a program has yielded, and the answer, of an exchange its handle."""
         if request is MARK:
-            self.steps.append(_Step(_MARK, []))
+            self.steps.append(Step(Kind.MARK, []))
         elif isinstance(request, After):
             if any(handle is request.handle for handle, *_ in self.transfers):
                 self.is_after = True
-                self.steps.append(_Step(_AFTER, []))
+                self.steps.append(Step(Kind.AFTER, []))
         elif isinstance(request, Exchange):
             self._attempt(lambda: self._begin(request, answer))
         else:
@@ -279,7 +215,7 @@ class Recorder(TorchDispatchMode):
                 memory = self._memory(tensor)
                 operands += [sends, peer, *memory, tensor.nbytes]
                 slots.append(memory[0])
-        self.steps.append(_Step(_TRANSFER, operands, tuple(slots)))
+        self.steps.append(Step(Kind.TRANSFER, operands, tuple(slots)))
         self.transfers.append((handle, event, self.steps[-1]))
 
     def _wait(self, handle: object) -> None:
@@ -287,8 +223,8 @@ class Recorder(TorchDispatchMode):
             if transfer[0] is handle:
                 self.transfers.remove(transfer)
                 self.events.append(transfer[1])
-                kind = _JOIN if self.is_after else _WAIT
-                self.steps.append(_Step(kind, [transfer[1]], transfer[2].slots))
+                kind = Kind.JOIN if self.is_after else Kind.WAIT
+                self.steps.append(Step(kind, [transfer[1]], transfer[2].slots))
                 self.is_after = False
                 return
 
@@ -304,12 +240,12 @@ class Recorder(TorchDispatchMode):
         if self.transfers:
             raise Unrecordable("a transfer that is not awaited")
         count, places = len(self.inputs), []
-        given: dict[tuple[int, int, _View], int] = {}  # results in new memory
+        given: dict[tuple[int, int, View], int] = {}  # results in new memory
         for tensor in results:
             if tensor is None:
                 places.append(None)
                 continue
-            key = (*self._memory(tensor), _View.of(tensor))
+            key = (*self._memory(tensor), View.of(tensor))
             if key[0] < count:
                 places.append(self._input(*key))
                 continue
@@ -318,9 +254,10 @@ class Recorder(TorchDispatchMode):
                 given[key] = count + len(given)
             places.append(given[key])
         sums = self._last_sums(len(given))
-        code = torch.tensor([len(self.slots), *self._code()])
+        code = encode(self.steps, self.slots, count)
         launches = torch.cat(self.launches) if self.launches else torch.empty(0, dtype=torch.uint8)
-        return Recording(code, launches, tuple(places), self._offsets(), self.kept, sums)
+        offsets = offsets_of(self.slots[:count])
+        return Recording(code, launches, tuple(places), offsets, self.kept, sums)
 
     def _last_sums(self, count: int) -> list[tuple[int, int, int]]:
         """Takes out the sums that nothing follows which uses them. count: of new results.
@@ -329,9 +266,9 @@ class Recorder(TorchDispatchMode):
         """
         last, used = [], set(range(len(self.inputs)))  # an input is no new result
         for place, step in reversed(list(enumerate(self.steps))):
-            if step.kind == _ADD and used.isdisjoint(step.slots):
+            if step.kind == Kind.ADD and used.isdisjoint(step.slots):
                 last.insert(0, place)
-            elif step.kind not in (_WAIT, _JOIN, _RESULT, _VIEW):
+            elif step.kind not in (Kind.WAIT, Kind.JOIN, Kind.RESULT, Kind.VIEW):
                 used.update(step.slots)
         found = []
         for place in last:
@@ -346,12 +283,12 @@ class Recorder(TorchDispatchMode):
         self.steps = [step for i, step in enumerate(self.steps) if i not in last]
         return found
 
-    def _input(self, number: int, offset: int, view: _View) -> int:
+    def _input(self, number: int, offset: int, view: View) -> int:
         if offset or view != self.slots[number].view:
             raise Unrecordable("a result that is another view of an input")
         return number
 
-    def _result(self, number: int, offset: int, view: _View) -> None:
+    def _result(self, number: int, offset: int, view: View) -> None:
         slot = self.slots[number]
         if (
             view.dtype == slot.view.dtype and view.bytes() == slot.view.bytes()
@@ -359,34 +296,13 @@ class Recorder(TorchDispatchMode):
         ):  # fmt: skip
             slot.view = view  # it is allocated so
             self.whole.add(number)
-            self.steps.append(_Step(_RESULT, [number], (number,)))
+            self.steps.append(Step(Kind.RESULT, [number], (number,)))
         else:
             self._part_of_slot(number, offset, view)
 
-    def _part_of_slot(self, number: int, offset: int, view: _View) -> None:
+    def _part_of_slot(self, number: int, offset: int, view: View) -> None:
         operands = [number, offset // view.dtype.itemsize, *view.numbers()]
-        self.steps.append(_Step(_VIEW, operands, (number,)))
-
-    def _code(self) -> list[int]:
-        last = {slot: i for i, step in enumerate(self.steps) for slot in step.slots}
-        out: list[int] = []
-        for i, (kind, operands, slots) in enumerate(self.steps):
-            out.append(kind)
-            if kind == _ALLOCATE:
-                out += [slots[0], *self.slots[slots[0]].view.numbers()]
-            out += operands
-            for slot in dict.fromkeys(slots):
-                if last[slot] == i and slot >= len(self.inputs):
-                    out += [_FREE, slot]
-        return out
-
-    def _offsets(self) -> tuple[tuple[int, int, int], ...]:
-        slots = self.slots[: len(self.inputs)]
-        return tuple(
-            (i, j, b.begin - a.begin)
-            for i, a in enumerate(slots) for j, b in enumerate(slots)
-            if i < j and a.begin < b.end and b.begin < a.end
-        )  # fmt: skip
+        self.steps.append(Step(Kind.VIEW, operands, (number,)))
 
 
 # For each operator that makes memory or computes a part: its step.
@@ -395,7 +311,7 @@ _MAKERS: dict[object, Callable[[Recorder, tuple, object], None]] = {
     _ATEN.zeros.default: Recorder._zeros,
     OPS.part_forward.default: Recorder._part_forward,
     OPS.part_backward.default: Recorder._part_backward,
-    OPS.merge_into.default: lambda recorder, args, _: recorder._elementwise(_MERGE, args),
+    OPS.merge_into.default: lambda recorder, args, _: recorder._elementwise(Kind.MERGE, args),
 }
 # The same of operators that write to memory that is there, with so many named arguments.
 _WRITERS: dict[tuple[object, int], Callable[[Recorder, tuple, object], None]] = {

@@ -8,13 +8,13 @@ from queue import Queue
 import pytest
 import torch
 
-from te_attention.torch import _cp_record
 from te_attention.torch._cp_call import Call
 from te_attention.torch._cp_exchange import Exchange
 from te_attention.torch._cp_explain import why_not_repeated
 from te_attention.torch._cp_nccl import EVENTS, FUNCTIONS
 from te_attention.torch._cp_problem import Distribution, make_problem
 from te_attention.torch._cp_record import Recorder
+from te_attention.torch._cp_recording import Kind
 from te_attention.torch._cp_run import Inputs, backward, forward
 from te_attention.torch._cp_transport import LockStep
 from te_attention.torch.context_parallel import _key
@@ -380,5 +380,5 @@ def test_what_follows_a_transfer_is_joined_with_it(left: int, count: int) -> Non
         pass
     assert recorder.failed is None or not left
     kinds = [step.kind for step in recorder.steps]
-    assert [kinds.count(kind) for kind in (_cp_record._AFTER, _cp_record._JOIN)] == [count] * 2
+    assert [kinds.count(kind) for kind in (Kind.AFTER, Kind.JOIN)] == [count] * 2
     assert not recorder.is_after

@@ -1,0 +1,129 @@
+"""The recording of a call: its instructions, the memory that they name, and their repetition."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from te_attention.torch._errors import guarded
+from te_attention.torch._library import OPS
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+CONSTANT = -1  # in place of a slot: the offset is an address
+
+_replay = guarded(OPS.replay.default._op)
+
+
+class Kind(IntEnum):
+    """The instructions, as src/torch/replay.cpp has them."""
+
+    ALLOCATE = 0
+    FREE = 1
+    LAUNCH = 2
+    COPY = 3
+    FILL = 4
+    ADD = 5
+    MERGE = 6
+    MARK = 7
+    TRANSFER = 8
+    WAIT = 9
+    RESULT = 10
+    VIEW = 11
+    AFTER = 12
+    JOIN = 13
+
+
+class Unrecordable(Exception):  # noqa: N818 (no error: the call goes on)
+    """A call does something that cannot be recorded."""
+
+
+class View(NamedTuple):
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "View":
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+    def bytes(self) -> int:
+        """From the first element to the end of the last one."""
+        last = sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
+    def numbers(self) -> list[int]:
+        if self.dtype not in DTYPES:
+            raise Unrecordable(f"a tensor of {self.dtype}")
+        return [DTYPES.index(self.dtype), len(self.size), *self.size, *self.stride]
+
+
+class Slot:
+    """Memory of the call. An instruction names it by its number, and an offset in bytes."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.view = View.of(tensor)
+        self.begin, self.end = tensor.data_ptr(), tensor.data_ptr() + self.view.bytes()
+        self.storage = StorageWeakRef(tensor.untyped_storage())
+
+
+class Step(NamedTuple):
+    """An instruction: its operands, and the slots that it uses."""
+
+    kind: Kind
+    operands: list[int]
+    slots: tuple[int, ...] = ()
+
+
+class Recording(NamedTuple):
+    """The steps of a call, for replay(). places: of each result, an input's or a new one's."""
+
+    code: Tensor
+    launches: Tensor
+    places: tuple[int | None, ...]
+    offsets: tuple[tuple[int, int, int], ...]  # of inputs that share memory: one, another, bytes
+    kept: list[Tensor]  # constants that the code has by address
+    sums: list[tuple[int, int, int]]  # at the end: the sum and what is added, as new results
+
+    def fits(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether tensors of the recorded shapes and strides are placed as recorded."""
+        return all(inputs[j].data_ptr() - inputs[i].data_ptr() == n for i, j, n in self.offsets)
+
+    def replay(self, inputs: Sequence[Tensor], transport: Tensor) -> list[Tensor | None]:
+        """Repeats the call; its results. transport: see src/torch/replay.cpp."""
+        new = _replay(self.code, self.launches, transport, inputs)
+        for to, one, other in self.sums:
+            torch.add(new[one], new[other], out=new[to])
+        count = len(inputs)
+        return [
+            None if i is None else inputs[i] if i < count else new[i - count] for i in self.places
+        ]
+
+
+def encode(steps: Sequence[Step], slots: Sequence[Slot], count: int) -> Tensor:
+    """The argument `code` of replay.cpp. count: of slots that are inputs.
+
+    The memory of the others is freed after the last step that uses it.
+    """
+    last = {slot: i for i, step in enumerate(steps) for slot in step.slots}
+    out = [len(slots)]
+    for i, (kind, operands, used) in enumerate(steps):
+        out.append(int(kind))
+        if kind == Kind.ALLOCATE:
+            out += [used[0], *slots[used[0]].view.numbers()]
+        out += operands
+        for slot in dict.fromkeys(used):
+            if last[slot] == i and slot >= count:
+                out += [int(Kind.FREE), slot]
+    return torch.tensor(out)
+
+
+def offsets_of(inputs: Sequence[Slot]) -> tuple[tuple[int, int, int], ...]:
+    """Of inputs that share memory: one, another and the bytes between them."""
+    return tuple(
+        (i, j, b.begin - a.begin)
+        for i, a in enumerate(inputs) for j, b in enumerate(inputs)
+        if i < j and a.begin < b.end and b.begin < a.end
+    )  # fmt: skip
