@@ -317,6 +317,18 @@ TEST(CudnnErrata, HoldThePublicReports) {
   EXPECT_FALSE(applies("dim_qk=256 causal=1 window_left=9 seqlen_q=64 seqlen_kv=64", 91900));
 }
 
+// Draw 1516 of decoding gave other bits where memory had held other numbers; 9.19 on an H100.
+TEST(CudnnErrata, HoldOneQueryOfOtherHeadDimensions) {
+  const auto holds = [](const std::string& more) {
+    return has_erratum("dtype=fp16 heads_q=2 heads_kv=1 batch=3 seqlen_kv=3138 " + more, 91900, 90);
+  };
+  EXPECT_TRUE(holds("dim_qk=256 dim_v=128 seqlen_q=1"));
+  EXPECT_TRUE(holds("dim_qk=64 dim_v=128 seqlen_q=1"));
+  EXPECT_FALSE(holds("dim_qk=256 dim_v=128 seqlen_q=2"));
+  EXPECT_FALSE(holds("dim_qk=256 seqlen_q=1"));
+  EXPECT_FALSE(holds("dim_qk=192 dim_v=128 seqlen_q=1"));
+}
+
 TEST(CudnnErrata, HoldTheReportsOfTilesThatAreNotWhole) {
   const auto applies = [](const std::string& more, size_t version) {
     return has_erratum("dtype=bf16 heads_q=2 heads_kv=2 batch=1 dim_qk=64 " + more, version, 90);
