@@ -18,6 +18,7 @@ KernelParams make_params(const AttentionArguments& a) {
   p.work = make_workspace(a, tile, a.workspace);
   const auto key_blocks = static_cast<int>((a.keys.max_seqlen + kBlockN - 1) / kBlockN);
   p.parts = FastDivisor(parts);
+  p.stores_by_tma = parts == 1 && a.dk.dtype != TEA_FP32;
   p.heads_per_tile = a.heads_q / (a.heads_kv * parts);
   const Interleaving order = interleave(a, tile, parts);
   p.order = {key_blocks, a.heads_kv * parts, static_cast<int>(a.batch), order.heads_at_once, true};

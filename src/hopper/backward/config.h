@@ -13,8 +13,9 @@ namespace tea::hopper::backward {
 // Two consumer warpgroups compute 64 keys each. Per step, a consumer holds 64 x block_m scores and
 // as many gradients of probabilities in registers, and a 64 x 64 part of dQ.
 struct TileConfig {
-  int dim;      // largest head dimension; TMA fills smaller ones up with zeros
-  int block_m;  // query rows of a step
+  int dim;                 // largest head dimension; TMA fills smaller ones up with zeros
+  int block_m;             // query rows of a step
+  bool ping_pong = false;  // one consumer's exponentials overlap the other one's products
   int q_stages = 2, dout_stages = 2, dq_stages = 3;  // pipeline depths
 };
 
@@ -24,7 +25,7 @@ inline constexpr int kBlockN = 128;  // keys of a tile
 // which bounds the registers and the shared memory that a step needs.
 // clang-format off
 inline constexpr TileConfig kTiles[] = {
-    {.dim = 64, .block_m = 128},
+    {.dim = 64, .block_m = 128, .ping_pong = true},
     {.dim = 96, .block_m = 64},
     {.dim = 128, .block_m = 64},
 };

@@ -1,14 +1,13 @@
 // The outputs of a CTA. Consumers hand units of dQ to the store warps through staging buffers, in
 // pairs: one buffer of each consumer. The store warps, which take pairs alternately, add the units
-// to global memory in the order of the key blocks. Consumers store dV and dK themselves at the end
-// of a tile, unless several tiles share the key block: then these too are added, in the order of
-// the parts. Units that have received their last contribution are converted elsewhere
-// (postprocess.cuh).
+// to global memory in the order of the key blocks. dV and dK are stored at the end of a tile, by
+// TMA or, in fp32, by the consumers, unless several tiles share the key block: then these too are
+// added, in the order of the parts. Units that have received their last contribution are converted
+// elsewhere (postprocess.cuh).
 #pragma once
 #include "hopper/backward/load.cuh"
 #include "hopper/device/accumulator.cuh"
 #include "hopper/device/ordered_sum.cuh"
-#include "hopper/device/quad_transpose.cuh"
 
 namespace tea::hopper::backward {
 
@@ -22,21 +21,25 @@ TEA_DEVICE void write_pair(float* to, float x, float y, bool adds) {
     *reinterpret_cast<float2*>(to) = {x, y};
 }
 
+// Named barriers. kDs and kOwn are two: of each consumer.
+enum BarrierId { kDs = 1, kOwn = 3, kStaging = 5 };
+
 // The consumers' side.
 template <KernelConfig C>
 struct Epilogue {
   using T = Traits<C>;
-  static constexpr int kStagingBarrier = 2;  // named barrier; 1 is Mainloop::kDqBarrier
+  static constexpr bool kBothFit = T::kSlabs <= T::kOutputSlabsPerStage;  // dV and dK
 
   const KernelParams& p;
   typename T::SharedStorage& s;
   const int consumer;
+  const bool elected = elect_one();  // the thread that arrives for its warp
   PipelineState<T::kStagingStages> state{};
   using Gradient = float[T::kDim / 2];
 
   // The staging buffers are used by the consumers alternately.
   TEA_DEVICE void start() {
-    if (consumer == 1) state.advance();
+    if (consumer != T::kFirstStaging) state.advance();
   }
   TEA_DEVICE uint8_t* acquire() {
     s.pipeline_staging.producer_acquire(state);
@@ -45,7 +48,7 @@ struct Epilogue {
   TEA_DEVICE void publish() {
     fence_proxy_async();  // by each writing thread, before the barrier that lets TMA read
     __syncwarp();
-    if (lane() == 0) arrive(s.pipeline_staging.full[state.stage]);
+    if (elected) arrive(s.pipeline_staging.full[state.stage]);
     state.advance();
     state.advance();
   }
@@ -61,17 +64,29 @@ struct Epilogue {
     }
     publish();
   }
-  // Both consumers pass a barrier before every unit: in a step that of dS, here this one. The use
+  // The consumers pass a barrier before every unit: in a step that of dS, here this one. The use
   // of a buffer before is the other consumer's, and acquire() names only the parity of its release:
   // it would return at once if this consumer's own use before that were not released yet. After the
   // barrier that one is, because the other consumer has acquired the buffer since.
   // test_staging.cpp tries every order of the warps.
   template <int kFirst = 0>
   TEA_DEVICE void stage_gradient(const Gradient& x) {
-    named_barrier_sync(kStagingBarrier, 128 * T::kConsumers);
+    named_barrier_sync(BarrierId::kStaging, 128 * T::kConsumers);
     stage_unit<kFirst>(x);
   }
-  // Stores dV or dK of this consumer's keys, or stages them if several tiles share the key block.
+  // Stores dV and dK of this consumer's keys, or stages them if several tiles share the key block.
+  TEA_DEVICE void store_gradients(const Gradient& dk, const Gradient& dv, const WorkTile& w) {
+    const AttentionArguments& a = p.args;
+    if (p.stores_by_tma) {
+      named_barrier_sync(BarrierId::kStaging, 128 * T::kConsumers);  // both have finished with dS
+      store_by_tma(dv, 0, p.dv, w, a.dim_v, 1.0f);
+      if constexpr (!kBothFit) wait_for_stores();
+      store_by_tma(dk, kBothFit ? T::kSlabs : 0, p.dk, w, a.dim_qk, a.scale);
+    } else {
+      store_gradient(dv, w, a.dv, a.dim_v, 1.0f);
+      store_gradient(dk, w, a.dk, a.dim_qk, a.scale);
+    }
+  }
   TEA_DEVICE void store_gradient(const Gradient& x, const WorkTile& w, const StridedTensor& to,
                                  int dim, float factor) {
     if (p.parts > 1) {
@@ -79,40 +94,55 @@ struct Epilogue {
       if constexpr (T::kUnitsPerTensor == 2) stage_gradient<32>(x);
     } else {
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        if (to.dtype == TEA_FP32)
-          store_fp32_row(x, w, to, dim, factor, r);
-        else
-          store_row(x, w, to, dim, factor, r);
+      for (int r = 0; r < 2; ++r) store_fp32_row(x, w, to, dim, factor, r);
     }
+  }
+  // Slab i of those that a consumer stages for TMA, where its columns of dS were.
+  TEA_DEVICE uint8_t* output_slab(int i) {
+    return s.ds[i / T::kOutputSlabsPerStage] + consumer * T::kDsSlabBytes +
+           i % T::kOutputSlabsPerStage * T::kOutputSlabBytes;
+  }
+  // Until the staged slabs have been read: their memory may be written again.
+  TEA_DEVICE void wait_for_stores() {
+    if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
+    named_barrier_sync(BarrierId::kOwn + consumer, 128);
+  }
+  // Stages dV or dK of this consumer's keys in slabs from `first_slab` on, which one thread stores.
+  TEA_DEVICE void store_by_tma(const Gradient& x, int first_slab, const TensorMap& map,
+                               const WorkTile& w, int dim, float factor) {
+    const uint32_t thread = reread_thread(), row = thread % 128 / 32 * 16 + thread % 16;
+#pragma unroll
+    for (int c = 0; c < T::kDim / 16; ++c) {
+      const int slab = c * 32 / T::kSlabBytes, at = c * 32 % T::kSlabBytes;
+      uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        a[i] = pack<C.type>(x[8 * c + 2 * i] * factor, x[8 * c + 2 * i + 1] * factor);
+      stmatrix_x4(shared_address(output_slab(first_slab + slab)) +
+                      swizzled(T::kSwizzle, row, at + thread % 32 / 16 * 16),
+                  a);
+    }
+    fence_proxy_async();  // by each writing thread, before the barrier that lets TMA read
+    named_barrier_sync(BarrierId::kOwn + consumer, 128);
+    const int key = w.first_key + 64 * consumer;
+    if (threadIdx.x % 128 || key >= w.keys) return;
+    const RowBox b = {64, w.start_kv + key, w.keys - key, w.head_kv, T::batch_of(p.args.keys, w)};
+#pragma unroll
+    for (int slab = 0; slab < T::kSlabs; ++slab)
+      if (slab * T::kSlabDim < dim)
+        tma_store<5>(map, output_slab(first_slab + slab),
+                     {slab * T::kSlabDim, b.y, b.head, b.z, b.batch});
+    bulk_commit();
   }
   // The offset of the thread's row in dV or dK.
   TEA_DEVICE int64_t row_offset(const WorkTile& w, const StridedTensor& to, int key) {
     return T::batch_of(p.args.keys, w) * to.batch + w.head_kv * to.head +
            int64_t{w.start_kv + key} * to.seq;
   }
-  // One of the thread's rows, together with the other lanes of its quad: eight columns each.
-  TEA_DEVICE void store_row(const Gradient& x, const WorkTile& w, const StridedTensor& to, int dim,
-                            float factor, int r) {
-    const int key = w.first_key + 64 * consumer + accumulator_row(2 * r), column = lane() % 4 * 8;
-    uint16_t* const row = static_cast<uint16_t*>(to.data) + row_offset(w, to, key) + column;
-#pragma unroll
-    for (int c = 0; c < T::kDim / 32; ++c) {
-      uint32_t a[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int i = 16 * c + 4 * j + 2 * r;
-        a[j] = pack<C.type>(x[i] * factor, x[i + 1] * factor);
-      }
-      transpose_quad(a);
-      if (key < w.keys && 32 * c + column < dim)
-        __stcs(reinterpret_cast<uint4*>(row + 32 * c), uint4{a[0], a[1], a[2], a[3]});
-    }
-  }
-  // The same in fp32: a quad has eight columns, which are a sector.
+  // One of the thread's rows in fp32: a quad has eight columns, which are a sector.
   TEA_DEVICE void store_fp32_row(const Gradient& x, const WorkTile& w, const StridedTensor& to,
                                  int dim, float factor, int r) {
-    const int key = w.first_key + 64 * consumer + accumulator_row(2 * r);
+    const int key = w.first_key + 64 * consumer + reread_accumulator_origin().row + 8 * r;
     float* const row = static_cast<float*>(to.data) + row_offset(w, to, key) + lane() % 4 * 2;
     if (key >= w.keys) return;
 #pragma unroll
@@ -172,9 +202,9 @@ struct StoreWarp {
     for (int i = 0; i < 2; ++i) {
       const float* const from = reinterpret_cast<const float*>(s.staging[state[i].stage]);
       if (rank == 0)
-        bulk_store(sums + i * kUnitFloats, from, kUnitBytes);
+        bulk_store(sums + (i ^ T::kFirstStaging) * kUnitFloats, from, kUnitBytes);
       else
-        bulk_reduce_add(sums + i * kUnitFloats, from, kUnitBytes);
+        bulk_reduce_add(sums + (i ^ T::kFirstStaging) * kUnitFloats, from, kUnitBytes);
     }
     bulk_commit();
     bulk_wait<0>();

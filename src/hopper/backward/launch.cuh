@@ -20,14 +20,20 @@ Outcome encode_maps(KernelParams* p) {
     const StridedTensor& x;
     const SequenceLayout& layout;
     int dim, heads, box_rows;
+    bool used = true;
   } tensors[] = {
       {"cuTensorMapEncodeTiled of q", &p->q, a.q, a.queries, a.dim_qk, a.heads_q, T::kBlockM},
       {"cuTensorMapEncodeTiled of k", &p->k, a.k, a.keys, a.dim_qk, a.heads_kv, kBlockN},
       {"cuTensorMapEncodeTiled of v", &p->v, a.v, a.keys, a.dim_v, a.heads_kv, kBlockN},
       {"cuTensorMapEncodeTiled of dout", &p->dout, a.dout, a.queries, a.dim_v, a.heads_q,
        T::kBlockM},
+      {"cuTensorMapEncodeTiled of dk", &p->dk, a.dk, a.keys, a.dim_qk, a.heads_kv, 64,
+       p->stores_by_tma},
+      {"cuTensorMapEncodeTiled of dv", &p->dv, a.dv, a.keys, a.dim_v, a.heads_kv, 64,
+       p->stores_by_tma},
   };
   for (const auto& t : tensors) {
+    if (!t.used) continue;
     // An empty tensor may be NULL, Q too where gradients of keys are only zeros. Nothing of it is
     // accessed, but a map needs an address.
     const void* const data = t.x.data ? t.x.data : a.workspace;

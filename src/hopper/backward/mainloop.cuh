@@ -16,14 +16,12 @@
 
 namespace tea::hopper::backward {
 
-// Sets the elements whose bit is clear to zero.
+// Sets the elements of the thread's row r whose bit is clear to zero.
 template <int kCount>
-TEA_DEVICE void zero_columns(float (&d)[kCount], const uint32_t (&visible)[2]) {
+TEA_DEVICE void zero_columns(float (&d)[kCount], int r, uint32_t visible) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
-#pragma unroll
-    for (int n = 0; n < kCount / 2; ++n)
-      if (!(visible[r] & 1u << n)) d[n / 2 * 4 + n % 2 + 2 * r] = 0;
+  for (int n = 0; n < kCount / 2; ++n)
+    if (!(visible & 1u << n)) d[n / 2 * 4 + n % 2 + 2 * r] = 0;
 }
 
 template <KernelConfig C>
@@ -32,7 +30,7 @@ struct Mainloop {
   static constexpr int kDim = T::kDim, kBlockM = T::kBlockM, kSlabBytes = T::kSlabBytes;
   static constexpr int kScores = kBlockM / 2;  // per thread
   static constexpr int kDsSlabBytes = T::kDsSlabBytes;
-  static constexpr int kDqBarrier = 1;  // named barrier: dS of both consumers has been written
+  static constexpr bool kPingPong = C.tile.ping_pong;
 
   using Scores = float[kScores];
   using Gradient = float[kDim / 2];  // of K or V
@@ -47,8 +45,8 @@ struct Mainloop {
   Epilogue<C> epilogue{p, s, consumer};
   static_assert(T::kQStages == 2 && T::kDoutStages == 2);
 
-  static TEA_DEVICE void release(Barrier& empty) {
-    if (lane() == 0) arrive(empty);
+  TEA_DEVICE void release(Barrier& empty) {
+    if (epilogue.elected) arrive(empty);
   }
 
   // Issues x = (this consumer's 64 rows of `keys`) (`rows`)^T + the terms of each row that have
@@ -83,11 +81,10 @@ struct Mainloop {
     wgmma_commit();
   }
   // Issues this consumer's part of dQ: 64 columns if a step has 64 rows, else 64 rows.
-  TEA_DEVICE void gemm_dq(float (&x)[32]) {
+  TEA_DEVICE void gemm_dq(float (&x)[32], int stage) {
     constexpr bool kByRows = kBlockM == 128;
     const int columns = kByRows ? 0 : consumer * 64;
-    const uint8_t* const ds =
-        s.ds[step_state.stage] + (kByRows ? consumer * 64 * width(T::kDsSwizzle) : 0);
+    const uint8_t* const ds = s.ds[stage] + (kByRows ? consumer * 64 * width(T::kDsSwizzle) : 0);
     const uint8_t* const k = s.k + columns / T::kSlabDim * kBlockN * kSlabBytes;
     const uint64_t a = make_descriptor(ds, T::kDsSwizzle);
     const uint64_t b = make_descriptor(k, T::kSwizzle, kBlockN * kSlabBytes);
@@ -100,14 +97,13 @@ struct Mainloop {
     wgmma_commit();
   }
 
-  // One bit for each of the thread's rows of a block that attends to each of its two keys.
-  TEA_DEVICE void find_visible(uint32_t (&visible)[2], const WorkTile& w, int block) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int key = w.first_key + 64 * consumer + accumulator_row(2 * r);
-      const int first = key - block * kBlockM;
-      visible[r] = key < w.keys ? column_mask<kBlockM>(first - w.hi, first - w.lo + 1) : 0;
-    }
+  // One bit for each row of a block that attends to the key of the accumulator's row.
+  TEA_DEVICE uint32_t find_visible(const AccumulatorOrigin& origin, int r, const WorkTile& w,
+                                   int block) {
+    const int key = w.first_key + 64 * consumer + origin.row + 8 * r;
+    const int first = key - block * kBlockM;
+    if (key >= w.keys) return 0;
+    return column_mask<kBlockM>(first - w.hi, first - w.lo + 1, origin.column);
   }
   // The row blocks that need no mask: every row attends to all of this consumer's keys. Rows
   // past the end need no mask: their operands are zero, and so is their P. Found once for a tile,
@@ -129,10 +125,13 @@ struct Mainloop {
   }
   // Masked elements are zero.
   TEA_DEVICE void apply_mask(Scores& probability, Scores& ds, const WorkTile& w, int block) {
-    uint32_t visible[2];
-    find_visible(visible, w, block);
-    zero_columns(probability, visible);
-    zero_columns(ds, visible);
+    const AccumulatorOrigin origin = reread_accumulator_origin();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t visible = find_visible(origin, r, w, block);
+      zero_columns(probability, r, visible);
+      zero_columns(ds, r, visible);
+    }
   }
   static TEA_DEVICE void to_operand(Operand& a, const Scores& x) {
 #pragma unroll
@@ -148,16 +147,38 @@ struct Mainloop {
                         a[c]);
   }
 
-  // One step. `masks`: whether it has masked elements; `last`: of the tile.
+  // Without ping-pong, one barrier in a step says that dS of both consumers has been written.
+  //
+  // With it, consumer 0 is half a step ahead, so that one consumer computes P and dS while the
+  // tensor cores work for the other one. Before its exponentials, each waits for dS of the other
+  // one: consumer 1 for that of the same step, consumer 0 for that of the step before. Consumer 0
+  // therefore computes dQ a step late.
+  TEA_DEVICE bool is_ahead() { return kPingPong && consumer == 0; }
+  TEA_DEVICE void wait_for_other_ds() {
+    named_barrier_sync(BarrierId::kDs + (consumer ^ 1), 128 * T::kConsumers);
+  }
+  // By each thread that wrote dS, before wgmma reads it.
+  TEA_DEVICE void publish_ds() {
+    fence_proxy_async();
+    if constexpr (kPingPong) {
+      named_barrier_arrive(BarrierId::kDs + consumer, 128 * T::kConsumers);
+      if (!is_ahead()) named_barrier_sync(BarrierId::kOwn + consumer, 128);
+    } else {
+      named_barrier_sync(BarrierId::kDs, 128 * T::kConsumers);
+    }
+  }
+  // One step. `masks`: whether it has masked elements; `first`, `last`: of the tile.
   TEA_DEVICE void step(Gradient& dk, Gradient& dv, const WorkTile& w, int block, bool masks,
-                       bool last) {
+                       bool first, bool last) {
     Scores x, dp;
     Operand pa, dsa;
     const int stage = step_state.stage;
+    const bool has_dq = !(is_ahead() && first);
     s.pipeline_q.consumer_wait(step_state);
     gemm_scores(x, s.k, s.q[stage], s.selectors[0]);
     s.pipeline_dout.consumer_wait(step_state);
     gemm_scores(dp, s.v, s.dout[stage], s.selectors[1]);
+    if (kPingPong && has_dq) wait_for_other_ds();
     wgmma_wait<1>();  // S
     wgmma_fence_operand(x);
     compute_p(x);
@@ -167,27 +188,40 @@ struct Mainloop {
     compute_ds(dp, x);
     // No wgmma is in flight here, which a branch would serialise.
     if (masks) apply_mask(x, dp, w, block);
-    to_operand(pa, x);
+    if constexpr (!kPingPong) to_operand(pa, x);
     to_operand(dsa, dp);
     write_ds(dsa);
-    gemm_gradient(dv, pa, s.dout[stage]);
-    // By each thread that wrote dS, before the barrier that lets wgmma read it. The fence waits for
-    // the writes, so that dV is issued first.
-    fence_proxy_async();
-    named_barrier_sync(kDqBarrier, 128 * T::kConsumers);
+    if constexpr (kPingPong) to_operand(pa, x);  // the other consumer waits for dS
+    gemm_gradient(dv, pa, s.dout[stage]);        // while the fence waits for the writes
+    publish_ds();
     float dq[32];
-    gemm_dq(dq);
+    gemm_dq(dq, is_ahead() ? stage ^ 1 : stage);  // without has_dq of anything: a branch around a
+                                                  // wgmma would serialise those in flight
     gemm_gradient(dk, dsa, s.q[stage]);
     wgmma_wait<1>();  // dV and dQ
     wgmma_fence_operand(dq);
     wgmma_fence_operand(dv);
     release(s.pipeline_dout.empty[stage]);
-    if (last) release(s.pipeline_k.empty[0]);
-    epilogue.stage_unit(dq);
+    if (!kPingPong && last) release(s.pipeline_k.empty[0]);
+    if (has_dq) epilogue.stage_unit(dq);
     wgmma_wait<0>();
     wgmma_fence_operand(dk);
     release(s.pipeline_q.empty[stage]);
     step_state.advance();
+  }
+  // With ping-pong, behind the steps of a tile: dQ of the last step for consumer 0.
+  TEA_DEVICE void finish_dq() {
+    if (is_ahead()) {
+      wait_for_other_ds();
+      float dq[32];
+      gemm_dq(dq, step_state.stage ^ 1);
+      wgmma_wait<0>();
+      wgmma_fence_operand(dq);
+      release(s.pipeline_k.empty[0]);
+      epilogue.stage_unit(dq);
+    } else {
+      release(s.pipeline_k.empty[0]);
+    }
   }
 
   TEA_DEVICE void compute_tile(const WorkTile& w) {
@@ -200,6 +234,7 @@ struct Mainloop {
     wgmma_fence_operand(dv);
     wait(s.pipeline_k.full[0], tile_parity);
     wait(s.pipeline_v.full[0], tile_parity);
+    if (p.stores_by_tma) epilogue.wait_for_stores();  // of the tile before
     const int heads = w.last_head - w.first_head;
     const int steps = heads * (w.row_blocks.end - w.row_blocks.begin);
     const Range unmasked = unmasked_blocks(w);
@@ -207,11 +242,11 @@ struct Mainloop {
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) {
       const bool masks = block < unmasked.begin || block >= unmasked.end;
-      step(dk, dv, w, block, masks, i + 1 == steps);
+      step(dk, dv, w, block, masks, i == 0, i + 1 == steps);
       if (--heads_left == 0) --block, heads_left = heads;
     }
-    epilogue.store_gradient(dv, w, p.args.dv, p.args.dim_v, 1.0f);
-    epilogue.store_gradient(dk, w, p.args.dk, p.args.dim_qk, p.args.scale);
+    if constexpr (kPingPong) finish_dq();
+    epilogue.store_gradients(dk, dv, w);
     s.work.pipeline.consumer_release(work_state);  // all threads, because all have read it
     work_state.advance();
     tile_parity ^= 1;
@@ -224,6 +259,7 @@ struct Mainloop {
       if (w.head_kv < 0) break;
       compute_tile(w);
     }
+    if (p.stores_by_tma) epilogue.wait_for_stores();  // shared memory ends with the CTA
   }
 };
 

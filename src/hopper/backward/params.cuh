@@ -8,7 +8,9 @@ namespace tea::hopper::backward {
 
 struct KernelParams : TileParams {
   TensorMap q, k, v, dout;
-  TileOrder order;  // of dense keys; its heads are those of K, times `parts`
+  TensorMap dk, dv;    // if stores_by_tma
+  bool stores_by_tma;  // dK and dV: they are 16-bit, and no tiles share a key block
+  TileOrder order;     // of dense keys; its heads are those of K, times `parts`
   TileOrder::Divisors<FastDivisor> divisors;
   float scale_log2;     // of the scores, times log2(e)
   float inverse_scale;  // 1 / scale

@@ -3,7 +3,8 @@
 // Operands are stored in slabs one swizzle wide. dS has the rows of the query block and one slab of
 // 128 bytes for each consumer's keys; there are two, so that one barrier in a step is enough:
 // a consumer writes dS of step i + 2 only after the barrier of step i + 1, before which all
-// products of step i have completed.
+// products of step i have completed. With ping-pong, the barriers of Mainloop::step() say the same.
+// At the end of a tile, dV and dK are staged there for TMA.
 #pragma once
 #include "hopper/backward/params.cuh"
 #include "hopper/device/pipeline.cuh"
@@ -15,6 +16,8 @@ template <KernelConfig C>
 struct Traits {
   static constexpr int kDim = C.tile.dim, kBlockM = C.tile.block_m;
   static constexpr int kConsumers = 2, kStoreWarps = 2;
+  // The consumer whose unit of a pair is staged first.
+  static constexpr int kFirstStaging = C.tile.ping_pong ? 1 : 0;
   // Four do not fit into the shared memory where a step has 128 rows.
   static constexpr int kPostprocessWarps = kBlockM == 128 ? 3 : 4;
   static constexpr int kServiceThreads = 256, kThreads = kServiceThreads + 128 * kConsumers;
@@ -29,6 +32,10 @@ struct Traits {
   static_assert(kBlockM * kUnitsPerTensor == 128, "dQ of a step is one unit for each consumer");
   static constexpr Swizzle kDsSwizzle = Swizzle::k128;
   static constexpr int kDsSlabBytes = kBlockM * width(kDsSwizzle);
+  // dV and dK of a consumer are staged where its columns of dS were: in slabs of 64 keys.
+  static constexpr int kOutputSlabBytes = 64 * kSlabBytes;
+  static constexpr int kOutputSlabsPerStage = kDsSlabBytes / kOutputSlabBytes;
+  static_assert(kSlabs <= 2 * kOutputSlabsPerStage);
   // dQ's product reads columns of K up to the end of a unit: zeros beyond kDim.
   static constexpr int kColumnsOfK = 64 * kUnitsPerTensor;
 

@@ -17,6 +17,23 @@ TEA_DEVICE int accumulator_row(int i) {
 }
 TEA_DEVICE int accumulator_column(int i) { return i / 4 * 8 + lane() % 4 * 2 + i % 2; }
 
+// threadIdx.x, read where this is called: the compiler would keep what derives from it in registers
+// through a whole mainloop, which may have none to spare.
+TEA_DEVICE int reread_thread() {
+  uint32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
+  return static_cast<int>(thread);
+}
+// The row and column of the thread's element 0.
+struct AccumulatorOrigin {
+  int row, column;
+};
+TEA_DEVICE AccumulatorOrigin reread_accumulator_origin() {
+  const auto thread = static_cast<uint32_t>(reread_thread());
+  return {static_cast<int>(thread % 128 / 32 * 16 + thread % 32 / 4),
+          static_cast<int>(thread % 4 * 2)};
+}
+
 // The maximum of the thread's elements of each of its rows.
 template <int kCount>
 TEA_DEVICE void thread_row_max(const float (&d)[kCount], float (&row_max)[2]) {
@@ -37,11 +54,12 @@ TEA_DEVICE void scale_rows(float (&d)[kCount], const float (&factor)[2]) {
 
 // The index of the thread's element i among its elements of the same row, in order of the column.
 __host__ __device__ constexpr int index_in_row(int i) { return i / 4 * 2 + i % 2; }
-// One bit for each of the thread's elements of a row, set if its column is in [begin, end).
+// One bit for each of the thread's elements of a row, set if its column is in [begin, end);
+// `origin` is the column of its element 0.
 template <int kColumns>
-TEA_DEVICE uint32_t column_mask(int begin, int end) {
-  const auto first = [](int column) {  // index of the first element at or after this column
-    const int x = max(0, min(column - accumulator_column(0), kColumns));
+TEA_DEVICE uint32_t column_mask(int begin, int end, int origin = accumulator_column(0)) {
+  const auto first = [origin](int column) {  // index of the first element at or after this column
+    const int x = max(0, min(column - origin, kColumns));
     return x / 8 * 2 + min(x % 8, 2);
   };
   const auto below = [](int n) { return static_cast<uint32_t>((uint64_t{1} << n) - 1); };
