@@ -23,7 +23,6 @@ struct BlockShape {
   // two levels, so that the order does not depend on the number of parts: the sum of a row does not
   // change by parts behind its keys, which are zero and are added first.
   int max_parts = 0, group_parts = 1;
-  bool even_shares = false;  // see even_shares(): where adding parts takes longest
 };
 // A team of warps loads and computes one block at a time.
 inline constexpr BlockShape kBlockShape = {
@@ -187,7 +186,7 @@ inline int num_ctas(const BlockShape& shape, const AttentionArguments& a, int ti
                     int max_ctas) {
   if (a.batch_invariant) return static_cast<int>(max_blocks({.keys = kInvariantKeys}, a) * tiles);
   const int groups = tiles / at_once, most = max_ctas / at_once;
-  const int shares = shape.even_shares ? even_shares(a.batch * groups, most) : most;
+  const int shares = even_shares(a.batch * groups, most);
   return Shares(shape, max_blocks(shape, a) * groups, shares).count * at_once;
 }
 // At least num_ctas(), whatever the number of tiles at once is.

@@ -8,7 +8,7 @@ namespace tea::hopper::decode::mla {
 inline constexpr int kMinDim = 513, kDim = 576,
                      kDimV = 512;   // smaller ones are filled up with zeros
 inline constexpr int kBlockM = 64;  // packed rows of a tile
-inline constexpr BlockShape kBlockShape = {.keys = 64, .min_share = 4, .even_shares = true};
+inline constexpr BlockShape kBlockShape = {.keys = 64, .min_share = 4};
 // Of a sequence and a head of K and V: each 64 read all its keys again.
 inline constexpr int64_t kMaxRows = 1024;
 
