@@ -58,10 +58,10 @@ struct Kernel {
     if (threadIdx.x == 0) {
       if (!p.gathers && p.args.k.data) prefetch_tensor_map(p.k);
       if (!p.gathers && !p.shares_kv && p.args.v.data) prefetch_tensor_map(p.v);
-      for (int i = 0; i < 2 * kSlabs; ++i)
+      for (int i = 0; i < 2 * kSlabs; ++i) {
         init(s.full[i / kSlabs][i % kSlabs], p.gathers ? kProducerThreads : 1);
-      for (int i = 0; i < 2 * kParts; ++i)
-        init(s.empty[i / kParts][i % kParts], 4);  // the warps of a consumer
+        init(s.empty[i / kSlabs][i % kSlabs], 4);  // the warps of a consumer
+      }
       fence_barrier_init();
     }
     __syncthreads();

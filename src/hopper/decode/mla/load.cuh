@@ -77,13 +77,17 @@ struct Loader {
     }
     __syncwarp();
   }
-  TEA_DEVICE void load_slab(int slab, bool is_v, int buffer, const Box& box) const {
+  TEA_DEVICE void wait_until_empty(int slab, const Fill& fill) const {
+    wait(s.empty[fill.buffer][slab], fill.parity ^ 1);
+  }
+  TEA_DEVICE void load_slab(int slab, bool is_v, const Fill& fill, const Box& box) const {
     const bool exists = slab < slabs(is_v);
-    Barrier& full = s.full[buffer][slab];
+    Barrier& full = s.full[fill.buffer][slab];
+    wait_until_empty(slab, fill);
     if (elect_one()) arrive_and_expect_tx(full, exists ? kSlabBytes : 0);
     if (!exists) return;
     each_box(slab, box, [&](int row, const int(&at)[5]) {
-      tma_load<5>(s.kv[buffer][slab] + row * width(kSwizzle), is_v ? p.v : p.k, full, at,
+      tma_load<5>(s.kv[fill.buffer][slab] + row * width(kSwizzle), is_v ? p.v : p.k, full, at,
                   CachePolicy::kEvictFirst);
     });
   }
@@ -107,6 +111,7 @@ struct Loader {
 #pragma unroll 1
     for (int slab = first; slab < end; ++slab) {
       const int column = slab * kSlabColumns + chunk * 8;
+      wait_until_empty(slab, fill);
       const bool valid = column < (is_v ? p.args.dim_v : p.args.dim_qk);
       // ptxas 13.0 adds a uniform register to the address where it finds one, in an instruction
       // that GPUs refuse as illegal; it finds none behind a shuffle.
@@ -115,7 +120,7 @@ struct Loader {
 #pragma unroll
       for (int i = 0; i < kThreadRows; ++i)
         cp_async_16(to + i * kRowStep * width(kSwizzle), rows[i] + (valid ? column : 0), valid,
-                    CachePolicy::kNormal);
+                    CachePolicy::kEvictFirst);
       cp_async_arrive(s.full[fill.buffer][slab]);
     }
   }
@@ -130,21 +135,17 @@ struct Loader {
   // ------------------------------------------------------------------------------------- items
 
   // Calls load_part(part, fill) for the parts of K or V of a block, in the order in which they are
-  // released and as soon as they are. Not every warp has a slab of kRest.
+  // released. Not every warp has a slab of kRest.
   template <class LoadPart>
   TEA_DEVICE void each_part(bool is_v, int n, bool has_rest, LoadPart&& load_part) const {
-    const auto load = [&](int part) {
-      const Fill fill(p, n, part, is_v);
-      wait(s.empty[fill.buffer][part], fill.parity ^ 1);
-      load_part(part, fill);
-    };
+    const auto load = [&](int part) { load_part(part, Fill(p, n, part, is_v)); };
     if (!is_v && has_rest) load(kRest);
     load(n % 2);
     load(1 - n % 2);
   }
   TEA_DEVICE void load_boxes(bool is_v, int n, const Box& box) const {
     each_part(is_v, n, kRest * kPartSlabs + warp < kSlabs, [&](int part, const Fill& fill) {
-      load_slab(part * kPartSlabs + warp, is_v, fill.buffer, box);
+      load_slab(part * kPartSlabs + warp, is_v, fill, box);
     });
   }
   TEA_DEVICE void load_rows(bool is_v, int n, int block) const {

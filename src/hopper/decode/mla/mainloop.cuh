@@ -17,7 +17,12 @@ TEA_DEVICE void sync_consumers() { named_barrier_sync(kConsumerBarrier, kConsume
 template <Type kType>
 struct Mainloop {
   static constexpr WgmmaShape kShapeS = {kBlockN, kType, kType};
-  static constexpr WgmmaShape kShapeO = {kColumns, kType, kType, Major::kK, Major::kMN};
+  // O += P V is issued for so many slabs of V at a time. Each group is released when its products
+  // are complete, so that K of the next block but one arrives while the others are computed.
+  static constexpr int kGroupSlabs = 2, kGroups = kPartSlabs / kGroupSlabs;
+  static constexpr WgmmaShape kShapeO = {kGroupSlabs * kSlabColumns, kType, kType, Major::kK,
+                                         Major::kMN};
+  static_assert(kGroups == 2);
 
   const LaunchParams& p;
   SharedStorage& s;
@@ -40,9 +45,9 @@ struct Mainloop {
     return min(p.first_row(item) + tile_row(r), item.bounds.seqlen_q * p.group - 1);
   }
 
-  // One thread of each warp arrives.
-  TEA_DEVICE void release(int part, int n) const {
-    if (lane() == 0) arrive(s.empty[n % 2][part]);
+  // One thread of each warp arrives for each slab.
+  TEA_DEVICE void release(int slab, int count, int n) const {
+    if (lane() < count) arrive(s.empty[n % 2][slab + lane()]);
   }
   TEA_DEVICE void wait_for_slab(int slab, const Fill& fill) const {
     wait(s.full[fill.buffer][slab], fill.parity);
@@ -82,40 +87,42 @@ struct Mainloop {
   TEA_DEVICE void finish_scores(float (&scores)[kBlockN / 2], int n) const {
     wgmma_wait<0>();
     wgmma_fence_operand(scores);
-    release(kRest, n);
-    if (p.shares_kv) return;
-    release(0, n);
-    release(1, n);
+    if (p.shares_kv)
+      release(kRest * kPartSlabs, kSlabs - kRest * kPartSlabs, n);
+    else
+      release(0, kSlabs, n);
   }
 
-  TEA_DEVICE uint64_t v_descriptor(int n) const {
-    return make_descriptor(s.kv[n % 2][consumer * kPartSlabs], kSwizzle, kSlabBytes);
-  }
-  // Issues O += P V, P in shared memory.
-  TEA_DEVICE void issue_shared_pv(int n) {
-    const uint64_t a = make_descriptor(s.p, kSwizzle), b = v_descriptor(n);
+  // Issues O += P V, a group of slabs at a time. p_operand(k): 16 columns of P.
+  template <class POperand>
+  TEA_DEVICE void issue_pv(int n, POperand&& p_operand) {
+    const uint64_t b = make_descriptor(s.kv[n % 2][consumer * kPartSlabs], kSwizzle, kSlabBytes);
     wgmma_fence_operand(o);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kBlockN / 16; ++k)
-      wgmma<kShapeO>(o, advance_descriptor(a, 32 * k),
-                     advance_descriptor(b, k * 16 * width(kSwizzle)), true);
-    wgmma_commit();
-  }
-  // The same, P in registers.
-  TEA_DEVICE void issue_pv(const uint32_t (&probabilities)[kBlockN / 16][4], int n) {
-    const uint64_t b = v_descriptor(n);
-    wgmma_fence_operand(o);
-    wgmma_fence();
+    for (int slab = 0; slab < kPartSlabs; slab += kGroupSlabs) {
+      auto& columns = reinterpret_cast<float(&)[kShapeO.n / 2]>(o[slab * kSlabColumns / 2]);
 #pragma unroll
-    for (int k = 0; k < kBlockN / 16; ++k)
-      wgmma<kShapeO>(o, probabilities[k], advance_descriptor(b, k * 16 * width(kSwizzle)), true);
-    wgmma_commit();
+      for (int k = 0; k < kBlockN / 16; ++k)
+        wgmma<kShapeO>(columns, p_operand(k),
+                       advance_descriptor(b, slab * kSlabBytes + k * 16 * width(kSwizzle)), true);
+      wgmma_commit();
+    }
+  }
+  // Releases the first group when at most one later group of products is in flight.
+  TEA_DEVICE void release_first_group(int n) {
+    wgmma_wait<1>();
+    release(consumer * kPartSlabs, kGroupSlabs, n);
+  }
+  template <int kPending>
+  TEA_DEVICE void release_last_group(int n) {
+    wgmma_wait<kPending>();
+    wgmma_fence_operand(o);
+    release(consumer * kPartSlabs + kGroupSlabs, kGroupSlabs, n);
   }
   TEA_DEVICE void wait_pv(int n) {
-    wgmma_wait<0>();
-    wgmma_fence_operand(o);
-    release(consumer, n);
+    release_first_group(n);
+    release_last_group<0>(n);
   }
   TEA_DEVICE void rescale_o(const float (&rescale)[2]) {
     if (__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) scale_rows(o, rescale);
@@ -133,7 +140,8 @@ struct Mainloop {
     }
     rescale_o(rescale);
     wait_for_v(consumer, n);
-    issue_shared_pv(n);
+    const uint64_t a = make_descriptor(s.p, kSwizzle);
+    issue_pv(n, [&](int k) { return advance_descriptor(a, 32 * k); });
   }
   // Replaces scores by unnormalised P.
   TEA_DEVICE void update(float (&scores)[kBlockN / 2], int block, float (&rescale)[2]) {
@@ -171,14 +179,13 @@ struct Mainloop {
     float scores[kBlockN / 2], rescale[2];
     uint32_t probabilities[kBlockN / 16][4];
     issue_first_scores(scores, n);
-    if constexpr (kHasOther) begin_other_block(n - 1);
+    if constexpr (kHasOther) {
+      begin_other_block(n - 1);
+      release_first_group(n - 1);
+    }
     gemm_part<kPartSlabs, true>(scores, n, 1 - consumer);
     wgmma_commit();
-    if constexpr (kHasOther) {
-      wgmma_wait<1>();
-      wgmma_fence_operand(o);
-      release(consumer, n - 1);
-    }
+    if constexpr (kHasOther) release_last_group<1>(n - 1);
     finish_scores(scores, n);
     update(scores, block, rescale);
 #pragma unroll
@@ -191,8 +198,8 @@ struct Mainloop {
     if (!p.shares_kv) wait_for_v(1 - consumer, n);
     publish(scores, rescale, n);
     rescale_o(rescale);
-    wait_for_v(consumer, n);
-    issue_pv(probabilities, n);
+    if (!p.shares_kv) wait_for_v(consumer, n);  // otherwise K has been waited for
+    issue_pv(n, [&](int k) -> const uint32_t(&)[4] { return probabilities[k]; });
     wait_pv(n);
   }
 

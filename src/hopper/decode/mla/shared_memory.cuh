@@ -32,9 +32,8 @@ inline constexpr int kSlabColumns = width(kSwizzle) / 2, kSlabs = kDim / kSlabCo
 inline constexpr int kSlabBytes = 64 * width(kSwizzle);
 static_assert(kBlockM == 64 && kBlockN == 64 && kColumns % kSlabColumns == 0);
 
-// The parts of a block of K or V that are released each on its own: the columns of each consumer's
-// O, and those that only K has. Each slab arrives on its own, so that products begin with the
-// first.
+// The parts of a block of K or V: the columns of each consumer's O, and those that only K has. Each
+// slab is released and arrives on its own, so that products begin with the first.
 inline constexpr int kParts = kConsumers + 1, kRest = kConsumers;
 inline constexpr int kPartSlabs = kColumns / kSlabColumns;
 TEA_HOST_DEVICE constexpr int part_of(int slab) { return slab / kPartSlabs; }
@@ -67,7 +66,7 @@ struct alignas(1024) SharedStorage {  // where the pattern of the swizzle repeat
   uint8_t kv[2][kSlabs][kSlabBytes];  // two blocks of keys
   uint8_t q[kSlabs][kSlabBytes];
   uint8_t p[kSlabBytes];  // unnormalised probabilities of a block
-  Barrier full[2][kSlabs], empty[2][kParts];
+  Barrier full[2][kSlabs], empty[2][kSlabs];
   // Of the last block whose probabilities are in `p`: each row's maximum, and by what its sums so
   // far are multiplied.
   float row_max[kBlockM], rescale[kBlockM];
