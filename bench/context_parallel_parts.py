@@ -21,6 +21,7 @@ from te_attention.torch._cp_transport import GroupTransport, LockStep
 from te_attention.torch.functional import describe
 
 DIM = 128
+CYCLES = 4_000_000  # of a kernel that waits: about 2 ms, in which the host queues a call
 SECONDS = 15.0  # until a failure is an error
 
 
@@ -67,6 +68,22 @@ class Rank:
                 torch.cuda.synchronize()
             if i >= 2:
                 times.append(1e3 * (time.perf_counter() - begin) / queued)
+        return statistics.median(times)
+
+    def device_milliseconds(self, call: Callable, repeats: int = 9) -> float:
+        """The median time of a call on the GPU, where all of it is queued before it begins."""
+        times = []
+        for i in range(repeats + 2):
+            torch.cuda.synchronize()
+            dist.barrier(self.hosts)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(CYCLES)
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+            if i >= 2:
+                times.append(begin.elapsed_time(end))
         return statistics.median(times)
 
     def tensors(self, rows: int, heads=(32, 32), batch: int = 1, dtype=torch.bfloat16) -> list:
@@ -300,6 +317,33 @@ def window(here: Rank) -> None:
                 here.figure(f"{queued} calls at a time, {text}", round(ratio, 3), "none", ok=True)
             else:
                 here.figure(text, round(ratio, 3), "<= 1.1", ratio <= 1.1)
+    if here.on_gpu:
+        window_on_device(here, rows // here.world, options)
+
+
+def window_on_device(here: Rank, rows: int, options: dict) -> None:
+    """The same without the host's time, of each rank against its own GPU alone."""
+    mine = here.tensors(rows, (here.options.heads, here.options.heads))
+    leaves = [t.requires_grad_() for t in mine[:3]]
+
+    def shared() -> Tensor:
+        return context_parallel_attention(
+            *leaves, group=here.group, strategy="halo", check="new", format="bshd", **options
+        )
+
+    def alone() -> Tensor:
+        return attention(*leaves, format="bshd", **options)
+
+    for of in (shared, alone):
+        for _ in range(3):
+            both(of, leaves, mine[3])
+    with torch.no_grad():
+        times = [here.device_milliseconds(of) for of in (shared, alone)]
+    both_ways = [here.device_milliseconds(lambda of=of: both(of, leaves, mine[3]))
+                 for of in (shared, alone)]  # fmt: skip
+    for what, (many, one) in (("forward", times), ("both", both_ways)):
+        here.figure(f"on the device, {what}: {many:.3f} ms / {one:.3f} ms", round(many / one, 3),
+                    "none", ok=True)  # fmt: skip
 
 
 def memory(here: Rank) -> None:
