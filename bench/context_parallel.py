@@ -17,17 +17,46 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
+import context_parallel_parts as parts_of
 import torch
 import torch.distributed as dist
-from context_parallel_parts import PARTS, SECONDS, Rank
+from context_parallel_lock_step import lock_step
+from context_parallel_parts import SECONDS, Rank
 from facts import commit, processor
 from torch import multiprocessing
 
 ROWS, HEADS = 65536, 32
+
+
+class Part(NamedTuple):
+    """A part. limit: seconds of all of it; timeout: of NCCL; mortal: ranks that may end early."""
+
+    body: Callable[[Rank], None]
+    limit: int
+    timeout: int = 120
+    mortal: tuple[int, ...] = ()
+
+
+PARTS = {
+    "results": Part(parts_of.results, 180),
+    "transformer-engine": Part(parts_of.transformer_engine, 240),
+    "disagreements": Part(parts_of.disagreements, 90),
+    "killed-before": Part(parts_of.killed_before, 60, mortal=(1,)),
+    "killed-within": Part(parts_of.killed_within, 60, mortal=(1,)),
+    "speed": Part(parts_of.speed, 180),
+    "window": Part(parts_of.window, 60),
+    "memory": Part(parts_of.memory, 60),
+    "timeline": Part(parts_of.timeline, 90),
+    "lock-step": Part(lock_step, 90),
+    "host": Part(parts_of.host, 60),
+    "graph": Part(parts_of.graph, 60),
+}
 
 
 @dataclass
