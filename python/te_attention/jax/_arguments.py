@@ -16,6 +16,7 @@ MASKS = {
     (True, True): "causal_bottom_right",
 }
 RANK = 4
+TYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
 WINDOW = "an integer, or (left, right), each from 0 to 2^62 or None"
 
 
@@ -57,6 +58,14 @@ def array(name: str, value: object) -> jax.Array:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} is {text_of(value)}; needs an array") from error
+
+
+def tensor(name: str, value: object) -> jax.Array:
+    """query, key or value, in a type that the functions here have."""
+    x = array(name, value)
+    if x.dtype not in TYPES:
+        raise refuse(f"{name}.dtype", x.dtype.name, "float16, bfloat16, float32 or float64")
+    return x
 
 
 def floats(
@@ -129,13 +138,22 @@ def rng_state(key: object) -> jax.Array:
     return x if x.shape == (4,) else jnp.concatenate([x, jnp.zeros(2, jnp.uint32)])
 
 
-def bias_of(bias: object, mask: object, dtype: Any) -> jax.Array | None:
-    """The bias with its four dimensions; a boolean mask becomes 0 and -inf in its own shape."""
+def bias_of(
+    bias: object, mask: object, dtype: Any, scores: tuple[int, ...] | None = None
+) -> jax.Array | None:
+    """The bias with its four dimensions; a boolean mask becomes 0 and -inf in its own shape.
+
+    scores: their shape, of which each dimension of bias and mask is a whole one or 1; None: the
+    caller checks that.
+    """
 
     def full(name: str, x: jax.Array) -> jax.Array:
         if x.ndim > RANK:
             raise refuse(name, f"of shape {list(x.shape)}", "at most 4 dimensions")
-        return x.reshape((1,) * (RANK - x.ndim) + x.shape)
+        x = x.reshape((1,) * (RANK - x.ndim) + x.shape)
+        if scores and any(n not in (1, size) for n, size in zip(x.shape, scores, strict=True)):
+            raise refuse(name, f"of shape {list(x.shape)}", f"{list(scores)}, each of them or 1")
+        return x
 
     given = None if bias is None else full("bias", array("bias", bias))
     if given is not None and not jnp.issubdtype(given.dtype, jnp.floating):

@@ -87,10 +87,10 @@ def request(options: Options, arrays: dict, **more: bool) -> str:
     return " ".join((*words, *(_word(name, value) for name, value in more.items())))
 
 
-def translated(text: str) -> str:
+def translated(text: str, ragged: bool = False) -> str:
     """An error of the library with the caller's name of the argument."""
     name = re.match(r"\w+", text)
-    if not name or name[0] not in ARGUMENTS:
+    if not name or name[0] not in ARGUMENTS or (ragged and name[0].startswith("cu_seqlens")):
         return text
     return ARGUMENTS[name[0]] + text[name.end() :]
 
@@ -100,7 +100,7 @@ def describe(text: str) -> Described:
     """The sizes of the requested call; a pure function. Raises ValueError if it is wrong."""
     call = _library.Call()
     if _library.library().te_attention_jax_describe(text.encode(), ctypes.byref(call)):
-        raise ValueError(translated(call.text.decode()))
+        raise ValueError(translated(call.text.decode(), "format=thd" in text.split()))
     return Described(call.text.decode(), tuple(call.sizes), *call.workspace)
 
 

@@ -146,7 +146,7 @@ def prepared_call(
     if has_segments:
         refuse_beside_segments(given | {"bias": bias, "mask": mask})
         own = given | dict.fromkeys(("q_segment_ids", "kv_segment_ids", "max_segments"))
-    prepared = prepare(query, key, value, bias, mask, **own)
+    prepared = prepare(query, key, value, bias, mask, whole_bias=False, **own)
     shape = _shape_of(sharing, prepared)
     if has_segments:
         shape, spans = _with_segments(shape, given, prepared.arrays)

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from te_attention.jax import _autodiff
 from te_attention.jax._arguments import (
     RANK,
-    array,
     bias_of,
     cumulative,
     flag,
     integers,
     options_of,
     refuse,
+    tensor,
 )
 from te_attention.jax._call import Options
 from te_attention.jax._segments import spans_of
@@ -192,7 +192,7 @@ def _by_jax(given: dict) -> Any:
 
 def _with_batch(query: Any, key: Any, value: Any) -> tuple:
     """The three with four dimensions, and whether they came without a batch."""
-    q, k, v = (array(n, x) for n, x in (("query", query), ("key", key), ("value", value)))
+    q, k, v = (tensor(n, x) for n, x in (("query", query), ("key", key), ("value", value)))
     is_single = q.ndim == UNBATCHED
     for name, x in (("query", q), ("key", k), ("value", v)):
         if x.ndim != (UNBATCHED if is_single else RANK):
@@ -213,9 +213,13 @@ def prepare(
     q_segment_ids: Any = None,
     kv_segment_ids: Any = None,
     max_segments: int | None = None,
+    whole_bias: bool = True,
     **rest: Any,
 ) -> Prepared:
-    """The arguments of attention(), checked, as the library takes them."""
+    """The arguments of attention(), checked, as the library takes them.
+
+    whole_bias: bias and mask have the rows of query and of key; False: the caller checks them.
+    """
     q, k, v, is_single = _with_batch(query, key, value)
     batch, rows, heads, _ = q.shape
     options, arrays = options_of(heads=heads, batch=batch, dtype=q.dtype, **rest)
@@ -226,7 +230,8 @@ def prepare(
         for name, x in (("kv_segment_ids", kv_segment_ids), ("max_segments", max_segments)):
             if x is not None:
                 raise refuse("q_segment_ids", None, f"an array: {name} is given")
-        arrays |= _added(**given, batch=batch, dtype=q.dtype)
+        scores = (batch, heads, rows, k.shape[1]) if whole_bias else None
+        arrays |= _added(**given, batch=batch, scores=scores, dtype=q.dtype)
     else:
         refuse_beside_segments(given)
         options, arrays = _packed(options, arrays, q_segment_ids, kv_segment_ids, max_segments)
@@ -246,11 +251,17 @@ def prepare(
 
 
 def _added(
-    query_seq_lengths: Any, key_value_seq_lengths: Any, bias: Any, mask: Any, batch: int, dtype: Any
+    query_seq_lengths: Any,
+    key_value_seq_lengths: Any,
+    bias: Any,
+    mask: Any,
+    batch: int,
+    scores: tuple[int, ...] | None,
+    dtype: Any,
 ) -> dict:
-    """Lengths and bias of batches without segments."""
+    """Lengths and bias of batches without segments. `scores`: their shape, for the bias."""
     out = {}
-    bias = bias_of(bias, mask, dtype)
+    bias = bias_of(bias, mask, dtype, scores)
     if bias is not None:
         out["bias"] = bias
     if query_seq_lengths is not None:
@@ -360,13 +371,16 @@ def ragged_attention(
     Raises:
         ValueError, TypeError, jax.errors.JaxRuntimeError: as :func:`attention` does.
     """
-    q, k, v = (array(n, x) for n, x in (("query", query), ("key", key), ("value", value)))
+    q, k, v = (tensor(n, x) for n, x in (("query", query), ("key", key), ("value", value)))
     for name, x in (("query", q), ("key", k), ("value", v)):
         if x.ndim != UNBATCHED:
             raise refuse(name, f"of shape {list(x.shape)}", "3 dimensions")
     arrays = {"q": q, "k": k, "v": v}
     given = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_kv": cu_seqlens_kv}
     given |= {"offsets_q": offsets_q, "offsets_kv": offsets_kv}
+    for name in ("cu_seqlens_q", "cu_seqlens_kv"):
+        if given[name] is None:
+            raise refuse(name, None, "integers [sequences + 1]")
     arrays |= {name: integers(name, x) for name, x in given.items() if x is not None}
     added = bias_of(bias, None, q.dtype)
     if added is not None:

@@ -13,7 +13,9 @@ from te_attention.torch.functional import Mask, Sink, Window, attention, explain
 _SHAPES = {"thd": (1, 1, 8)}
 _OWN = ("bias", "rng_state", "cu_seqlens_q", "cu_seqlens_kv", "offsets_q", "offsets_kv")
 # Arguments of one call: tensors of its batch. forward() takes them.
-PER_CALL = frozenset((*_OWN, "page_table", "page_table_v", "origin", "fp8"))
+PER_CALL = frozenset(
+    (*_OWN, "page_table", "page_table_v", "origin", "fp8", "k_descale", "v_descale")
+)
 
 
 class Attention(nn.Module):
@@ -69,6 +71,8 @@ class Attention(nn.Module):
             "deterministic": deterministic,
             **options,
         }
+        if isinstance(sink, Tensor) and not sink.numel():
+            raise ValueError(f"sink is of shape {list(sink.shape)}; needs [heads]")
         self.dropout = dropout
         values = sink if isinstance(sink, Tensor) else torch.zeros(sink_heads)
         self.sink = nn.Parameter(values.detach().clone()) if values.numel() else None

@@ -190,12 +190,19 @@ REFUSALS = {
         "key is of shape [2, 9, 2, 16] with 2 heads; needs a number of heads",
     ),
     "dtype": ((Q, K.astype(jnp.bfloat16), V), {}, "key.dtype is bfloat16; needs float32 as q"),
+    "fp8": ((Q.astype(jnp.float8_e4m3fn), K, V), {}, "query.dtype is float8_e4m3fn; needs float16"),
+    "complex": ((Q, K, V.astype(complex)), {}, "value.dtype is complex64; needs float16"),
     "integers": ((Q.astype(int), K, V), {}, "query.dtype is int32; needs float16, bfloat16"),
     "bias": ((Q, K, V), {"bias": normal(12, 8)}, "bias is of shape [1, 1, 12, 8]; needs [2, 4,"),
     "bool bias": ((Q, K, V), {"bias": jnp.ones((12, 9), bool)}, "bias.dtype is bool; needs that"),
     "deep bias": ((Q, K, V), {"bias": normal(1, 1, 1, 1, 1)}, "bias is of shape [1, 1, 1, 1, 1]"),
     "half bias": ((Q, K, V), {"bias": normal(12, 9, dtype=jnp.float16)}, "bias.dtype is float16"),
     "mask": ((Q, K, V), {"mask": normal(12, 9)}, "mask.dtype is float32; needs bool"),
+    "mask of 3": (
+        (Q, K, V),
+        {"mask": jnp.ones((3, 12, 9), bool)},
+        "mask is of shape [1, 3, 12, 9]",
+    ),
     "scale": ((Q, K, V), {"scale": "half"}, "scale is 'half'; needs a Python number"),
     "causal": ((Q, K, V), {"is_causal": 1}, "is_causal is 1; needs True or False"),
     "window": ((Q, K, V), {"local_window_size": -1}, "local_window_size is (-1, -1); needs"),
@@ -256,7 +263,9 @@ def test_refusals_name_the_argument_what_was_seen_and_what_is_needed(name: str) 
 RAGGED = {"cu_seqlens_q": CU, "cu_seqlens_kv": CU}
 RAGGED_REFUSALS = {
     "dimensions": ((Q, T, T), RAGGED, "query is of shape [2, 12, 4, 16]; needs 3 dimensions"),
-    "lengths": ((T, T, T), {**RAGGED, "cu_seqlens_kv": CU[:2]}, "key_value_seq_lengths is of"),
+    "lengths": ((T, T, T), {**RAGGED, "cu_seqlens_kv": CU[:2]}, "cu_seqlens_kv is of shape [2]"),
+    "no lengths": ((T, T, T), {**RAGGED, "cu_seqlens_q": None}, "cu_seqlens_q is None; needs"),
+    "fp8": ((T.astype(jnp.float8_e5m2), T, T), RAGGED, "query.dtype is float8_e5m2; needs float16"),
     "bound": ((T, T, T), {**RAGGED, "max_seqlen_q": -5}, "max_seqlen_q is -5; needs 0 or more"),
     "offsets": ((T, T, T), {**RAGGED, "offsets_q": CU}, "offsets_kv is None; needs a tensor"),
 }

@@ -205,6 +205,7 @@ MODULES = {
         *({"softcap": -1.0}, {"scale": "auto"}, {"format": "bdsh"}, {"deterministic": "yes"}),
         *({"sink_heads": -1}, {"sink_heads": 2, "sink": "off_by_one"}, {"alibi": "yes"}),
         *({"sink": "learnable"}, {"bias_type": "add"}, {"page_table": 1}, {"bias": 1}),
+        *({"sink": torch.ones(0)}, {"k_descale": 1}),
     )
 }
 MISUSES = {
