@@ -6,8 +6,8 @@
 // A box of n valid rows from row r on starts at y = height - n, z = r + n, which is the address of
 // row r: its first n rows lie within y, the others lie beyond the end of y and read as zeros. No
 // memory may exist before the tensor, and TMA accesses the start of the map for a box without any
-// valid element. Such boxes are therefore never loaded: neither for warpgroups without rows nor for
-// slabs beyond the head dimension, which are zeroed once if a product reads them.
+// valid element. Such boxes are therefore never loaded or stored: neither for warpgroups without
+// rows nor for slabs beyond the head dimension, which are zeroed once if a product reads them.
 #pragma once
 #include "gpu/ptx.cuh"
 

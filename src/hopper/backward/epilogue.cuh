@@ -64,7 +64,7 @@ struct Epilogue {
     }
     publish();
   }
-  // The consumers pass a barrier before every unit: in a step that of dS, here this one. The use
+  // The consumers pass a barrier before every unit: in a step one of dS, here this one. The use
   // of a buffer before is the other consumer's, and acquire() names only the parity of its release:
   // it would return at once if this consumer's own use before that were not released yet. After the
   // barrier that one is, because the other consumer has acquired the buffer since.
@@ -199,7 +199,7 @@ struct StoreWarp {
     wait_for_pair();
     fence_proxy_async_global();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 2; ++i) {  // the unit of consumer i ^ kFirstStaging, which has that place
       const float* const from = reinterpret_cast<const float*>(s.staging[state[i].stage]);
       if (rank == 0)
         bulk_store(sums + (i ^ T::kFirstStaging) * kUnitFloats, from, kUnitBytes);

@@ -195,8 +195,9 @@ struct Mainloop {
     gemm_gradient(dv, pa, s.dout[stage]);        // while the fence waits for the writes
     publish_ds();
     float dq[32];
-    gemm_dq(dq, is_ahead() ? stage ^ 1 : stage);  // without has_dq of anything: a branch around a
-                                                  // wgmma would serialise those in flight
+    // Without has_dq, nothing uses the result; a branch around it would serialise the wgmmas in
+    // flight.
+    gemm_dq(dq, is_ahead() ? stage ^ 1 : stage);
     gemm_gradient(dk, dsa, s.q[stage]);
     wgmma_wait<1>();  // dV and dQ
     wgmma_fence_operand(dq);

@@ -49,6 +49,7 @@ struct TaskShape {
   TEA_HOST_DEVICE int chunk_heads() const { return 32 / team * kHeadsPerTeam; }
 };
 
+// Two CTAs: without a number of them, ptxas spills registers in order that more fit.
 template <Type kType, int kBlockM>
 __global__ void __launch_bounds__(kThreads, 2)
     preprocess_kernel(const __grid_constant__ KernelParams p, TaskShape shape) {
@@ -96,8 +97,11 @@ Outcome launch(const KernelParams& p, cudaStream_t stream) {
   TaskShape shape{.team = kHeadsPerTeam, .head_chunks = 0};
   while (shape.team < 32 && shape.team * 8 < p.args.dim_v) shape.team *= 2;
   shape.head_chunks = (p.args.heads_q + shape.chunk_heads() - 1) / shape.chunk_heads();
-  const int64_t tokens = std::max(p.args.queries.max_seqlen * p.args.batch, p.args.queries.tokens);
-  const int64_t ctas = tokens * shape.head_chunks / (kRows * kWarps) + 1;
+  const auto tasks = [&](const SequenceLayout& layout) {
+    return std::max(layout.max_seqlen * p.args.batch, layout.tokens) / kRows + 1;
+  };
+  const int64_t ctas =
+      (tasks(p.args.queries) * shape.head_chunks + tasks(p.args.keys)) / kWarps + 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(std::min<int64_t>(ctas, sms * 8));
   config.blockDim = kThreads, config.stream = stream;

@@ -19,7 +19,7 @@ TEA_DEVICE float2 unpack(uint32_t pair) {
 
 // Eight elements of a tensor as they are in memory.
 template <bool kFp32>
-struct Eight {
+struct EightElements {
   uint4 words[kFp32 ? 2 : 1];
 
   TEA_DEVICE void load(const StridedTensor& from, int64_t at) {
@@ -124,8 +124,8 @@ struct SequenceTask {
     const int64_t o = batch_offset(a.queries, a.o.batch) + q * a.o.seq + column;
     const int64_t dout = batch_offset(a.queries, a.dout.batch) + q * a.dout.seq + column;
     const int base = first_head + lane() / team;
-    Eight<kFp32O> x[kHeadsPerTeam];
-    Eight<false> y[kHeadsPerTeam];
+    EightElements<kFp32O> x[kHeadsPerTeam];
+    EightElements<false> y[kHeadsPerTeam];
 #pragma unroll
     for (int i = 0; i < kHeadsPerTeam; ++i) {
       const int h = base + i * teams;

@@ -3,8 +3,10 @@
 // Operands are stored in slabs one swizzle wide. dS has the rows of the query block and one slab of
 // 128 bytes for each consumer's keys; there are two, so that one barrier in a step is enough:
 // a consumer writes dS of step i + 2 only after the barrier of step i + 1, before which all
-// products of step i have completed. With ping-pong, the barriers of Mainloop::step() say the same.
-// At the end of a tile, dV and dK are staged there for TMA.
+// products of step i have completed. With ping-pong, a consumer writes dS of step i + 2 after it
+// has waited for the other one's dS of step i + 1 (consumer 1: of step i + 2), before which the
+// other one has finished with dS of step i. At the end of a tile, dV and dK are staged there for
+// TMA.
 #pragma once
 #include "hopper/backward/params.cuh"
 #include "hopper/device/pipeline.cuh"

@@ -73,9 +73,10 @@ void check(const BackwardCase& c, int samples) {
 const Lengths kLengths[] = {{1, 1},     {1, 300},   {300, 1},   {200, 500},
                             {500, 200}, {129, 129}, {384, 384}, {700, 911},
                             {192, 640}, {65, 0},    {0, 65},    {1100, 1024}};
-// Groups of 2, 4 and 8 heads are divided into parts where there are few key blocks.
-const Heads kHeads[] = {{2, 3, 3}, {1, 6, 2}, {1, 8, 1}, {3, 5, 1},
-                        {2, 8, 4}, {1, 8, 2}, {2, 2, 2}};
+// Groups of 2, 4 and 8 heads are divided into parts where there are few key blocks. The preprocess
+// kernel takes chunks of 8, 16 or 32 heads.
+const Heads kHeads[] = {{2, 3, 3}, {1, 6, 2}, {1, 8, 1}, {3, 5, 1},  {1, 12, 4},
+                        {2, 8, 4}, {1, 8, 2}, {2, 2, 2}, {1, 17, 17}};
 
 int check_dims(int dim, int dim_v, int step) {
   int number = 0;
