@@ -87,4 +87,3 @@ def take_fp8(q: Tensor, options: dict) -> bool:
                "'current': ranks find the scales of all rows")  # fmt: skip
     check_fp8_option(q, fp8)
     return True
-

@@ -46,7 +46,6 @@ class Direct:
         """guard: of the group. stream: of the transfers; by default one of its own."""
         device = torch.device("cuda", torch.cuda.current_device())
         self.guard, self.backend = guard, guard.group._get_backend(device)
-        guard.lasting.append(self)
         config = getattr(getattr(self.backend, "options", None), "config", None)
         self.may_be_unfinished = getattr(config, "blocking", 1) == 0
         # With priority, so that NCCL's kernel finds SMs before an attention kernel that is waiting.
@@ -59,6 +58,7 @@ class Direct:
         objects = [0, *streams, *(event.cuda_event for event in self.events)]
         self.numbers = torch.tensor([*functions(), *objects])
         self.communicator = 0
+        guard.lasting.append(self)  # whose watch thread asks is_completed()
 
     def table(self) -> Tensor | None:
         """The argument of Recording.replay(); None: there is no communicator (any more).

@@ -223,8 +223,12 @@ class Recorder(TorchDispatchMode):
             if transfer[0] is handle:
                 self.transfers.remove(transfer)
                 self.events.append(transfer[1])
-                kind = Kind.JOIN if self.is_after else Kind.WAIT
-                self.steps.append(Step(kind, [transfer[1]], transfer[2].slots))
+                kind, slots = Kind.WAIT, transfer[2].slots
+                if self.is_after:  # memory of what followed the transfer is free behind JOIN only
+                    kind = Kind.JOIN
+                    begin = max(i for i, s in enumerate(self.steps) if s.kind is Kind.AFTER)
+                    slots += tuple(slot for step in self.steps[begin:] for slot in step.slots)
+                self.steps.append(Step(kind, [transfer[1]], slots))
                 self.is_after = False
                 return
 

@@ -102,6 +102,7 @@ class Topology(_Topology):
         dist.all_gather_object(found, mine, group=group)
         return cls(*(min(x) for x in zip(*found, strict=True)))
 
+
 _calls: dict[tuple, Call] = {}  # by their keys
 
 

@@ -381,4 +381,8 @@ def test_what_follows_a_transfer_is_joined_with_it(left: int, count: int) -> Non
     assert recorder.failed is None or not left
     kinds = [step.kind for step in recorder.steps]
     assert [kinds.count(kind) for kind in (Kind.AFTER, Kind.JOIN)] == [count] * 2
+    if count:  # memory that it uses is not freed before
+        begin, end = kinds.index(Kind.AFTER), kinds.index(Kind.JOIN)
+        used = {slot for step in recorder.steps[begin:end] for slot in step.slots}
+        assert used and used <= set(recorder.steps[end].slots)
     assert not recorder.is_after
