@@ -69,14 +69,10 @@ Description::Description(const Options& options) : in_(options), q_(in_.q), k_(i
   problem.dtype = q_.type < kInt32 ? q_.type : TEA_DTYPE_DEFAULT;
   if (!problem.dtype)
     refuse("q.dtype", type_text(q_.type), "float16, bfloat16, float32 or float64");
-  problem.training = in_.training;
-  problem.deterministic = in_.deterministic;
-  problem.batch_invariant = in_.batch_invariant;
   if (in_.max_ctas < -1 || in_.max_ctas > INT32_MAX)
     refuse("max_ctas", std::to_string(in_.max_ctas), "1 to 2^31 - 1, or 0 for no limit");
   problem.max_ctas = static_cast<int32_t>(std::max<int64_t>(in_.max_ctas, 0));
   problem.outputs = in_.max_logit ? TEA_OUTPUT_LSE | TEA_OUTPUT_MAX : TEA_OUTPUT_LSE;
-  problem.softcap = in_.softcap;
   problem.has_scale = in_.scale.has_value();
   problem.scale = in_.scale.value_or(0);
   const size_t split = in_.format.find('_');
@@ -94,7 +90,7 @@ Description::Description(const Options& options) : in_(options), q_(in_.q), k_(i
   describe_bias();
   describe_softmax();
   describe_alibi();
-  describe_dropout();
+  describe_plain();
   describe_origin();
 }
 

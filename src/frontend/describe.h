@@ -69,8 +69,8 @@ class Description {
   void describe_bias();
   void describe_softmax();
   void describe_alibi();
-  void describe_dropout();
   void describe_origin();
+  void describe_plain();
   void add_integers(tea_tensor index, const char* name, const std::optional<Tensor>& tensor);
   // The memory of a small contiguous tensor of that type.
   void* memory(const char* name, const Tensor& tensor, int32_t type) const {

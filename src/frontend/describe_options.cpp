@@ -90,13 +90,6 @@ void Description::describe_alibi() {
   problem.slopes_stride = per_batch && batch_ != 1 ? problem.heads_q : 0;
 }
 
-void Description::describe_dropout() {
-  problem.dropout = in_.dropout;
-  if (!in_.rng_state) return;
-  require_shape("rng_state", *in_.rng_state, {1, {2}}, "seed and offset, int64 ");
-  pointers_[TEA_RNG_STATE] = memory("rng_state", *in_.rng_state, kInt64);
-}
-
 void Description::describe_origin() {
   if (!in_.origin) return;
   constexpr int64_t kNumbers = 5;  // of a sequence
@@ -109,6 +102,24 @@ void Description::describe_origin() {
     require_shape("origin", *in_.origin, {1, {4}}, "batch, head, row, column: int64 ");
   }
   run.origin_device = static_cast<const int64_t*>(memory("origin", *in_.origin, kInt64));
+}
+
+// The options that options.def translates by itself.
+void Description::describe_plain() {
+  const auto add_input = [&](const char* name, const std::optional<Tensor>& tensor,
+                             tea_tensor index, int32_t type, int64_t size, const char* meaning) {
+    if (!tensor) return;
+    require_shape(name, *tensor, {1, {size}}, meaning);
+    pointers_[index] = memory(name, *tensor, type);
+  };
+#define TEA_OPTION(kind, name, default_text)
+#define TEA_FIELD(kind, name, default_text) problem.name = in_.name;
+#define TEA_INPUT(name, index, type, size, meaning)                    \
+  add_input(#name, in_.name, index, type, size, meaning);              \
+  [&](auto& p) {                                                       \
+    if constexpr (requires { p.name; }) p.name = in_.name.has_value(); \
+  }(problem);
+#include "frontend/options.def"
 }
 
 }  // namespace tea::frontend

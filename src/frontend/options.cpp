@@ -21,7 +21,6 @@ const std::string& schema() {
     };
 #define TEA_OPTION(kind, name, default_text) add(schema_type::kind, #name, default_text);
 #include "frontend/options.def"
-#undef TEA_OPTION
     return out;
   }();
   return text;

@@ -26,7 +26,6 @@ template <class T>
 struct OptionsOf {
 #define TEA_OPTION(kind, name, default_text) typename OptionTypes<T>::kind name;
 #include "frontend/options.def"
-#undef TEA_OPTION
 };
 // With tensors as this layer sees them. They point into the framework's tensors, which must live as
 // long.
@@ -47,7 +46,6 @@ Options with_views(const OptionsOf<T>& options, const View& view) {
   return {
 #define TEA_OPTION(kind, name, default_text) convert(#name, options.name),
 #include "frontend/options.def"
-#undef TEA_OPTION
   };
 }
 

@@ -120,7 +120,6 @@ struct Described {
   // the initialisers of a braced list are evaluated in order
 #define TEA_OPTION(kind, name, default_text) request.kind##_(#name, default_text),
 #include "frontend/options.def"
-#undef TEA_OPTION
         },
         description(options),
         wants_lse(request.Flag_("lse", "")),

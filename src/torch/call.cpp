@@ -65,7 +65,6 @@ Arguments arguments_of(Source source) {
   // the initialisers of a braced list are evaluated in order
 #define TEA_OPTION(kind, name, default_text) source.kind##_(),
 #include "frontend/options.def"
-#undef TEA_OPTION
   };
 }
 

@@ -26,6 +26,25 @@ TEST(DescribeOptions, SinksHaveTheTypeOfTheRowStatistics) {
   EXPECT_EQ(t.line(), "sink.dtype is float32; needs float64");
 }
 
+// Those that options.def translates: fields as they are, and tensors of one dimension.
+TEST(DescribeOptions, TheTableTranslatesPlainOnes) {
+  FakeCall t({2, 4, 6, 16}, {2, 4, 8, 16}, "bhsd");
+  t.options.training = t.options.deterministic = t.options.batch_invariant = true;
+  t.options.dropout = 0.5, t.options.softcap = 3;
+  t.options.rng_state = t.contiguous({2}, kInt64);
+  const std::string line = t.line();
+  for (const char* part :
+       {"training=1", "deterministic=1", "batch_invariant=1", "dropout=0.5", "softcap=3"})
+    EXPECT_TRUE(contains(line, part)) << part << " in " << line;
+  Description description(t.options);
+  description.finish();
+  EXPECT_EQ(description.run.tensors[TEA_RNG_STATE], t.options.rng_state->data);
+  t.options.rng_state = t.contiguous({1}, kInt64);
+  EXPECT_EQ(t.line(), "rng_state is of shape [1]; needs seed and offset, int64 [2]");
+  t.options.rng_state = t.contiguous({2}, kInt32);
+  EXPECT_EQ(t.line(), "rng_state.dtype is int32; needs int64");
+}
+
 TEST(DescribeOptions, WrongOnesAreNamed) {
   const auto error = [](auto&& change) {
     FakeCall t({2, 4, 6, 16}, {2, 4, 8, 16}, "bhsd");
