@@ -1,5 +1,6 @@
 """Sums over parts: O and LSE forward, dQ, dK and dV backward. Rounded once, at the end."""
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -37,10 +38,16 @@ class Pair(NamedTuple):
         """All elements, in as few tensors as there can be."""
         return self.tensors if self.whole is None else (self.whole,)
 
-    def add_(self, other: "Pair") -> None:
-        """Adds another pair of the same shapes."""
-        for mine, theirs in zip(self.parts(), other.parts(), strict=True):
-            mine.add_(theirs)
+    def add(self, other: "Pair", out: "Pair") -> None:
+        """The sum with another pair of the same shapes."""
+        for mine, theirs, to in zip(self.parts(), other.parts(), out.parts(), strict=True):
+            torch.add(mine, theirs, out=to)
+
+    def of_heads(self, side: Side, heads: range) -> "Pair":
+        """Views of some heads."""
+        axis, place = side.heads_axis, (heads.start, len(heads))
+        whole = None if self.whole is None else self.whole.narrow(axis + 1, *place)
+        return Pair(tuple(t.narrow(axis, *place) for t in self.tensors), whole)
 
 
 def pair_of(
@@ -276,6 +283,17 @@ class Gradients:
         self.dsink = None if operands.sink is None else torch.zeros_like(operands.sink)
         self.rows: dict[tuple, tuple] = {}  # of dQ and what arrives, by their pieces
 
+    def of_heads(self, operands: Operands, heads: range) -> "Gradients":
+        """Those of some heads, in the same memory. operands: of these heads."""
+        out, place = copy.copy(self), (heads.start, len(heads))
+        out.operands, out.written, out.rows = operands, set(self.written), {}
+        out.dq = self.dq.narrow(self.p.q.heads_axis, *place)
+        if self.dbias is not None and self.dbias.shape[1] > 1:
+            out.dbias = self.dbias.narrow(1, *place)
+        if self.dsink is not None:
+            out.dsink = self.dsink.narrow(0, *place)
+        return out
+
     def sums_of(
         self, keys: tuple[Tensor, Tensor], side: Side, shard: Shard, whole: bool = False
     ) -> "KeySums":
@@ -406,14 +424,3 @@ class KeySums:
         missing = set(range(len(self.shard.pieces))) - self.written
         _clear(self.side, self.shard, missing, self.tensors)
         return self.pair
-
-    def added_to(self, others: Pair) -> Pair:
-        """These sums and others, in the memory of either: only pieces with a part are added."""
-        if len(self.written) == len(self.shard.pieces):
-            self.pair.add_(others)
-            return self.pair
-        for i in self.written:
-            region = region_of(self.side, self.shard, (i,))
-            for to, mine in zip(others.tensors, self.tensors, strict=True):
-                region.of(to).add_(region.of(mine))
-        return others

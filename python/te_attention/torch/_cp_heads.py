@@ -16,6 +16,41 @@ from te_attention.torch._cp_parts import Operands, Problem, flat, unflat
 from te_attention.torch._types import statistic_dtype
 
 Program = Generator[object, object, object]
+HEADS_OF_LSE = 1  # the axis of heads in LSE
+
+
+def _of_axis(tensor: Tensor | None, axis: int, heads: range) -> Tensor | None:
+    """A view of some heads; where the tensor has one number for all heads, the tensor."""
+    if tensor is None or tensor.shape[axis] == 1:
+        return tensor
+    return tensor.narrow(axis, heads.start, len(heads))
+
+
+def _slopes_and_sink(
+    p: Problem, operands: Operands, heads: range
+) -> tuple[Tensor | None, Tensor | None]:
+    """Those of some heads of the operands."""
+    slopes, sink, q = operands.slopes, operands.sink, operands.q
+    if slopes is None and p.alibi:
+        known = published_slopes(p.heads_q)
+        slopes = torch.tensor(known, dtype=statistic_dtype(q), device=q.device)
+    if slopes is not None:
+        slopes = slopes[..., heads.start : heads.stop].contiguous()
+    return slopes, None if sink is None else sink[heads.start : heads.stop].contiguous()
+
+
+def operands_of_heads(p: Problem, operands: Operands, heads: range, of_keys: range) -> Operands:
+    """Those of some heads of q, and of the heads of K and V that these use."""
+    slopes, sink = _slopes_and_sink(p, operands, heads)
+    return replace(
+        operands,
+        q=operands.q.narrow(p.q.heads_axis, heads.start, len(heads)),
+        bias=_of_axis(operands.bias, 1, heads),
+        sink=sink,
+        slopes=slopes,
+        head=operands.head + (heads.start if p.dropout else 0),  # nothing else depends on it
+        descales=tuple(_of_axis(t, 0, of_keys) for t in operands.descales),
+    )
 
 
 class Heads:
@@ -121,13 +156,7 @@ class Heads:
         if bias is not None:
             bias = yield from self._bias_to_heads(bias)
         a, b = self.q[self.me]
-        slopes = operands.slopes
-        if slopes is None and self.p.alibi:
-            known = published_slopes(self.p.heads_q)
-            slopes = torch.tensor(known, dtype=statistic_dtype(q), device=q.device)
-        if slopes is not None:
-            slopes = slopes[..., a:b].contiguous()
-        sink = None if operands.sink is None else operands.sink[a:b].contiguous()
+        slopes, sink = _slopes_and_sink(self.p, operands, range(a, b))
         descales = tuple(map(self._of_key_heads, operands.descales))
         moved = replace(
             operands, q=q, bias=bias, sink=sink, slopes=slopes, head=a, descales=descales
@@ -145,8 +174,7 @@ class Heads:
         return mine.contiguous()
 
     def _bias_heads(self, bias: Tensor, i: int) -> Tensor:
-        a, b = self.q[i]
-        return bias if bias.shape[1] == 1 else bias[:, a:b]
+        return _of_axis(bias, 1, range(*self.q[i]))
 
     def _bias_to_heads(self, bias: Tensor) -> Program:
         own = self._bias_heads(bias, self.me)

@@ -13,7 +13,8 @@ from te_attention.torch._cp_halo import halo_plan
 from te_attention.torch._cp_heads import Heads
 from te_attention.torch._cp_parts import Descales, Operands, Problem
 from te_attention.torch._cp_queries import Queries
-from te_attention.torch._cp_ring import Keys, Ring, backward_ring, forward_ring
+from te_attention.torch._cp_ring import Keys, Ring, forward_ring
+from te_attention.torch._cp_ring_backward import backward_ring
 
 Halo = tuple[Tensor | None, Tensor | None]  # K and V of other ranks' rows
 RINGS = ("ring", "a2a")  # a2a: a ring of one member

@@ -9,12 +9,11 @@ import cp_cases
 import kit
 from te_attention._alibi import published_slopes
 from te_attention._cp_schedule import schedule
-from te_attention.torch import _cp_ring, attention
+from te_attention.torch import _cp_ring_backward, attention
 from te_attention.torch import context_parallel as cp
 from te_attention.torch._cp_exchange import Exchange
 from te_attention.torch._cp_halo import halo_plan
 from te_attention.torch._cp_layout import Side, chunk_rows
-from te_attention.torch._cp_parts import Operands
 from te_attention.torch._cp_problem import Distribution, make_problem, problem_of
 from te_attention.torch._cp_run import backward, forward
 from te_attention.torch._cp_transport import DeadlockError, LockStep
@@ -118,17 +117,58 @@ def test_keys_of_others_are_one_message_and_the_own_are_not_copied_into_one() ->
     assert sent == [4] * 4  # two, one and one
 
 
-def test_a_step_adds_half_of_its_keys_to_the_sums_that_came() -> None:
-    """As little is added as can be: the launches of the other half do it."""
-    shared = Shared(4, 64, ("ring", 1), mask="causal")
-    for p, x in shared.calls:
-        ring = _cp_ring.Ring(p, Operands(x.q), (x.k, x.v))
-        for step in range(1, 4):
-            first, others = ring.parts_of(step, divided=True)
-            keys = [part.kv for part in (*first, *others)]
-            # Keys of earlier chunks: all rows with the first half. Else the second half with both.
-            assert keys == ([(0,)] if ring.source(step) < p.rank else [(0,), (1,)])
-            assert ring.parts_of(step, divided=False)[1] == []
+class Watched(LockStep):
+    """events: of each rank, its parts with some heads, and the messages of such sums."""
+
+    def __init__(self, programs: list, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(programs)
+        self.events: list[list] = [[] for _ in programs]
+        differentiate = _cp_ring_backward._differentiate
+
+        def watched(ring, grads, parts, keys, sums, incoming) -> None:
+            heads = keys[0].shape[ring.p.kv.heads_axis]
+            if heads < ring.p.heads_kv:
+                self.events[ring.p.rank] += [(heads, "adds" if sums.written else "writes")]
+                assert len(parts) == 1
+            differentiate(ring, grads, parts, keys, sums, incoming)
+
+        monkeypatch.setattr(_cp_ring_backward, "_differentiate", watched)
+
+    def _post(self, rank: int, exchange: Exchange):
+        sums = [t for _, t in exchange.sends if t.dtype == torch.float32]
+        self.events[rank] += [(t.shape[3], "sent") for t in sums]
+        return super()._post(rank, exchange)
+
+
+@pytest.mark.parametrize(("heads", "halves"), [((4, 2), (1, 1)), ((6, 3), (1, 2))])
+def test_sums_of_half_of_the_heads_travel_while_the_other_half_is_computed(
+    heads: tuple[int, int], halves: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So every part of the second step and of later ones adds to sums that have come."""
+    words = {"heads": heads, "dtype": torch.bfloat16, "mask": "causal"}
+    shared = Shared(4, 64, ("ring", 1), **words)
+    o, _, saved = shared.forward()
+    dout = torch.randn_like(o)
+    programs = [backward(p, x, s, shared.local(dout, p.rank), None)
+                for (p, x), s in zip(shared.calls, saved, strict=True)]  # fmt: skip
+    ranks = Watched(programs, monkeypatch)
+    ranks.run()
+    wanted = [(n, what) for how in ("writes", "adds", "adds") for n in halves
+              for what in (how, "sent")]  # fmt: skip
+    assert ranks.events == [wanted] * 4
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("heads", [(4, 1), (6, 3)])
+def test_a_ring_of_few_heads(world: int, heads: tuple[int, int]) -> None:
+    """One head of keys, or three, has no halves of equal size."""
+    shared = Shared(world, 64, ("ring", 1), mask="causal", heads=heads)
+    o, _, saved = shared.forward()
+    dout = torch.randn_like(o)
+    whole = [t.requires_grad_() for t in (shared.q, shared.k, shared.v)]
+    wanted = torch.autograd.grad(attention(*whole, format="bshd", mask="causal"), whole, dout)
+    for got, one in zip(shared.backward(saved, dout), wanted, strict=True):
+        torch.testing.assert_close(got, one, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.gpu
