@@ -242,25 +242,19 @@ def await_error(here: Rank, call: Callable) -> None:
 # ----------------------------------------------------------------------------- times and memory
 
 
-def one_and_many(
-    here: Rank, rows: int, strategy: str, options: dict, share: bool = False, queued: int = 1
-) -> dict:
-    """Milliseconds of forward, and of both, on one device and on all.
-
-    share: one device has as many rows as a rank, not all of them. queued: see milliseconds().
-    """
+def one_and_many(here: Rank, rows: int, strategy: str, options: dict) -> dict:
+    """Milliseconds of forward, and of both, on one device and on all."""
     heads = here.options.heads
     times = {}
     if here.rank == 0:
-        alone = here.tensors(rows // here.world if share else rows, (heads, heads))
+        alone = here.tensors(rows, (heads, heads))
         leaves = [t.requires_grad_() for t in alone[:3]]
         with torch.no_grad():
             times["one forward"] = here.milliseconds(
-                lambda: attention(*leaves, format="bshd", **options), queued=queued
+                lambda: attention(*leaves, format="bshd", **options)
             )
         times["one both"] = here.milliseconds(
-            lambda: both(lambda: attention(*leaves, format="bshd", **options), leaves, alone[3]),
-            queued=queued,
+            lambda: both(lambda: attention(*leaves, format="bshd", **options), leaves, alone[3])
         )
         del alone, leaves
         if here.on_gpu:
@@ -276,8 +270,8 @@ def one_and_many(
         )  # fmt: skip
 
     with torch.no_grad():
-        forward = here.milliseconds(call, queued=queued)
-    total = here.milliseconds(lambda: both(call, leaves, mine[3]), queued=queued)
+        forward = here.milliseconds(call)
+    total = here.milliseconds(lambda: both(call, leaves, mine[3]))
     times["many forward"], times["many both"] = here.slowest(forward), here.slowest(total)
     here.together()
     return times
@@ -300,26 +294,9 @@ def speed(here: Rank) -> None:
 
 
 def window(here: Rank) -> None:
-    """A window of 1,024 keys: a rank against one device with as many rows."""
-    rows, options = here.options.rows, {"mask": "causal", "window": (1023, None)}
-    for queued in (1, 10):
-        times = one_and_many(here, rows, "halo", options, share=True, queued=queued)
-        if here.rank:
-            continue
-        for what in ("forward", "both"):
-            ratio = times[f"many {what}"] / times[f"one {what}"]
-            text = f"{what}: {times[f'many {what}']:.3f} ms / {times[f'one {what}']:.3f} ms"
-            if queued > 1:
-                here.figure(f"{queued} calls at a time, {text}", round(ratio, 3), "none", ok=True)
-            else:
-                here.figure(text, round(ratio, 3), "<= 1.1", ratio <= 1.1)
-    if here.on_gpu:
-        window_on_device(here, rows // here.world, options)
-
-
-def window_on_device(here: Rank, rows: int, options: dict) -> None:
-    """The same without the host's time, of each rank against its own GPU alone."""
-    mine = here.tensors(rows, (here.options.heads, here.options.heads))
+    """A window of 1,024 keys: each rank against its own GPU alone, with the rank's rows."""
+    heads, options = here.options.heads, {"mask": "causal", "window": (1023, None)}
+    mine = here.tensors(here.options.rows // here.world, (heads, heads))
     leaves = [t.requires_grad_() for t in mine[:3]]
 
     def shared() -> Tensor:
@@ -330,16 +307,29 @@ def window_on_device(here: Rank, rows: int, options: dict) -> None:
     def alone() -> Tensor:
         return attention(*leaves, format="bshd", **options)
 
-    for of in (shared, alone):
-        for _ in range(3):
-            both(of, leaves, mine[3])
-    with torch.no_grad():
-        times = [here.device_milliseconds(of) for of in (shared, alone)]
-    both_ways = [here.device_milliseconds(lambda of=of: both(of, leaves, mine[3]))
-                 for of in (shared, alone)]  # fmt: skip
-    for what, (many, one) in (("forward", times), ("both", both_ways)):
-        here.figure(f"on the device, {what}: {many:.3f} ms / {one:.3f} ms", round(many / one, 3),
-                    "none", ok=True)  # fmt: skip
+    def forward(of: Callable) -> Callable:
+        return torch.no_grad()(of)
+
+    def both_of(of: Callable) -> Callable:
+        return lambda: both(of, leaves, mine[3])
+
+    for how, measure in {
+        "": lambda call: here.milliseconds(call, repeats=15),
+        "10 calls at a time, ": lambda call: here.milliseconds(call, queued=10),
+        "on the device, ": here.device_milliseconds,
+    }.items():
+        if how == "on the device, " and not here.on_gpu:
+            continue
+        for what, calls in (("forward", forward), ("both", both_of)):
+            times = []
+            for of in (shared, alone):
+                here.together()
+                times.append(measure(calls(of)))
+            many, one = times
+            bar, ratio = "none" if how else "<= 1.1", many / one
+            here.figure(f"{how}{what}: {many:.3f} ms / {one:.3f} ms", round(ratio, 3), bar,
+                        ratio <= 1.1 or bar == "none" or not here.on_gpu)  # fmt: skip
+    here.together()
 
 
 def memory(here: Rank) -> None:
