@@ -40,6 +40,10 @@ oracle::Precision precision_of(std::string_view engine, const Problem& problem);
 // must be finite (docs/kernels/cudnn.md). For other engines they are NaN.
 bool needs_finite_padding(std::string_view engine);
 
+// Whether an engine's forward pass has the same bits each time although the problem does not ask
+// for it (docs/kernels/cudnn.md).
+bool repeats_forward(std::string_view engine, const Problem& problem);
+
 // The mask of an engine's own dropout on a GPU, [batch][head][row][column]: true where O is not
 // zero when all scores are alike and V is the identity, for dim_v keys after the other. Throws
 // Error.

@@ -52,6 +52,16 @@ TEST(Check, PoisonsWithOrdinaryNumbersOnlyForTheEngineThatNeedsThem) {
   }
 }
 
+TEST(Check, DemandsTheSameBitsOfForwardButForOneQueryByCudnn) {
+  const std::string line = "dtype=bf16 heads_q=8 heads_kv=1 dim_qk=64 batch=1 seqlen_kv=99 ";
+  const Problem one = Problem::parse(line + "seqlen_q=1"),
+                two = Problem::parse(line + "seqlen_q=2");
+  EXPECT_FALSE(repeats_forward("cudnn", one));
+  EXPECT_TRUE(repeats_forward("cudnn", two));
+  for (const char* engine : {"portable", "hopper", "hopper-cudnn"})
+    EXPECT_TRUE(repeats_forward(engine, one));
+}
+
 TEST(Check, NoticesEveryOutputThatIsOff) {
   constexpr tea_tensor kForward[] = {TEA_O, TEA_LSE, TEA_MAX, TEA_SUM_EXP};
   constexpr tea_tensor kBackward[] = {TEA_DQ, TEA_DK, TEA_DV, TEA_DSINK, TEA_DBIAS};
