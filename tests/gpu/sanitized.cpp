@@ -1,6 +1,8 @@
 // The fixed matrix that compute-sanitizer watches: small shapes that between them run every kernel,
 // each tensor in an allocation of its own, compared with the oracle too. test_gpu.py runs Sanitized
 // under each tool but racecheck, which is slower by far: that one runs Races, a part of the matrix.
+// initcheck reports every read of sums that bulk copies wrote, so it watches Hopper's backward
+// kernel in Initialized alone, a smaller part.
 #include <gtest/gtest.h>
 
 #include "kit/check.h"
@@ -146,6 +148,14 @@ TEST(Sanitized, EveryKernelRuns) {
     expect_agreement(kernels_of_hopper(), engine);
     expect_agreement(decoding_kernels_of_hopper(), engine);
   }
+}
+
+// One tile of each head dimension, and groups of heads in parts.
+TEST(Initialized, BackwardOfHopper) {
+  const std::string tile = "dtype=bf16 training=1 heads_kv=1 batch=1 seqlen_q=35 seqlen_kv=70 ";
+  expect_agreement({tile + "heads_q=1 dim_qk=64", tile + "heads_q=1 dim_qk=96 causal=1",
+                    tile + "heads_q=1 dim_qk=128", tile + "heads_q=2 dim_qk=64"},
+                   "hopper");
 }
 
 // The order of a kernel's threads does not depend on how its numbers are coded: one type for each

@@ -172,6 +172,20 @@ class Rows(unittest.TestCase):
         self.assertIn("1 tests", self.suite.sanitize("racecheck"))
         self.fails("all tests did not run", self.suite.sanitize, "memcheck")
 
+    def test_initcheck_leaves_a_kernel_out_of_the_matrix_and_watches_it_in_a_part(self):
+        self.program(
+            "compute-sanitizer",
+            "at = args.index('--log-file')\n"
+            "left_out = '--kernel-name-exclude' in args\n"
+            f"open(args[at + 1], 'w').write({CLEAN!r} if left_out else {FINDING!r})\n"
+            f"print({said(2)!r} if left_out else {said(1)!r})\n"
+            "sys.exit(left_out != ('Sanitized' in args[-1]))",
+        )
+        self.gpu_tests("")
+        self.fails("2 findings, first: Invalid __global__ read", self.suite.sanitize, "initcheck")
+        self.allow("at entry\nat other\n")
+        self.assertIn("3 tests", self.suite.sanitize("initcheck"))
+
     def test_findings_fail_and_allowed_ones_pass(self):
         self.sanitizer(FINDING), self.gpu_tests(said(2))
         self.fails("2 findings, first: Invalid __global__ read", self.suite.sanitize, "memcheck")
