@@ -380,27 +380,28 @@ def last(text: str) -> str:
 ROWS = {
     "jax-devices": lambda s: s.jax_devices("bits,messages,results"),
     "jax-devices-grid": lambda s: s.jax_devices("grid"),
+    "fuzz-training": lambda s: s.fuzz_some("--training"),
     "coverage": Suite.coverage,
-    "problems": lambda s: s.tests("Problems.*", 300),
     "fuzz-decoding": lambda s: s.fuzz_some("--decoding"),
-    "invariance": lambda s: s.tests("Invariance.*", 400),
     "jax": Suite.jax,
-    "jax-problems": lambda s: s.jax_draws("100000", "--problems"),
+    "invariance": lambda s: s.tests("Invariance.*", 400),
     "jax-draws": lambda s: s.jax_draws("1000"),
-    **{
-        f"hopper-{direction}": functools.partial(Suite.hopper, direction=direction)
-        for direction in PERTURBED
-    },
+    "jax-problems": lambda s: s.jax_draws("100000", "--problems"),
+    "problems": lambda s: s.tests("Problems.*", 300),
+    "racecheck": functools.partial(Suite.sanitize, tool="racecheck"),
     **{
         f"pytest-{n}": functools.partial(Suite.pytest, share=f"{n}/{PYTESTS}")
         for n in range(1, PYTESTS + 1)
     },
-    "fuzz-training": lambda s: s.fuzz_some("--training"),
-    "fuzz-parts": lambda s: s.fuzz_some("--parts"),
+    **{
+        f"hopper-{direction}": functools.partial(Suite.hopper, direction=direction)
+        for direction in PERTURBED
+    },
     "fuzz-others": Suite.fuzz_others,
+    "initcheck": functools.partial(Suite.sanitize, tool="initcheck"),
     "large": lambda s: s.tests("*Large.*"),
-    "racecheck": functools.partial(Suite.sanitize, tool="racecheck"),
     "hopper-perturbed": functools.partial(Suite.perturbed, direction="forward"),
+    "fuzz-parts": lambda s: s.fuzz_some("--parts"),
     "hopper-backward-perturbed": functools.partial(Suite.perturbed, direction="backward"),
     # A process of its own: files of the two folders have the same names.
     "pytest-torch": functools.partial(Suite.pytest, share="1/1", folder="tests/torch"),
@@ -412,8 +413,7 @@ ROWS = {
     "device": lambda s: s.tests("Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*", 100),
     "graphs": lambda s: s.tests("*Graph.*"),
     **{
-        tool: functools.partial(Suite.sanitize, tool=tool)
-        for tool in ("memcheck", "initcheck", "synccheck")
+        tool: functools.partial(Suite.sanitize, tool=tool) for tool in ("memcheck", "synccheck")
     },
     "first-call": lambda s: s.tests("FirstCall.*", 60),
     "hopper-primitives": lambda s: last(s.run([s.program("tests/hopper/hopper_primitives")], 60)),
