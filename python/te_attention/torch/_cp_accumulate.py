@@ -94,10 +94,11 @@ class Region:
 
 
 def region_of(side: Side, shard: Shard, pieces: tuple[int, ...]) -> Region:
-    """The region of pieces, which is made once."""
-    found = shard.regions.get(pieces)
+    """The region of pieces, which is made once. Both sides may have it in their own formats."""
+    key = (side.format, pieces)
+    found = shard.regions.get(key)
     if found is None:
-        found = shard.regions[pieces] = Region(side, shard, pieces)
+        found = shard.regions[key] = Region(side, shard, pieces)
     return found
 
 

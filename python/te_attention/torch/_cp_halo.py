@@ -64,6 +64,18 @@ def _runs(keys: Tensor, rows: Tensor) -> list[tuple[int, int]]:
     return [(int(rows[a]), b - a) for a, b in zip(begins, ends, strict=True)]
 
 
+def _union(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of spans in ascending order."""
+    found: list[tuple[int, int]] = []
+    for begin, end in spans:
+        if found and begin <= found[-1][1]:
+            first, last = found.pop()
+            found.append((first, max(last, end)))
+        else:
+            found.append((begin, end))
+    return found
+
+
 def _received(rows: Tensor) -> Tensor:
     """Where a message for these rows arrives: they themselves if they are contiguous."""
     if rows.is_contiguous():
@@ -112,11 +124,20 @@ class HaloPlan:
                 rows.append((int(places[r][at]), count))
                 at += count
             self.takes.append(rows)
-        spans = sorted((s.pieces[0].local, s.pieces[0].end - s.pieces[0].begin)
-                       for s, _ in self.shards)  # fmt: skip
-        spans = [(begin, begin + count) for begin, count in spans if count]
-        # Whether no two pieces need the same held row.
-        self.disjoint = all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+        pieces = self.q.shard(rank).pieces
+        self.before = [self._before(s, self._start(pieces, i))
+                       for i, (s, _) in enumerate(self.shards)]  # fmt: skip
+        spans = sorted((s.pieces[0].local, s.pieces[0].local + s.pieces[0].end - s.pieces[0].begin)
+                       for s in self.before)  # fmt: skip
+        self.spans = [(begin, end) for begin, end in spans if end > begin]
+        # Whether no two pieces need the same row before theirs.
+        self.disjoint = all(a[1] <= b[0] for a, b in itertools.pairwise(self.spans))
+
+    @staticmethod
+    def _before(held: Shard, start: int) -> Shard:
+        """The held keys before this row."""
+        piece = held.pieces[0]
+        return Shard((piece._replace(end=max(min(piece.end, start), piece.begin)),), held.size)
 
     def start(self, keys: tuple[Tensor, Tensor]) -> tuple[Exchange, list[Tensor], Callable]:
         """The transfer of the wanted rows, their memory, and what completes it afterwards."""
@@ -172,17 +193,24 @@ class HaloPlan:
         return exchange, add
 
     def add_own(self, total: list[Tensor], sums: list[Tensor]) -> None:
-        """Adds sums of held rows to those of the own rows."""
+        """Adds sums of keys before pieces to those of the own rows that are among them."""
         axis = self.p.kv.axis
-        for (begin, count), (at, _) in self._own():
-            for to, t in zip(sums, total, strict=True):
-                to.narrow(axis, begin, count).add_(t.narrow(axis, at, count))
+        for (row, count), (at, _) in self._own():
+            for begin, end in _union(self.spans):
+                first, last = max(begin, at), min(end, at + count)
+                for to, t in zip(sums, total, strict=True):
+                    if first < last:
+                        of_row = to.narrow(axis, row + first - at, last - first)
+                        of_row.add_(t.narrow(axis, first, last - first))
+
+    def _start(self, pieces: tuple[Piece, ...], i: int) -> Number:
+        """Of the rows that follow each other here up to this piece."""
+        follows = self.local and i and pieces[i - 1].end == pieces[i].begin
+        return pieces[i - 1 if follows else i].begin
 
     def _first_rows(self, pieces: tuple[Piece, ...], i: int) -> int:
         """How many rows of a piece attend to keys before it that are not just before it here."""
-        piece, start = pieces[i], pieces[i].begin
-        if self.local and i and pieces[i - 1].end == start:
-            start = pieces[i - 1].begin
+        piece, start = pieces[i], self._start(pieces, i)
         reach = self.p.window[0] - (piece.begin - start)
         return max(min(reach, piece.end - piece.begin), 0) if start else 0
 

@@ -47,7 +47,7 @@ class Shard:
 
     @cached_property
     def regions(self) -> dict:
-        """Of region_of(), by pieces."""
+        """Of region_of(), by format and pieces."""
         return {}
 
 

@@ -3,6 +3,7 @@
 Rows of a rank that follow each other are a run. The first rows of a run, as many as the window has
 keys, attend to keys of other ranks; all others to keys of the run alone. So large launches take
 those with the keys of the run, while K and V of few rows travel, and small launches the first rows.
+Backward knows O and LSE: there small launches take the first rows with keys before the run alone.
 """
 
 from collections.abc import Callable
@@ -56,11 +57,11 @@ def _arguments(
     return Prepared(rows.of(operands.q), columns.of(keys[0]), columns.of(keys[1]), kept)
 
 
-def _small(plan: HaloPlan) -> list[tuple[Part, Shard]]:
-    """The first rows of the pieces that need keys of others, and where these keys are held."""
+def _small(plan: HaloPlan, shards: list[Shard]) -> list[tuple[Part, Shard]]:
+    """The first rows of the pieces that need keys of others. shards: held keys of each piece."""
     return [
         (Part(0, -1, (2 * i,), (0,), masked=True), shard)
-        for i, (shard, _) in enumerate(plan.shards)
+        for i, shard in enumerate(shards)
         if plan.rows.pieces[2 * i].end > plan.rows.pieces[2 * i].begin
     ]
 
@@ -71,10 +72,14 @@ class _Large:
     NCCL's kernel finds SMs when the first one ends.
     """
 
-    def __init__(self, p: Problem, operands: Operands, keys: Keys, plan: HaloPlan) -> None:
+    def __init__(
+        self, p: Problem, operands: Operands, keys: Keys, plan: HaloPlan, whole: bool = False
+    ) -> None:
+        """whole: of all rows, the first ones of a run too."""
         self.p, self.operands, self.keys, self.plan = p, operands, keys, plan
-        self.runs = plan.memo.get("runs") or plan.memo.setdefault("runs", _runs(plan))
-        runs = [run for run in self.runs if run[0].size]
+        runs = plan.memo.get("runs") or plan.memo.setdefault("runs", _runs(plan))
+        runs = [(of_keys if whole else rows, of_keys) for rows, of_keys in runs]
+        runs = [run for run in runs if run[0].size]
         half = p.heads_kv // 2 if len(runs) == 1 else 0
         shares = [(0, half), (half, p.heads_kv - half)] if half else [(0, p.heads_kv)]
         self.launches = [(run, share) for run in runs for share in shares]
@@ -144,7 +149,7 @@ def forward_window(p: Problem, operands: Operands, keys: Keys, plan: HaloPlan) -
     out.written = set(range(len(plan.rows.pieces)))
     yield After(handle)
     complete()
-    for part, shard in _small(plan):
+    for part, shard in _small(plan, [shard for shard, _ in plan.shards]):
         out.replace(part.q, _arguments(p, operands, plan, part, held, (plan.rows, shard)))
     yield handle
     return out.finish(), held
@@ -155,11 +160,12 @@ def backward_window(
 ) -> Program:
     """dQ, and dK and dV of the own rows.
 
-    The first rows come before the second large launch, so that the gradients of other ranks' keys
+    Large launches take all rows with the keys of their run, small ones the first rows with the keys
+    before it. These come before the second large launch, so that the gradients of other ranks' keys
     travel during that one.
     """
     dout, dlse, o, lse = incoming
-    large, small = _Large(p, operands, keys, plan), _small(plan)
+    large, small = _Large(p, operands, keys, plan, whole=True), _small(plan, plan.before)
     dq = torch.empty_like(operands.q)
     sums = [torch.empty_like(t) for t in keys]
 
@@ -174,11 +180,7 @@ def backward_window(
     exchange, add_received = plan.send_back(total, keys)
     handle = yield exchange
     large.run(launch, (dq, dout, o), (dlse, lse), sums)
-    for of_rows, of_keys in large.runs:
-        if not of_rows.size:
-            for t in sums:
-                region_of(p.kv, of_keys, (0,)).of(t).zero_()
-    rows.put_into(dq)
+    rows.add_to(dq)
     plan.add_own(total, sums)
     yield handle
     add_received(sums)
@@ -186,7 +188,7 @@ def backward_window(
 
 
 class _FirstRows:
-    """Gradients of the first rows of pieces, in the type of sums."""
+    """Gradients from the first rows of pieces with the keys before, in the type of sums."""
 
     def __init__(self, p: Problem, operands: Operands, plan: HaloPlan, incoming: Incoming) -> None:
         self.p, self.operands, self.plan, self.incoming = p, operands, plan, incoming
@@ -215,6 +217,6 @@ class _FirstRows:
             self.dq.append((region.of, dq))
         return total
 
-    def put_into(self, dq: Tensor) -> None:
+    def add_to(self, dq: Tensor) -> None:
         for view_of, rows in self.dq:
-            view_of(dq).copy_(rows)
+            view_of(dq).add_(rows)

@@ -59,6 +59,10 @@ def test_a_window_at_the_bottom_right_of_padded_sequences_has_a_shift_for_each()
     assert not cp_cases.run(kit.draw(11349), 11349)
 
 
+def test_rows_and_keys_of_a_window_in_two_formats() -> None:
+    assert not cp_cases.run(kit.draw(5343), 5343)
+
+
 @pytest.mark.parametrize("how", [("ring", 1), ("gather_q", 1)])
 def test_the_gradient_of_a_bias_that_parts_share_is_rounded_once(how: tuple[str, int]) -> None:
     for seed in (638, 619):  # bf16, and fp64 with a bias in fp32

@@ -113,7 +113,7 @@ def plans(world: int, zigzag: bool) -> list:
 @pytest.mark.parametrize("zigzag", [True, False])
 def test_two_launches_at_most_beside_the_large_one(zigzag: bool) -> None:
     for plan in plans(8, zigzag):
-        small = _cp_window._small(plan)
+        small = _cp_window._small(plan, plan.before)
         assert len(small) <= (2 if zigzag else 1)
         for rank in range(8):
             assert len(plan.gives[rank]) <= 2
@@ -123,13 +123,23 @@ def test_two_launches_at_most_beside_the_large_one(zigzag: bool) -> None:
 
 def test_pieces_that_follow_each_other_need_no_keys_of_others() -> None:
     last = plans(4, True)[3]  # chunks 3 and 4 of 8
-    assert len(_cp_window._small(last)) == 1
+    assert len(_cp_window._small(last, last.before)) == 1
 
 
 @pytest.mark.parametrize("zigzag", [True, False])
 def test_no_row_is_computed_twice(zigzag: bool) -> None:
     for plan in plans(8, zigzag):
         runs = _cp_window._runs(plan)
-        small = [plan.rows.pieces[i] for part, _ in _cp_window._small(plan) for i in part.q]
+        parts = [part for part, _ in _cp_window._small(plan, plan.before)]
+        small = [plan.rows.pieces[i] for part in parts for i in part.q]
         assert sum(rows.size for rows, _ in runs) + sum(p.end - p.begin for p in small) == 1 << 14
         assert sum(keys.size for _, keys in runs) == 1 << 14
+
+
+@pytest.mark.parametrize("zigzag", [True, False])
+def test_small_launches_of_backward_have_the_keys_before_a_run(zigzag: bool) -> None:
+    for plan in plans(8, zigzag):
+        for part, shard in _cp_window._small(plan, plan.before):
+            (keys,) = shard.pieces
+            assert keys.end == plan.rows.pieces[part.q[0]].begin
+            assert keys.end - keys.begin == 1023
