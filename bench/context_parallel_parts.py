@@ -19,6 +19,7 @@ from te_attention.torch._cp_transport import GroupTransport
 DIM = 128
 CYCLES = 4_000_000  # of a kernel that waits: about 2 ms, in which the host queues a call
 SECONDS = 15.0  # until a failure is an error
+TURNS = 5  # of two measurements that are compared
 
 
 class Rank:
@@ -314,18 +315,19 @@ def window(here: Rank) -> None:
         return lambda: both(of, leaves, mine[3])
 
     for how, measure in {
-        "": lambda call: here.milliseconds(call, repeats=15),
+        "": here.milliseconds,
         "10 calls at a time, ": lambda call: here.milliseconds(call, queued=10),
         "on the device, ": here.device_milliseconds,
     }.items():
         if how == "on the device, " and not here.on_gpu:
             continue
         for what, calls in (("forward", forward), ("both", both_of)):
-            times = []
-            for of in (shared, alone):
-                here.together()
-                times.append(measure(calls(of)))
-            many, one = times
+            times: list[list[float]] = [[], []]
+            for _ in range(TURNS):
+                for found, of in zip(times, (shared, alone), strict=True):
+                    here.together()
+                    found.append(measure(calls(of)))
+            many, one = map(statistics.median, times)
             bar, ratio = "none" if how else "<= 1.1", many / one
             here.figure(f"{how}{what}: {many:.3f} ms / {one:.3f} ms", round(ratio, 3), bar,
                         ratio <= 1.1 or bar == "none" or not here.on_gpu)  # fmt: skip
@@ -437,9 +439,10 @@ def length(spans: list[tuple[float, float]]) -> float:
 def host(here: Rank) -> None:
     """Host time of a step of the ring beyond that of attention().
 
-    Ten calls are queued at a time, so that none waits for room in the device's queue.
+    Ten calls are queued at a time, so that none waits for room in the device's queue. Rows are as
+    many as the kernels of hopper take, which merge a part: fewer are merged in a launch of its own.
     """
-    mine = here.tensors(64, (2, 2))
+    mine = here.tensors(512, (2, 2))
     leaves = [t.clone().requires_grad_() for t in mine[:3]]
     options = {"format": "bshd", "mask": "causal"}
 
