@@ -6,12 +6,12 @@
 
 namespace tea::hopper::decode::mla {
 
-template <Type kType>
+template <Type kType, bool kIsPlain>
 struct Epilogue {
   const LaunchParams& p;
   SharedStorage& s;
   const WorkItem& item;
-  const Mainloop<kType>& x;
+  const Mainloop<kType, kIsPlain>& x;
   float sum[2] = {};  // of the thread's rows; their maxima are in x.softmax
 
   TEA_DEVICE void add_consumers() {

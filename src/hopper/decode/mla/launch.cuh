@@ -41,20 +41,22 @@ Outcome launch_combine(LaunchParams& p, int sms, cudaStream_t stream) {
 
 template <Type kType>
 Outcome launch(const KernelParams& params, cudaStream_t stream) {
-  static OncePerDevice allowed;
-  const void* const kernel = reinterpret_cast<const void*>(mla_decode_kernel<kType>);
-  int sms = 0;
-  const Outcome ready = prepare_launch(kernel, sizeof(SharedStorage), allowed, &sms);
-  if (ready.code) return ready;
+  static OncePerDevice allowed[2];
   LaunchParams p = {};
   static_cast<KernelParams&>(p) = params;
   const AttentionArguments& a = p.args;
-  p.gathers = box_rows(a) == 1;
+  p.gathers = box_rows(a) == 1, p.shares_kv = shares_kv(a);
+  const bool is_plain = p.shares_kv && !p.gathers;
+  const auto run = is_plain ? mla_decode_kernel<kType, true> : mla_decode_kernel<kType, false>;
+  const void* const kernel = reinterpret_cast<const void*>(run);
+  int sms = 0;
+  if (const Outcome ready = prepare_launch(kernel, sizeof(SharedStorage), allowed[is_plain], &sms);
+      ready.code)
+    return ready;
   if (const Outcome made = encode_maps<kType>(p); made.code) return made;
   p.row_tiles = FastDivisor(row_tiles(a));
   p.tiles = a.heads_kv * p.row_tiles;
   while (2 << p.box_rows_log2 <= box_rows(a)) ++p.box_rows_log2;
-  p.shares_kv = shares_kv(a);
   const auto max_ctas = static_cast<int>(limited_ctas(a, std::min(sms, kMaxCtas)));
   const int at_once = tiles_at_once(p.tiles, max_ctas);
   p.tiles_at_once = FastDivisor(at_once);

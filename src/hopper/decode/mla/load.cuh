@@ -7,6 +7,7 @@
 
 namespace tea::hopper::decode::mla {
 
+template <bool kIsPlain>
 struct Loader {
   // While a block is loaded, this later one is found in the page table.
   static constexpr int kFindDistance = 2;
@@ -64,32 +65,40 @@ struct Loader {
     const RowBox box(1 << p.box_rows_log2, at.row, at.keys, 0, at.batch);
     return {box.y, box.z, box.batch};
   }
-  // Calls do_box(row of the block, coordinates) for the boxes of a slab, in one lane: a load by TMA
-  // takes its operands from uniform registers, which lanes would fill one after the other.
-  template <class DoBox>
-  TEA_DEVICE void each_box(int slab, const Box& box, DoBox&& do_box) const {
+  // The boxes of a block in every lane, because TMA takes its operands from uniform registers,
+  // which lanes would fill one after the other. They are found before the wait for a slab, since a
+  // buffer is idle between that and the load.
+  template <int kBoxes>
+  struct Boxes {
+    int y[kBoxes], z[kBoxes], batch[kBoxes];
+
+    TEA_DEVICE explicit Boxes(const Box& own) {
 #pragma unroll
-    for (int i = 0; i < kMaxBoxes; ++i) {
-      if (i == boxes()) break;
-      const int at[5] = {slab * kSlabColumns, __shfl_sync(0xffffffff, box.y, i), head,
-                         __shfl_sync(0xffffffff, box.z, i), __shfl_sync(0xffffffff, box.batch, i)};
-      if (elect_one()) do_box(i << p.box_rows_log2, at);
+      for (int i = 0; i < kBoxes; ++i) {
+        y[i] = __shfl_sync(0xffffffff, own.y, i), z[i] = __shfl_sync(0xffffffff, own.z, i);
+        batch[i] = __shfl_sync(0xffffffff, own.batch, i);
+      }
     }
-    __syncwarp();
-  }
+  };
   TEA_DEVICE void wait_until_empty(int slab, const Fill& fill) const {
     wait(s.empty[fill.buffer][slab], fill.parity ^ 1);
   }
-  TEA_DEVICE void load_slab(int slab, bool is_v, const Fill& fill, const Box& box) const {
+  template <int kBoxes>
+  TEA_DEVICE void load_slab(int slab, bool is_v, const Fill& fill,
+                            const Boxes<kBoxes>& boxes) const {
     const bool exists = slab < slabs(is_v);
     Barrier& full = s.full[fill.buffer][slab];
+    uint8_t* const to = s.kv[fill.buffer][slab];
+    const TensorMap& map = is_v ? p.v : p.k;
     wait_until_empty(slab, fill);
-    if (elect_one()) arrive_and_expect_tx(full, exists ? kSlabBytes : 0);
+    if (!elect_one()) return;
+    arrive_and_expect_tx(full, exists ? kSlabBytes : 0);
     if (!exists) return;
-    each_box(slab, box, [&](int row, const int(&at)[5]) {
-      tma_load<5>(s.kv[fill.buffer][slab] + row * width(kSwizzle), is_v ? p.v : p.k, full, at,
+#pragma unroll
+    for (int i = 0; i < kBoxes; ++i)
+      tma_load<5>(to + i * (kSlabBytes / kBoxes), map, full,
+                  {slab * kSlabColumns, boxes.y[i], head, boxes.z[i], boxes.batch[i]},
                   CachePolicy::kEvictFirst);
-    });
   }
 
   // ----------------------------------------------------------------------------- gathered rows
@@ -138,14 +147,18 @@ struct Loader {
   // released. Not every warp has a slab of kRest.
   template <class LoadPart>
   TEA_DEVICE void each_part(bool is_v, int n, bool has_rest, LoadPart&& load_part) const {
-    const auto load = [&](int part) { load_part(part, Fill(p, n, part, is_v)); };
+    const auto load = [&](int part) {
+      load_part(part, Fill(shares_kv<kIsPlain>(p), n, part, is_v));
+    };
     if (!is_v && has_rest) load(kRest);
     load(n % 2);
     load(1 - n % 2);
   }
-  TEA_DEVICE void load_boxes(bool is_v, int n, const Box& box) const {
+  template <int kBoxes>
+  TEA_DEVICE void load_boxes(bool is_v, int n, const Boxes<kBoxes>& boxes) const {
     each_part(is_v, n, kRest * kPartSlabs + warp < kSlabs, [&](int part, const Fill& fill) {
-      load_slab(part * kPartSlabs + warp, is_v, fill, box);
+      load_slab(part * kPartSlabs + warp, is_v, fill, boxes);
+      __syncwarp();
     });
   }
   TEA_DEVICE void load_rows(bool is_v, int n, int block) const {
@@ -155,20 +168,23 @@ struct Loader {
     each_part(is_v, n, true, [&](int part, const Fill& fill) { gather(part, is_v, fill, rows); });
   }
   // V of the block before follows K of a block, if it is loaded on its own.
+  template <int kBoxes>
   TEA_DEVICE void load_item_in_boxes(int first, int count) {
     head = __shfl_sync(0xffffffff, p.head_kv(s.load_work.item), 0);
     const int end = first + count;
-    Box now = box_of(false, first), next = box_of(false, min(first + 1, end - 1));
+    Boxes<kBoxes> now(box_of(false, first));
+    Box next = box_of(false, min(first + 1, end - 1));
 #pragma unroll 1
     for (int i = 0; i <= count; ++i) {
       if (i < count) {
         load_boxes(false, number + i, now);
-        now = next;
+        now = Boxes<kBoxes>(next);
         const int later = first + i + kFindDistance;
         prefetch_pages(false, later + 1);
         next = box_of(false, min(later, end - 1));
       }
-      if (i > 0 && !p.shares_kv) load_boxes(true, number + i - 1, box_of(true, first + i - 1));
+      if (i > 0 && !shares_kv<kIsPlain>(p))
+        load_boxes(true, number + i - 1, Boxes<kBoxes>(box_of(true, first + i - 1)));
     }
   }
   TEA_DEVICE void load_item_in_rows(int first, int count) {
@@ -177,17 +193,19 @@ struct Loader {
       if (i < count) {
         load_rows(false, number + i, first + i);
         prefetch_pages(false, first + i + kFindDistance);
-        if (!p.shares_kv) prefetch_pages(true, first + i + kFindDistance);
+        if (!shares_kv<kIsPlain>(p)) prefetch_pages(true, first + i + kFindDistance);
       }
-      if (i > 0 && !p.shares_kv) load_rows(true, number + i - 1, first + i - 1);
+      if (i > 0 && !shares_kv<kIsPlain>(p)) load_rows(true, number + i - 1, first + i - 1);
     }
   }
   TEA_DEVICE void load_item() {
     const int first = s.load_work.item.first, count = s.load_work.item.end_of_keys() - first;
-    if (count > 0 && p.gathers)
+    if (count > 0 && gathers<kIsPlain>(p))
       load_item_in_rows(first, count);
+    else if (count > 0 && boxes() == 1)
+      load_item_in_boxes<1>(first, count);
     else if (count > 0)
-      load_item_in_boxes(first, count);
+      load_item_in_boxes<kMaxBoxes>(first, count);
     number += count;
   }
   TEA_DEVICE void sync() const { named_barrier_sync(kProducerBarrier, kProducerThreads); }

@@ -58,6 +58,15 @@ struct LaunchParams : KernelParams {
     return slots + (2 * int64_t{cta} + ends_tile) * kSlotFloats;
   }
 };
+// A plain kernel loads K in boxes, and V is a part of it. Its code is shorter for these conditions.
+template <bool kIsPlain>
+TEA_DEVICE bool gathers(const LaunchParams& p) {
+  return !kIsPlain && p.gathers;
+}
+template <bool kIsPlain>
+TEA_DEVICE bool shares_kv(const LaunchParams& p) {
+  return kIsPlain || p.shares_kv;
+}
 TEA_DEVICE RowState* slot_rows(float* slot) {
   return reinterpret_cast<RowState*>(slot + kBlockM * kDimV);
 }
@@ -85,9 +94,9 @@ struct Fill {
   int buffer;
   uint32_t parity;  // of the phase of the part's barriers
 
-  TEA_DEVICE Fill(const LaunchParams& p, int number, int part, bool is_v) : buffer(number % 2) {
+  TEA_DEVICE Fill(bool shares_kv, int number, int part, bool is_v) : buffer(number % 2) {
     const int blocks_before = number / 2;
-    parity = static_cast<uint32_t>(p.shares_kv || part == kRest ? blocks_before : is_v) & 1;
+    parity = static_cast<uint32_t>(shares_kv || part == kRest ? blocks_before : is_v) & 1;
   }
 };
 
