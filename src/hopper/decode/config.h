@@ -36,7 +36,8 @@ struct TileConfig {
   int teams;       // each computes all rows over key blocks of its own
   int stages;      // blocks of K and V that a team holds in shared memory
   int passes = 1;  // in which the teams' results are added: shared memory holds one pass
-  bool has_producers = false;  // a warp for each team that loads its blocks
+  bool has_producers = false;     // a warp for each team that loads its blocks
+  bool has_plain_kernel = false;  // see KernelConfig
 
   constexpr int block_m() const { return 16 * mma_m * team_warps; }
   constexpr int computing_threads() const { return 32 * team_warps * teams; }
@@ -51,7 +52,7 @@ inline constexpr TileConfig kTiles[] = {
     {.dim = 64, .dim_v = 64, .mma_m = 1, .team_warps = 1, .teams = 8, .stages = 5},
     {.dim = 64, .dim_v = 64, .mma_m = 2, .team_warps = 2, .teams = 4, .stages = 8, .passes = 2},
     {.dim = 128, .dim_v = 128, .mma_m = 1, .team_warps = 1, .teams = 4, .stages = 5,
-     .has_producers = true},
+     .has_producers = true, .has_plain_kernel = true},
     {.dim = 128, .dim_v = 128, .mma_m = 1, .team_warps = 4, .teams = 2, .stages = 8, .passes = 2},
     {.dim = 192, .dim_v = 128, .mma_m = 1, .team_warps = 1, .teams = 4, .stages = 4,
      .has_producers = true},
@@ -79,6 +80,9 @@ struct KernelConfig {
   TileConfig tile;
   Type type;        // of Q
   bool has_fp8_kv;  // K and V are FP8, E4M3 or E5M2
+  // Only for dense K, V and queries whose lengths the host knows, without modifications of scores,
+  // and not batch-invariant. Short runs spend much of their time in reading instructions.
+  bool is_plain = false;
 };
 
 // The configurations that serve K and V of a type.

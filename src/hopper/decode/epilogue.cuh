@@ -19,7 +19,7 @@ struct Epilogue {
   static constexpr int kHalf = T::kPassColumns / 2, kGroups = kHalf / 4;
   // Parts that are read at once, because their latency adds up otherwise, as far as there are
   // registers: where there are several passes, O occupies some.
-  static constexpr int kBatch = C.tile.passes > 1 ? 2 : kIsLast ? 12 : 4;
+  static constexpr int kBatch = C.tile.passes > 1 ? 2 : 15;
 
   // Unnormalised results of a row over some of its keys: four columns of each half of a pass.
   struct Part {
@@ -37,16 +37,24 @@ struct Epilogue {
     return reinterpret_cast<RowState*>(slot + T::kBlockM * T::kDimV);
   }
 
-  TEA_DEVICE void add(Part& a, const Part& b) const {
-    const float high = fmaxf(a.row.max, b.row.max);
+  // By what the results of a part are multiplied if `high` is the maximum over all parts.
+  TEA_DEVICE float weight(const RowState& row, float high) const {
     const float finite = high == kMinusInfinity ? 0.0f : high;  // -infinity - -infinity is NaN
-    const float of_a = exp2_fast((a.row.max - finite) * p.scale_log2);
-    const float of_b = exp2_fast((b.row.max - finite) * p.scale_log2);
-    a.row = {high, a.row.sum * of_a + b.row.sum * of_b};
+    return exp2_fast((row.max - finite) * p.scale_log2);
+  }
+  // Makes `high`, which is at least as high as the part's maximum, its maximum.
+  TEA_DEVICE void raise(Part& x, float high) const {
+    const float w = weight(x.row, high);
+    x.row = {high, x.row.sum * w};
+#pragma unroll
+    for (float4& o : x.o) o = {o.x * w, o.y * w, o.z * w, o.w * w};
+  }
+  static TEA_DEVICE void add(Part& to, const Part& x, float w) {
+    to.row.sum = fmaf(x.row.sum, w, to.row.sum);
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      a.o[i] = {a.o[i].x * of_a + b.o[i].x * of_b, a.o[i].y * of_a + b.o[i].y * of_b,
-                a.o[i].z * of_a + b.o[i].z * of_b, a.o[i].w * of_a + b.o[i].w * of_b};
+      to.o[i] = {fmaf(x.o[i].x, w, to.o[i].x), fmaf(x.o[i].y, w, to.o[i].y),
+                 fmaf(x.o[i].z, w, to.o[i].z), fmaf(x.o[i].w, w, to.o[i].w)};
   }
 
   // Writes the warp's results of one pass to shared memory.
@@ -82,28 +90,82 @@ struct Epilogue {
           s.rows[team][row],
           {*reinterpret_cast<const float4*>(from), *reinterpret_cast<const float4*>(from + kHalf)}};
     };
-    Part sum = read(0);
+    float high = s.rows[0][row].max;
 #pragma unroll
-    for (int team = 1; team < T::kTeams; ++team) add(sum, read(team));
+    for (int team = 1; team < T::kTeams; ++team) high = fmaxf(high, s.rows[team][row].max);
+    Part sum = read(0);
+    raise(sum, high);
+#pragma unroll
+    for (int team = 1; team < T::kTeams; ++team) {
+      const Part x = read(team);
+      add(sum, x, weight(x.row, high));
+    }
     return sum;
   }
-  TEA_DEVICE void add_others(Part& sum, int row, int column) const {
+  // Reads parts of other CTAs: four columns of each half of a row.
+  struct OtherReader {
+    const float *rows, *o;  // in slot 0
+    int slot, near_left;    // of the next part; parts of shares from there on
+    int near, jump, far;    // to the next slot, of a share, of the first group and of another group
+
+    TEA_DEVICE OtherReader(const Epilogue& x, int row, int column)
+        : rows(x.slot(0) + T::kBlockM * T::kDimV + 2 * row),
+          o(x.slot(0) + row * T::kDimV + column),
+          slot(x.others.slot(0)),
+          near_left(x.others.adjacent),
+          near(-x.others.step),
+          jump(x.others.last_group - x.others.slot(x.others.adjacent - 1)),
+          far(-x.others.group_step) {}
+    TEA_DEVICE const float* in_slot(const float* from) const {
+      return from + int64_t{slot} * slot_floats(C.tile);
+    }
+    TEA_DEVICE void advance() {
+      slot += near_left > 1 ? near : near_left == 1 ? jump : far;
+      --near_left;
+    }
+    TEA_DEVICE RowState row() const {
+      const float2 x = __ldcg(reinterpret_cast<const float2*>(in_slot(rows)));
+      return {x.x, x.y};
+    }
+    // Starts to read `count` parts, or as many as fit.
+    TEA_DEVICE void read(Part (&parts)[kBatch], int count) {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) parts[i].row = {kMinusInfinity, 0};
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i, advance()) {
+        if (i >= count) break;
+        parts[i].row = row();
+        parts[i].o[0] = __ldcg(reinterpret_cast<const float4*>(in_slot(o)));
+        parts[i].o[1] = __ldcg(reinterpret_cast<const float4*>(in_slot(o) + kHalf));
+      }
+    }
+  };
+  // Adds the other parts. The maximum of those that are read at once comes first, so that they do
+  // not wait for each other's. Where they are not all, that of all comes before, so that the sum
+  // does not depend on which are read together.
+  TEA_DEVICE void add_others(Part& sum, OtherReader& reader) const {
+    if (others.count > kBatch) {
+      OtherReader ahead = reader;
+      float high = sum.row.max;
+#pragma unroll 4
+      for (int n = 0; n < others.count; ++n, ahead.advance()) high = fmaxf(high, ahead.row().max);
+      raise(sum, high);
+    }
 #pragma unroll 1
-    for (int n = 0; n < others.count; n += kBatch) {
-      Part part[kBatch];
+    for (int count = others.count; count > 0; count -= kBatch) {
+      Part parts[kBatch];
+      float weights[kBatch], high = sum.row.max;
+      reader.read(parts, count);
+#pragma unroll
+      for (const Part& x : parts) high = fmaxf(high, x.row.max);
+      raise(sum, high);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) weights[i] = weight(parts[i].row, high);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (n + i >= others.count) break;
-        float* const from = slot(others.slot(n + i));
-        const float2 state = __ldcg(reinterpret_cast<const float2*>(slot_rows(from) + row));
-        part[i].row = {state.x, state.y};
-        const float* const o = from + row * T::kDimV + column;
-        part[i].o[0] = __ldcg(reinterpret_cast<const float4*>(o));
-        part[i].o[1] = __ldcg(reinterpret_cast<const float4*>(o + kHalf));
+        if (i >= count) break;
+        add(sum, parts[i], weights[i]);
       }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i)
-        if (n + i < others.count) add(sum, part[i]);
     }
   }
   // Waits until the other CTAs have raised their flags, and lowers them for the next launch.
@@ -124,8 +186,8 @@ struct Epilogue {
   }
   TEA_DEVICE void write_result(const Part& sum, int row, int column) const {
     const AttentionArguments& a = p.args;
-    const RowOutput output =
-        finish_row(p, item, item.head_kv(), row, sum.row.max, sum.row.sum, column == 0);
+    const RowOutput output = finish_row<T::kIsPlain>(p, item, item.head_kv(), row, sum.row.max,
+                                                     sum.row.sum, column == 0);
     float f = output.factor;
     if constexpr (C.has_fp8_kv) f *= kv_scale(a, a.fp8.v_inv, item.head_kv());
 #pragma unroll
@@ -143,18 +205,25 @@ struct Epilogue {
   }
 
   TEA_DEVICE void run(const Mainloop<C>& x) const {
-    const int rows = item.bounds.seqlen_q * p.group;
+    const int count = item.bounds.seqlen_q * p.group * kGroups;
+    bool waits = kIsLast && others.count > 0;
 #pragma unroll
     for (int pass = 0; pass < C.tile.passes; ++pass) {
       if (pass > 0) T::sync();  // the results of the pass before have been read
       stage_pass(x, pass);
-      if (pass == 0) wait_for_others();
       T::sync();
 #pragma unroll 1
-      for (int i = static_cast<int>(threadIdx.x); i < rows * kGroups; i += T::kThreads) {
+      for (int first = 0; first < count; first += T::kThreads) {
+        const int i = min(first + static_cast<int>(threadIdx.x), count - 1);
         const int row = i / kGroups, column = i % kGroups * 4;
         Part sum = add_teams(row, column);
-        add_others(sum, row, pass * T::kPassColumns + column);
+        if (kIsLast && others.count > 0) {
+          OtherReader reader(*this, row, pass * T::kPassColumns + column);
+          if (waits) wait_for_others(), T::sync();
+          waits = false;
+          add_others(sum, reader);
+        }
+        if (first + static_cast<int>(threadIdx.x) >= count) break;
         if (item.ends_tile())
           write_result(sum, row, pass * T::kPassColumns + column);
         else

@@ -18,30 +18,35 @@ struct DecodeKernel {
 
   // Zeroes the rows that belong to no sequence and reports invalid lengths and origins.
   static TEA_DEVICE void fill(const AttentionArguments& args) {
-    if (args.is_uniform) return;
+    if (T::kIsPlain || args.is_uniform) return;
     const int first = static_cast<int>(blockIdx.x * T::kThreads + threadIdx.x);
     ZeroFillWarps{args, first, static_cast<int>(gridDim.x) * T::kThreads}.run();
   }
 
   // Loads Q and what else an item needs. Called by all threads that compute; s.others is complete
   // when they have passed its barrier.
-  static TEA_DEVICE void start_item(const KernelParams& p, SharedStorage& s) {
+  static TEA_DEVICE void start_item(const KernelParams& p, SharedStorage& s, const QLoader<C>& q) {
     const WorkItem& item = s.work.item;
-    load_q<C>(p, s, item);
-    if (p.args.alibi)
+    q.load(s);
+    if (!T::kIsPlain && p.args.alibi)
       for (int i = static_cast<int>(threadIdx.x); i < T::kBlockM; i += T::kThreads)
         s.slopes[i] = slope_of(p.args, item.batch, item.head_kv() * p.group + i % p.group);
     T::sync();
   }
   // Called by the last thread that computes.
   static TEA_DEVICE void find_others(const LaunchParams& p, SharedStorage& s,
-                                     const WorkCursor<kBlockShape>& work) {
+                                     const typename T::Cursor& work) {
     if (threadIdx.x == T::kThreads - 1) s.others = find_other_parts(p, work);
   }
 
   // A warp that loads the blocks of a team.
   static TEA_DEVICE void produce(const LaunchParams& p, SharedStorage& s,
-                                 const WorkCursor<kBlockShape>& first) {
+                                 const typename T::Cursor& first) {
+    if (T::kIsPlain || p.has_boxes) {
+      // From the first lane, so that the compiler knows that all lanes have the same number.
+      BoxLoader<C>{p, s, first, __shfl_sync(0xffffffff, warp(), 0) - T::kTeams}.run();
+      return;
+    }
     Loader<C> loader{p, first, warp() - T::kTeams};
     PipelineState<T::kStages> state;
     if (p.args.keys.form == TEA_PAGED) wait_on_dependent_grids();
@@ -56,7 +61,7 @@ struct DecodeKernel {
   }
   // A team that loads its own blocks.
   static TEA_DEVICE void load_and_compute(const LaunchParams& p, SharedStorage& s,
-                                          const WorkCursor<kBlockShape>& first) {
+                                          const typename T::Cursor& first) {
     const int team = warp() / T::kTeamWarps;
     Loader<C> loader{p, first, team};
     const auto load = [&](int stage) { loader.load(s.stages[team][stage], s.full[team][stage]); };
@@ -68,16 +73,18 @@ struct DecodeKernel {
   }
   template <class Refill>
   static TEA_DEVICE void compute(const LaunchParams& p, SharedStorage& s,
-                                 const WorkCursor<kBlockShape>& first, Refill&& refill) {
+                                 const typename T::Cursor& first, Refill&& refill) {
     Mainloop<C> mainloop{p, s};
     if (threadIdx.x == 0) s.work = first;
     find_others(p, s, first);
+    QLoader<C> q;
+    q.locate(p, first.item);
     T::sync();
     wait_on_dependent_grids();
     fill(p.args);
 #pragma unroll 1
     for (;;) {
-      start_item(p, s);
+      start_item(p, s, q);
       mainloop.start_item();
       mainloop.run(refill);
       if (s.work.remaining == 0) break;
@@ -86,6 +93,7 @@ struct DecodeKernel {
       if (threadIdx.x == 0) s.work.next(p);
       T::sync();
       find_others(p, s, s.work);
+      q.locate(p, s.work.item);
     }
     Epilogue<C, true>{p, s, s.work.item, s.others}.run(mainloop);
   }
@@ -96,7 +104,7 @@ struct DecodeKernel {
     // that none of those that another one waits for is still without an SM.
     launch_dependent_grids();
     if (threadIdx.x == 0) {
-      if (p.uses_tma) prefetch_tensor_map(p.k), prefetch_tensor_map(p.v);
+      if (T::kIsPlain || p.uses_tma) prefetch_tensor_map(p.k), prefetch_tensor_map(p.v);
       for (int i = 0; i < T::kTeams * T::kStages; ++i)
         init(s.full[i / T::kStages][i % T::kStages], Loader<C>::kArrivals);
       if constexpr (T::kHasProducers)
@@ -123,11 +131,11 @@ struct DecodeKernel {
     extern __shared__ __align__(1024) uint8_t memory[];
     SharedStorage& s = *reinterpret_cast<SharedStorage*>(memory);
     prepare(p, s);
-    WorkCursor<kBlockShape> work;
+    typename T::Cursor work;
     // The position among tiles of equal lengths is known before the wait, as are the first
     // addresses.
     work.start<T::kAllThreads>(p, s.search, [&] {
-      if (!p.args.is_uniform) wait_on_dependent_grids();
+      if (!is_uniform<T::kIsPlain>(p)) wait_on_dependent_grids();
     });
     const bool computes = threadIdx.x < T::kThreads;
     if (!work.has_work()) {
@@ -147,14 +155,14 @@ struct DecodeKernel {
 
 // The configuration and the type are plain integers and enumerators here: see
 // forward/kernel.cuh.
-template <int kTile, Type kType, bool kHasFp8Kv>
+template <int kTile, Type kType, bool kHasFp8Kv, bool kIsPlain = false>
 inline constexpr KernelConfig kKernelConfig{kHasFp8Kv ? kFp8KvTiles[kTile] : kTiles[kTile], kType,
-                                            kHasFp8Kv};
+                                            kHasFp8Kv, kIsPlain};
 
-template <int kTile, Type kType, bool kHasFp8Kv>
-__global__ void __launch_bounds__(kKernelConfig<kTile, kType, kHasFp8Kv>.tile.threads(), 1)
-    decode_kernel(const __grid_constant__ LaunchParams p) {
-  DecodeKernel<kKernelConfig<kTile, kType, kHasFp8Kv>>::run(p);
+template <int kTile, Type kType, bool kHasFp8Kv, bool kIsPlain>
+__global__ void __launch_bounds__(kKernelConfig<kTile, kType, kHasFp8Kv, kIsPlain>.tile.threads(),
+                                  1) decode_kernel(const __grid_constant__ LaunchParams p) {
+  DecodeKernel<kKernelConfig<kTile, kType, kHasFp8Kv, kIsPlain>>::run(p);
 }
 
 }  // namespace tea::hopper::decode

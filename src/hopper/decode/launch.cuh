@@ -28,20 +28,27 @@ Outcome encode_maps(LaunchParams& p) {
   if (const int code = encode(&p.v, a.v, a.page_table_v, a.dim_v))
     return failure(code, "cuTensorMapEncodeTiled of v");
   p.uses_tma = true;
+  p.has_boxes = !paged || (a.keys.page_size % kBlockN == 0 && a.mask.window_left == 0);
   return {};
 }
 
-template <int kTile, Type kType, bool kHasFp8Kv>
-Outcome launch(const KernelParams& params, cudaStream_t stream) {
-  constexpr KernelConfig kConfig = kKernelConfig<kTile, kType, kHasFp8Kv>;
+// Whether the plain kernel serves the arguments: see KernelConfig.
+inline bool is_plain(const LaunchParams& p) {
+  const AttentionArguments& a = p.args;
+  return a.is_uniform && a.keys.form == TEA_DENSE && a.queries.form == TEA_DENSE && p.uses_tma &&
+         !p.modifies_scores && !p.part_blocks;
+}
+
+template <int kTile, Type kType, bool kHasFp8Kv, bool kIsPlain>
+Outcome launch_kernel(LaunchParams& p, cudaStream_t stream) {
+  constexpr KernelConfig kConfig = kKernelConfig<kTile, kType, kHasFp8Kv, kIsPlain>;
   constexpr int kSharedBytes = sizeof(typename Traits<kConfig>::SharedStorage);
   static OncePerDevice allowed;
-  const void* const kernel = reinterpret_cast<const void*>(decode_kernel<kTile, kType, kHasFp8Kv>);
+  const void* const kernel =
+      reinterpret_cast<const void*>(decode_kernel<kTile, kType, kHasFp8Kv, kIsPlain>);
   int sms = 0;
   if (const Outcome ready = prepare_launch(kernel, kSharedBytes, allowed, &sms); ready.code)
     return ready;
-  LaunchParams p = {params, false, {}, {}};
-  if (const Outcome made = encode_maps<kConfig>(p); made.code) return made;
   const auto max_ctas = static_cast<int>(limited_ctas(p.args, std::min(sms, kMaxCtas)));
   const int at_once = tiles_at_once(p.tiles, max_ctas);
   p.tiles_at_once = FastDivisor(at_once);
@@ -54,6 +61,16 @@ Outcome launch(const KernelParams& params, cudaStream_t stream) {
   void* arguments[] = {&p};
   const cudaError_t code = launch_dependent(kernel, config, arguments, true);
   return code == cudaSuccess ? Outcome{} : failure(code, "the launch of the decoding kernel");
+}
+
+template <int kTile, Type kType, bool kHasFp8Kv>
+Outcome launch(const KernelParams& params, cudaStream_t stream) {
+  constexpr KernelConfig kConfig = kKernelConfig<kTile, kType, kHasFp8Kv>;
+  LaunchParams p = {params, false, false, {}, {}};
+  if (const Outcome made = encode_maps<kConfig>(p); made.code) return made;
+  if constexpr (kConfig.tile.has_plain_kernel && !kHasFp8Kv)
+    if (is_plain(p)) return launch_kernel<kTile, kType, kHasFp8Kv, true>(p, stream);
+  return launch_kernel<kTile, kType, kHasFp8Kv, false>(p, stream);
 }
 
 template <Type kType, bool kHasFp8Kv, int... kTile>

@@ -168,9 +168,10 @@ struct Mainloop {
         visible[r] =
             column_mask<kBlockN>(query + b.lo - key, min(query + b.hi + 1, b.seqlen_kv) - key);
       }
-    if (p.modifies_scores) modify(x, m, key, visible, highest);
+    const bool modifies = has_score_mod<T::kIsPlain>(p);
+    if (modifies) modify(x, m, key, visible, highest);
     if (masked) mask_columns(x, visible);
-    if (!p.modifies_scores || !softcap_is_last(p.args)) thread_row_max(x, highest);
+    if (!modifies || !softcap_is_last(p.args)) thread_row_max(x, highest);
     softmax[m].update(x, highest, p.scale_log2, rescale);
     if (__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) scale_rows(o[m], rescale);
   }

@@ -22,4 +22,30 @@ struct KernelParams {
   float* slots;
 };
 
+// Conditions that plain kernels need not ask: see KernelConfig.
+template <bool kIsPlain>
+TEA_DEVICE bool is_uniform(const KernelParams& p) {
+  return kIsPlain || p.args.is_uniform;
+}
+template <bool kIsPlain>
+TEA_DEVICE bool is_paged(const KernelParams& p) {
+  return !kIsPlain && p.args.keys.form == TEA_PAGED;
+}
+template <bool kIsPlain>
+TEA_DEVICE bool has_ragged_keys(const KernelParams& p) {
+  return !kIsPlain && p.args.keys.form == TEA_RAGGED;
+}
+template <bool kIsPlain>
+TEA_DEVICE bool has_ragged_queries(const KernelParams& p) {
+  return !kIsPlain && p.args.queries.form == TEA_RAGGED;
+}
+template <bool kIsPlain>
+TEA_DEVICE int part_blocks(const KernelParams& p) {
+  return kIsPlain ? 0 : p.part_blocks;
+}
+template <bool kIsPlain>
+TEA_DEVICE bool has_score_mod(const KernelParams& p) {
+  return !kIsPlain && p.modifies_scores;
+}
+
 }  // namespace tea::hopper::decode

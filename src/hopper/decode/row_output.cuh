@@ -12,6 +12,7 @@ struct RowOutput {
 
 // From the maximum and the sum of a packed row of a head of K and V. Writes its statistics if
 // `writes_statistics`.
+template <bool kIsPlain = false>
 TEA_DEVICE RowOutput finish_row(const KernelParams& p, const WorkItem& item, int head_kv, int row,
                                 float row_max, float sum, bool writes_statistics) {
   const AttentionArguments& a = p.args;
@@ -19,7 +20,7 @@ TEA_DEVICE RowOutput finish_row(const KernelParams& p, const WorkItem& item, int
   auto result = OnlineSoftmax::row_result(row_max, sum, p.unit);
   const float sink = sink_of(a, head);
   if (sink != kMinusInfinity) OnlineSoftmax::add_sink(result, sink);
-  const bool ragged = a.queries.form == TEA_RAGGED;
+  const bool ragged = has_ragged_queries<kIsPlain>(p);
   const int64_t batch = ragged ? 0 : item.batch;
   const int64_t position = query + (ragged ? item.bounds.start_q : 0);
   if (writes_statistics) {

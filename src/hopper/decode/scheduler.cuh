@@ -30,7 +30,7 @@ struct SearchStorage {
   int batch, group, end;
 };
 
-template <BlockShape kShape>
+template <BlockShape kShape, bool kIsPlain = false>
 struct WorkCursor {
   Shares shares;
   int64_t remaining;  // blocks of the CTA's share before `item`
@@ -43,19 +43,20 @@ struct WorkCursor {
 
   TEA_DEVICE void enter_sequence(const KernelParams& p, int batch) {
     item.batch = batch;
-    item.bounds = p.args.is_uniform ? p.bounds : bounds_of(p.args, batch);
+    item.bounds = is_uniform<kIsPlain>(p) ? p.bounds : bounds_of(p.args, batch);
     item.blocks = tile_blocks(kShape, item.bounds.seqlen_q, item.bounds.seqlen_kv);
   }
   // The units of a tile that are divided into shares: blocks, or parts.
   static TEA_DEVICE int units(const KernelParams& p, int blocks) {
-    return p.part_blocks ? (blocks + p.part_blocks - 1) / p.part_blocks : blocks;
+    const int of_part = part_blocks<kIsPlain>(p);
+    return of_part ? (blocks + of_part - 1) / of_part : blocks;
   }
   // Makes the last `count` units before `end` the CTA's part of the tile, as far as the tile and
   // the share have them.
   TEA_DEVICE void take(const KernelParams& p, int end, int64_t count) {
-    if (p.part_blocks) {
-      item.end = min(end * p.part_blocks, item.blocks);
-      item.first = (end - 1) * p.part_blocks;
+    if (const int of_part = part_blocks<kIsPlain>(p)) {
+      item.end = min(end * of_part, item.blocks);
+      item.first = (end - 1) * of_part;
       remaining = 0;
       return;
     }
@@ -79,7 +80,7 @@ struct WorkCursor {
 
   // count: units of all sequences, each for `groups` groups of tiles.
   TEA_DEVICE void divide(const KernelParams& p, int64_t count, int groups) {
-    if (p.part_blocks)
+    if (part_blocks<kIsPlain>(p))
       shares.blocks = shares.count = static_cast<int>(count * groups);
     else
       shares = Shares(kShape, count * groups, static_cast<int>(gridDim.x) / p.tiles_at_once);
@@ -92,7 +93,7 @@ struct WorkCursor {
 
   // Every sequence has the same length: the host knows it, or there is one sequence.
   TEA_DEVICE void start_uniform(const KernelParams& p) {
-    const SequenceBounds bounds = p.args.is_uniform ? p.bounds : bounds_of(p.args, 0);
+    const SequenceBounds bounds = is_uniform<kIsPlain>(p) ? p.bounds : bounds_of(p.args, 0);
     const int blocks = tile_blocks(kShape, bounds.seqlen_q, bounds.seqlen_kv);
     const int groups = p.tiles / p.tiles_at_once;
     const int of_tile = units(p, blocks);
@@ -156,9 +157,9 @@ struct WorkCursor {
   // lengths.
   template <int kThreads, class Wait>
   TEA_DEVICE void start(const KernelParams& p, SearchStorage& s, Wait&& wait) {
-    if (p.args.is_uniform) start_uniform(p);
+    if (is_uniform<kIsPlain>(p)) start_uniform(p);
     wait();
-    if (p.args.is_uniform) return;
+    if (is_uniform<kIsPlain>(p)) return;
     if (p.args.batch == 1)
       start_uniform(p);
     else
@@ -193,13 +194,15 @@ TEA_DEVICE int OtherParts::slot(int n) const {
   return n < adjacent ? cta - (n + 1) * step : last_group - (n - adjacent) * group_step;
 }
 
-template <BlockShape kShape>
-TEA_DEVICE OtherParts find_other_parts(const KernelParams& p, const WorkCursor<kShape>& work) {
+template <BlockShape kShape, bool kIsPlain>
+TEA_DEVICE OtherParts find_other_parts(const KernelParams& p,
+                                       const WorkCursor<kShape, kIsPlain>& work) {
+  const int of_part = part_blocks<kIsPlain>(p);
   const WorkItem& item = work.item;
   if (item.begins_tile()) return {};
   int before, parts;  // of the tile: those before the CTA's, and all
-  if (p.part_blocks) {
-    before = item.first / p.part_blocks;
+  if (of_part) {
+    before = item.first / of_part;
     parts = work.units(p, item.blocks);
   } else {
     const int64_t tile = work.tile_begin();
@@ -207,18 +210,20 @@ TEA_DEVICE OtherParts find_other_parts(const KernelParams& p, const WorkCursor<k
     before = work.share - first;
     parts = work.shares.owner(tile + item.blocks - 1) - first + 1;
   }
-  const bool two_levels = p.part_blocks || parts > kShape.max_parts + 1;
-  const int in_group = before % kShape.group_parts;
+  const bool two_levels = of_part || parts > kShape.max_parts + 1;
+  const int in_group = before % kShape.group_parts, groups = before / kShape.group_parts;
   OtherParts others;
   others.cta = static_cast<int>(blockIdx.x), others.step = p.tiles_at_once;
   others.group_step = others.step * kShape.group_parts;
   others.last_group = others.cta - (in_group + 1) * others.step;
   if (!two_levels)
     others.adjacent = item.ends_tile() ? before : 0;
-  else if (item.ends_tile() || in_group == kShape.group_parts - 1)
+  else if (item.ends_tile())  // the CTA before has added the rest of its group, if not invariant
+    others.adjacent = of_part ? in_group : min(in_group, 1);
+  else if (in_group == kShape.group_parts - 1 || (!of_part && before == parts - 2))
     others.adjacent = in_group;
   others.count = others.adjacent;
-  if (two_levels && item.ends_tile()) others.count += before / kShape.group_parts;
+  if (two_levels && item.ends_tile()) others.count += groups;
   return others;
 }
 

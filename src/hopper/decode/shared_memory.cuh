@@ -15,7 +15,8 @@ struct Traits {
   static constexpr int kMmaM = C.tile.mma_m, kBlockM = C.tile.block_m();
   static constexpr int kTeamWarps = C.tile.team_warps, kTeams = C.tile.teams;
   static constexpr int kThreads = C.tile.computing_threads(), kAllThreads = C.tile.threads();
-  static constexpr bool kHasProducers = C.tile.has_producers;
+  static constexpr bool kHasProducers = C.tile.has_producers, kIsPlain = C.is_plain;
+  static_assert(!kIsPlain || kHasProducers);
   static constexpr int kStages = C.tile.stages;
   static constexpr int kKvBytes = C.has_fp8_kv ? 1 : 2;  // of an element of K and V
   // A slab is as wide as the swizzle, and slabs divide the rows of K and V.
@@ -29,6 +30,7 @@ struct Traits {
   static_assert(!kHasProducers || kTeamWarps == 1);
   static_assert(kPassColumns % 16 == 0 && kDim % kSlabColumns == 0 && kDimV % kSlabColumns == 0);
 
+  using Cursor = WorkCursor<kBlockShape, kIsPlain>;
   struct alignas(1024) Stage {  // where the pattern of the swizzle repeats
     uint8_t k[kDim / kSlabColumns * kSlabBytes];
     uint8_t v[kDimV / kSlabColumns * kSlabBytes];
@@ -44,9 +46,9 @@ struct Traits {
     alignas(16) uint8_t q[kBlockM * kPitchQ];
     alignas(16) float o[kTeams][kBlockM * kPassPitch];  // of one pass
     RowState rows[kTeams][kBlockM];
-    float slopes[kBlockM];         // of ALiBi
-    WorkCursor<kBlockShape> work;  // at the item that is computed
-    OtherParts others;             // of that item
+    float slopes[kBlockM];  // of ALiBi
+    Cursor work;            // at the item that is computed
+    OtherParts others;      // of that item
     SearchStorage search;
     uint32_t read_parameters[kAllThreads / 32];
   };

@@ -199,7 +199,7 @@ TEST(DecodeScheduler, GivesEveryCtaAboutTheSame) {
 
 TEST(DecodeScheduler, AddsManyPartsInTwoLevels) {
   for (const Done& d : run_all<kBlockShape>(params(1, 1, 262144), 132))
-    EXPECT_LE(d.others.count, 2 * kBlockShape.group_parts);
+    EXPECT_LE(d.others.count, kBlockShape.group_parts);
 }
 
 TEST(DecodeScheduler, TakesTilesAtOnceThatOccupyMostCtas) {
