@@ -9,6 +9,7 @@
 #include "hopper/backward/mainloop.cuh"
 #include "hopper/backward/postprocess.cuh"
 #include "hopper/backward/scheduler.cuh"
+#include "hopper/backward/store_warp.cuh"
 
 namespace tea::hopper::backward {
 

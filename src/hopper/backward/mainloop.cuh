@@ -42,6 +42,7 @@ struct Mainloop {
   PipelineState<2> work_state{};
   PipelineState<2> step_state{};  // of Q, dO and dS
   uint32_t tile_parity = 0;       // of K and V
+  bool stores_pending = false;    // of dV and dK of the tile before, by TMA
   Epilogue<C> epilogue{p, s, consumer};
   static_assert(T::kQStages == 2 && T::kDoutStages == 2);
 
@@ -167,6 +168,13 @@ struct Mainloop {
       named_barrier_sync(BarrierId::kDs, 128 * T::kConsumers);
     }
   }
+  // In the first step of a tile: dV and dK of the tile before have left shared memory, where dS is
+  // written next, and the stage of Q and dO of its last step is free.
+  TEA_DEVICE void finish_stores() {
+    epilogue.wait_for_stores();
+    release(s.pipeline_dout.empty[step_state.stage ^ 1]);
+    release(s.pipeline_q.empty[step_state.stage ^ 1]);
+  }
   // One step. `masks`: whether it has masked elements; `first`, `last`: of the tile.
   TEA_DEVICE void step(Gradient& dk, Gradient& dv, const WorkTile& w, int block, bool masks,
                        bool first, bool last) {
@@ -188,6 +196,7 @@ struct Mainloop {
     compute_ds(dp, x);
     // No wgmma is in flight here, which a branch would serialise.
     if (masks) apply_mask(x, dp, w, block);
+    if (!kPingPong && first && stores_pending) finish_stores();  // as late as possible
     if constexpr (!kPingPong) to_operand(pa, x);
     to_operand(dsa, dp);
     write_ds(dsa);
@@ -202,12 +211,13 @@ struct Mainloop {
     wgmma_wait<1>();  // dV and dQ
     wgmma_fence_operand(dq);
     wgmma_fence_operand(dv);
-    release(s.pipeline_dout.empty[stage]);
+    const bool releases = !(last && p.stores_by_tma);  // otherwise in the next tile's first step
+    if (releases) release(s.pipeline_dout.empty[stage]);
     if (!kPingPong && last) release(s.pipeline_k.empty[0]);
     if (has_dq) epilogue.stage_unit(dq);
     wgmma_wait<0>();
     wgmma_fence_operand(dk);
-    release(s.pipeline_q.empty[stage]);
+    if (releases) release(s.pipeline_q.empty[stage]);
     step_state.advance();
   }
   // With ping-pong, behind the steps of a tile: dQ of the last step for consumer 0.
@@ -235,7 +245,7 @@ struct Mainloop {
     wgmma_fence_operand(dv);
     wait(s.pipeline_k.full[0], tile_parity);
     wait(s.pipeline_v.full[0], tile_parity);
-    if (p.stores_by_tma) epilogue.wait_for_stores();  // of the tile before
+    if (kPingPong && stores_pending) finish_stores();  // in a step it would cost spills
     const int heads = w.last_head - w.first_head;
     const int steps = heads * (w.row_blocks.end - w.row_blocks.begin);
     const Range unmasked = unmasked_blocks(w);
@@ -247,7 +257,8 @@ struct Mainloop {
       if (--heads_left == 0) --block, heads_left = heads;
     }
     if constexpr (kPingPong) finish_dq();
-    epilogue.store_gradients(dk, dv, w);
+    epilogue.store_gradients(dk, dv, w, step_state.stage ^ 1);
+    stores_pending = p.stores_by_tma;
     s.work.pipeline.consumer_release(work_state);  // all threads, because all have read it
     work_state.advance();
     tile_parity ^= 1;

@@ -3,6 +3,7 @@
 #pragma once
 #include "gpu/async_copy.cuh"
 #include "hopper/backward/epilogue.cuh"
+#include "hopper/device/ordered_sum.cuh"
 #include "hopper/device/quad_transpose.cuh"
 
 namespace tea::hopper::backward {

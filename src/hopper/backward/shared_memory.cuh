@@ -5,8 +5,10 @@
 // a consumer writes dS of step i + 2 only after the barrier of step i + 1, before which all
 // products of step i have completed. With ping-pong, a consumer writes dS of step i + 2 after it
 // has waited for the other one's dS of step i + 1 (consumer 1: of step i + 2), before which the
-// other one has finished with dS of step i. At the end of a tile, dV and dK are staged there for
-// TMA.
+// other one has finished with dS of step i.
+//
+// At the end of a tile, dV and dK are staged for TMA where dS, Q and dO of the last step were. That
+// stage of Q and dO is released in the first step of the next tile, which has the other stage.
 #pragma once
 #include "hopper/backward/params.cuh"
 #include "hopper/device/pipeline.cuh"
@@ -34,10 +36,11 @@ struct Traits {
   static_assert(kBlockM * kUnitsPerTensor == 128, "dQ of a step is one unit for each consumer");
   static constexpr Swizzle kDsSwizzle = Swizzle::k128;
   static constexpr int kDsSlabBytes = kBlockM * width(kDsSwizzle);
-  // dV and dK of a consumer are staged where its columns of dS were: in slabs of 64 keys.
+  // dV and dK of a consumer are staged in slabs of 64 keys: one where its columns of dS were, the
+  // other one in a stage of Q or dO.
   static constexpr int kOutputSlabBytes = 64 * kSlabBytes;
   static constexpr int kOutputSlabsPerStage = kDsSlabBytes / kOutputSlabBytes;
-  static_assert(kSlabs <= 2 * kOutputSlabsPerStage);
+  static_assert(kSlabs <= 2 * kOutputSlabsPerStage && 64 <= kBlockM);
   // dQ's product reads columns of K up to the end of a unit: zeros beyond kDim.
   static constexpr int kColumnsOfK = 64 * kUnitsPerTensor;
 
