@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the records of gpu_vs_torch.py or gpu_models.py as a chart.
+"""Draws the records of gpu_vs_torch.py, gpu_backward.py or gpu_models.py as a chart.
 
 usage: chart.py RECORDS.jsonl CHART.png      needs matplotlib
 Of the suite mha-16k one panel for each head dimension, mask and pass: TFLOP/s over rows, a line for
@@ -18,13 +18,16 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 WHAT = re.compile(r"(\w+) d=(\d+) s=(\d+) (full|causal) (forward|backward)")
+BACKWARD = re.compile(r"mha-16k d=(\d+) (full|causal) s=(\d+) .*")
 COLORS = {
     "hopper": "#1b6ca8",
     "hopper-cudnn": "#12456d",
     "portable": "#2a9d5c",
     "our-cudnn": "#7d5ba6",
     "fa2": "#c9822b",
+    "fa3": "#c9822b",
     "cudnn": "#8a8a8a",
+    "torch-cudnn": "#8a8a8a",
 }
 
 
@@ -36,6 +39,11 @@ def panels(records: list[dict]) -> dict[tuple, dict[str, list]]:
         if match and match[1] == "bf16" and "tflops" in record:
             key = (match[5], match[4], int(match[2]))
             found[key][record["contender"]].append((int(match[3]), record["tflops"]))
+        match = BACKWARD.fullmatch(record.get("what", ""))
+        if match:
+            for name, tflops in record["tflops"].items():
+                key = ("backward", match[2], int(match[1]))
+                found[key][name].append((int(match[3]), tflops))
     return found
 
 
