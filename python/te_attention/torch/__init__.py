@@ -3,7 +3,7 @@
 torch.ops.te_attention holds all operators, with schemas, fake implementations and FLOP formulas.
 """
 
-from te_attention.torch import _fakes, _flops  # noqa: F401  (imports register functions)
+from te_attention.torch import _batching, _fakes, _flops  # noqa: F401  (imports register functions)
 from te_attention.torch.functional import (
     Fp8,
     attention,

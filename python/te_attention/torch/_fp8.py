@@ -239,6 +239,10 @@ def runner(q: Tensor, fp8: object, return_amax: bool, is_described: bool) -> Cal
     if fp8 is None:
         raise ValueError("return_amax is True without fp8; needs False")
     check(q, fp8)
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            "fp8 is given in a transform of torch.func; needs None there, or torch.autograd.grad"
+        )
     return partial(_run, fp8, return_amax)
 
 

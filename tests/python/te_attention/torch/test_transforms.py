@@ -51,7 +51,6 @@ def test_grad_of_bias_sink_and_lse() -> None:
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_vmap_of_grad_is_one_gradient_after_the_other() -> None:
     def loss(q, k, v):
         return tea.attention(q, k, v, mask="causal", window=(2, None)).square().sum()
@@ -65,7 +64,6 @@ def test_vmap_of_grad_is_one_gradient_after_the_other() -> None:
         torch.testing.assert_close(one[i], eager(loss, [q[i], k[1], v[2]])[0])
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_jacrev_is_the_jacobian() -> None:
     q, k, v = inputs()
     got = torch.func.jacrev(lambda k: tea.attention(q, k, v))(k)
@@ -90,7 +88,6 @@ FORWARD = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", FORWARD)
 @pytest.mark.parametrize("options", [{}, {"window": (2, None)}], ids=["short", "long"])
 def test_forward_mode_is_refused(name: str, options: dict) -> None:
@@ -111,7 +108,6 @@ def test_dual_tensors_are_refused_and_others_are_not(differentiable: bool, optio
             tea.attention(q, dual, v, **options)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_packed_under_grad_and_vmap() -> None:
     qkv = torch.randn(3, 1, 5, 6, 8, dtype=torch.float64)
 
@@ -122,3 +118,45 @@ def test_packed_under_grad_and_vmap() -> None:
     for i in range(3):
         torch.testing.assert_close(torch.func.grad(loss)(qkv[i]), got[i])
         torch.testing.assert_close(got[i], eager(loss, [qkv[i]])[0])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_vmap_neither_warns_nor_refuses_an_empty_dimension(name: str) -> None:
+    def call(q, k, v):
+        return tea.attention(q, k, v, return_lse=True, **OPTIONS[name])
+
+    q, k, v = (torch.stack([t, -t], 1) for t in inputs())
+    for count in (2, 0):
+        mapped = [t[:, :count] for t in (q, k)]
+        o, lse = torch.func.vmap(call, in_dims=(1, 1, None))(*mapped, v[:, 0])
+        assert o.shape == (count, 1, 2, 5, 8)
+        assert lse.shape == (count, 1, 2, 5)
+        gradient = torch.func.vmap(torch.func.grad(lambda *t: call(*t)[0].sum()), (1, 1, None))
+        dq = gradient(*mapped, v[:, 0])
+        for i in range(count):
+            torch.testing.assert_close(o[i], call(q[:, i], k[:, i], v[:, 0])[0])
+            torch.testing.assert_close(
+                dq[i], eager(lambda *t: call(*t)[0].sum(), [q[:, i], k[:, i], v[:, 0]])[0]
+            )
+        assert dq.shape == o.shape
+
+
+@pytest.mark.filterwarnings("error")
+def test_vmap_inside_compiled_code() -> None:
+    q, k, v = (torch.stack([t, -t]) for t in inputs())
+    compiled = torch.compile(torch.func.vmap(tea.attention), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), torch.func.vmap(tea.attention)(q, k, v))
+
+
+TRANSFORMS = FORWARD | {
+    "vmap": lambda f, x: torch.func.vmap(f)(x[None]),
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_fp8_is_refused_under_transforms_by_name(name: str) -> None:
+    q, k, v = (t.float() for t in inputs())
+    with pytest.raises(RuntimeError, match="fp8 is given in a transform of torch.func; needs None"):
+        TRANSFORMS[name](lambda k: tea.attention(q, k, v, fp8="current"), k)
