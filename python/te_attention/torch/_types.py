@@ -71,6 +71,8 @@ def check_number(name: str, value: object) -> None:
         raise ValueError(
             f"{name} is a tensor on {value.device}; needs a number: to read it is to wait for it"
         )
+    if value.numel() != 1:
+        raise ValueError(f"{name} is a tensor of shape {list(value.shape)}; needs a number")
 
 
 def check_slopes(alibi: object) -> None:

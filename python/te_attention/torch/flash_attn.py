@@ -183,6 +183,20 @@ def _table(q: Tensor, block_table: Tensor | None, rows: Tensor | None) -> Tensor
     return rows.to(torch.int32)[:, None].contiguous()
 
 
+def _raise_for_length(
+    error: RuntimeError, lengths: Tensor, new: int, table: Tensor, cache: Tensor
+) -> None:
+    """Raises for the first length of the cache that leaves no place for the new tokens."""
+    if "out of range" not in str(error):
+        return
+    most = table.shape[1] * cache.shape[1] - new
+    for i, length in enumerate(lengths.tolist()):
+        if not 0 <= length <= most:
+            raise RuntimeError(
+                f"cache_seqlens[{i}] is {length}, before {new} new tokens; needs from 0 to {most}"
+            ) from None
+
+
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -233,7 +247,11 @@ def flash_attn_with_kvcache(
             steps = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
             lengths = lengths + k.shape[1]
             cu_new, cu_cached = steps * k.shape[1], OPS.cu_seqlens_from_lengths.default(lengths)
-            OPS.kv_cache_append.default(k, v, k_cache, v_cache, table, cu_new, cu_cached)
+            try:
+                OPS.kv_cache_append.default(k, v, k_cache, v_cache, table, cu_new, cu_cached)
+            except RuntimeError as error:
+                _raise_for_length(error, lengths - k.shape[1], k.shape[1], table, k_cache)
+                raise
         return attention(
             *(q, k_cache, v_cache),
             **_options(softmax_scale, causal, window_size, softcap, alibi_slopes),

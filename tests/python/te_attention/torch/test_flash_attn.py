@@ -199,3 +199,14 @@ def test_what_is_not_there_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             flash_attn_with_kvcache(q, cache, cache, **options)
+
+
+@pytest.mark.parametrize("lengths", [(0, 7), (-1, 0)])
+def test_a_cache_without_a_place_for_new_tokens_is_refused_by_name(lengths: tuple) -> None:
+    q, cache = torch.zeros(2, 2, 2, 8), torch.zeros(2, 8, 2, 8)
+    index = 0 if lengths[0] else 1
+    seen = rf"cache_seqlens\[{index}\] is {lengths[index]}, before 2 new tokens"
+    with pytest.raises(RuntimeError, match=f"{seen}; needs from 0 to 6"):
+        flash_attn_with_kvcache(
+            q, cache, cache.clone(), q, q, cache_seqlens=torch.tensor(lengths, dtype=torch.int32)
+        )
