@@ -6,9 +6,10 @@ graph of it can be replayed.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from transformer_engine.pytorch.attention.dot_product_attention._layouts import 
 from transformer_engine.pytorch.cpp_extensions.fused_attn import QKVFormat
 
 __all__ = ["InferenceParams", "KVCacheManager", "NonPagedKVCacheManager", "PagedKVCacheManager"]
+
+_SIZES = ("max_batch_size", "max_sequence_length", "num_heads_kv", "head_dim_k", "head_dim_v")
 
 
 def _default_device() -> torch.device:
@@ -124,6 +127,11 @@ class _Manager(KVCacheManager):
 
     def _lengths_after(self, step_dict: OrderedDict[int, int]) -> OrderedDict[int, int]:
         """Checks that the new tokens fit, and returns the lengths with them."""
+        if not isinstance(step_dict, Mapping):
+            raise TypeError(
+                f"step_dict is of type {type(step_dict).__name__}; needs a dictionary: the number "
+                "of new tokens by sequence"
+            )
         going_on = [name for name in self.sequences if name in step_dict]
         if list(step_dict)[: len(going_on)] != going_on:
             raise ValueError(
@@ -398,6 +406,12 @@ class InferenceParams:
         for name in ("num_heads_kv", "head_dim_k", "dtype"):
             if getattr(self, name) is None:
                 raise ValueError(f"{name} is None; needs that of the keys")
+        for name in _SIZES:
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value <= 0:
+                raise ValueError(f"{name} is {value!r}; needs a positive integer")
+        if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
+            raise ValueError(f"dtype is {self.dtype}; needs a floating-point type")
         if self.is_paged and (not self.page_size or self.max_sequence_length % self.page_size):
             raise ValueError(
                 f"page_size is {self.page_size}; needs a divisor of max_sequence_length, "

@@ -35,6 +35,8 @@ def normalised_options(
 ) -> tuple[str, Window, bool]:
     """The mask, window and diagonal of a call in their canonical forms."""
     mask = normalised_mask(mask)
+    if bottom_right not in (None, False, True):
+        refuse("bottom_right_diagonal", repr(bottom_right), "None, False or True")
     window = tuple(check_set_window_size(mask, window))
     return mask, window, is_bottom_right(mask, bottom_right)
 

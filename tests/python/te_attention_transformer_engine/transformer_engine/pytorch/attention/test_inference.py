@@ -270,12 +270,28 @@ def test_a_manager_of_ones_own() -> None:
         ({"is_paged": True, "page_size": 3}, "page_size is 3; needs a divisor of"),
         ({"qkv_format": "thd"}, "max_ctx_len is None; needs the most new tokens"),
         ({"qkv_format": "bhsd"}, "qkv_format is 'bhsd'; needs bshd, sbhd or thd"),
+        ({"num_heads_kv": 0}, "num_heads_kv is 0; needs a positive integer"),
+        ({"head_dim_k": 8.0}, "head_dim_k is 8.0; needs a positive integer"),
+        ({"head_dim_v": -8}, "head_dim_v is -8; needs a positive integer"),
+        ({"dtype": torch.int32}, "dtype is torch.int32; needs a floating-point type"),
     ],
 )
 def test_what_the_constructor_refuses(changes: dict, text: str) -> None:
     sizes = {"num_heads_kv": 1, "head_dim_k": 8, "dtype": torch.float32}
     with pytest.raises(ValueError, match=text):
         InferenceParams(2, 8, **{**sizes, **changes})
+
+
+@pytest.mark.parametrize("sizes", [(0, 8), (2, -1)])
+def test_a_cache_for_nothing_is_refused_by_name(sizes: tuple[int, int]) -> None:
+    name, value = ("max_batch_size", 0) if sizes[0] == 0 else ("max_sequence_length", -1)
+    with pytest.raises(ValueError, match=f"{name} is {value}; needs a positive integer"):
+        InferenceParams(*sizes, num_heads_kv=1, head_dim_k=8, dtype=torch.float32)
+
+
+def test_a_list_as_a_step_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="step_dict is of type list; needs a dictionary"):
+        params(None, "bshd", torch.float32, "cpu").pre_step([1, 1])
 
 
 @pytest.mark.parametrize(

@@ -444,6 +444,7 @@ THD = {"qkv_format": "thd", "attn_mask_type": "padding"}
         ({"core_attention_bias": torch.zeros(1, 4, 8, 8)}, "core_attention_bias is .*; needs None"),
         ({"alibi_slopes": torch.zeros(4)}, "alibi_slopes is .*; needs None with bias type no_bias"),
         ({"num_splits": 2}, "FlashAttention 2: num_splits is 2; needs 1"),
+        ({"bottom_right_diagonal": "x"}, "bottom_right_diagonal is 'x'; needs None, False or True"),
         (
             {
                 "core_attention_bias": torch.zeros(3, 4, 8, 8),
