@@ -19,7 +19,8 @@ struct BlockShape {
   // Blocks of a CTA at least: with fewer, adding the results of CTAs takes longer.
   int min_share = 1;
   // Where a tile has more parts than max_parts + 1, they are added in two levels: the last share of
-  // each group_parts adds the parts of that group to its own. A batch-invariant problem always has
+  // each group_parts adds the parts of that group to its own, and the share before the tile's last
+  // one those of an incomplete group. A batch-invariant problem always has
   // two levels, so that the order does not depend on the number of parts: the sum of a row does not
   // change by parts behind its keys, which are zero and are added first.
   int max_parts = 0, group_parts = 1;
@@ -80,8 +81,9 @@ struct KernelConfig {
   TileConfig tile;
   Type type;        // of Q
   bool has_fp8_kv;  // K and V are FP8, E4M3 or E5M2
-  // Only for dense K, V and queries whose lengths the host knows, without modifications of scores,
-  // and not batch-invariant. Short runs spend much of their time in reading instructions.
+  // Only for dense K, V and queries that exist and whose lengths the host knows, without
+  // modifications of scores, and not batch-invariant: less code, because the instruction cache is
+  // cold, and short runs spend much of their time in instruction fetch.
   bool is_plain = false;
 };
 

@@ -37,24 +37,25 @@ struct Epilogue {
     return reinterpret_cast<RowState*>(slot + T::kBlockM * T::kDimV);
   }
 
-  // By what the results of a part are multiplied if `high` is the maximum over all parts.
-  TEA_DEVICE float weight(const RowState& row, float high) const {
-    const float finite = high == kMinusInfinity ? 0.0f : high;  // -infinity - -infinity is NaN
+  // By what the results of a part are multiplied if `row_max` is the row's maximum over all parts.
+  TEA_DEVICE float rescale_factor(const RowState& row, float row_max) const {
+    const float finite =
+        row_max == kMinusInfinity ? 0.0f : row_max;  // -infinity - -infinity is NaN
     return exp2_fast((row.max - finite) * p.scale_log2);
   }
-  // Makes `high`, which is at least as high as the part's maximum, its maximum.
-  TEA_DEVICE void raise(Part& x, float high) const {
-    const float w = weight(x.row, high);
-    x.row = {high, x.row.sum * w};
+  // Rescales a part to `row_max`, which is not below its own maximum.
+  TEA_DEVICE void rescale_to(Part& x, float row_max) const {
+    const float f = rescale_factor(x.row, row_max);
+    x.row = {row_max, x.row.sum * f};
 #pragma unroll
-    for (float4& o : x.o) o = {o.x * w, o.y * w, o.z * w, o.w * w};
+    for (float4& o : x.o) o = {o.x * f, o.y * f, o.z * f, o.w * f};
   }
-  static TEA_DEVICE void add(Part& to, const Part& x, float w) {
-    to.row.sum = fmaf(x.row.sum, w, to.row.sum);
+  static TEA_DEVICE void add(Part& to, const Part& x, float f) {
+    to.row.sum = fmaf(x.row.sum, f, to.row.sum);
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      to.o[i] = {fmaf(x.o[i].x, w, to.o[i].x), fmaf(x.o[i].y, w, to.o[i].y),
-                 fmaf(x.o[i].z, w, to.o[i].z), fmaf(x.o[i].w, w, to.o[i].w)};
+      to.o[i] = {fmaf(x.o[i].x, f, to.o[i].x), fmaf(x.o[i].y, f, to.o[i].y),
+                 fmaf(x.o[i].z, f, to.o[i].z), fmaf(x.o[i].w, f, to.o[i].w)};
   }
 
   // Writes the warp's results of one pass to shared memory.
@@ -90,38 +91,40 @@ struct Epilogue {
           s.rows[team][row],
           {*reinterpret_cast<const float4*>(from), *reinterpret_cast<const float4*>(from + kHalf)}};
     };
-    float high = s.rows[0][row].max;
+    float row_max = s.rows[0][row].max;
 #pragma unroll
-    for (int team = 1; team < T::kTeams; ++team) high = fmaxf(high, s.rows[team][row].max);
+    for (int team = 1; team < T::kTeams; ++team) row_max = fmaxf(row_max, s.rows[team][row].max);
     Part sum = read(0);
-    raise(sum, high);
+    rescale_to(sum, row_max);
 #pragma unroll
     for (int team = 1; team < T::kTeams; ++team) {
       const Part x = read(team);
-      add(sum, x, weight(x.row, high));
+      add(sum, x, rescale_factor(x.row, row_max));
     }
     return sum;
   }
   // Reads parts of other CTAs: four columns of each half of a row.
   struct OtherReader {
     const float *rows, *o;  // in slot 0
-    int slot, near_left;    // of the next part; parts of shares from there on
-    int near, jump, far;    // to the next slot, of a share, of the first group and of another group
+    int slot, shares_left;  // of the next part; parts of single shares from there on
+    // From a slot to the next one: of another share, from the last share to a group, of another
+    // group.
+    int share_step, to_groups, group_step;
 
     TEA_DEVICE OtherReader(const Epilogue& x, int row, int column)
         : rows(x.slot(0) + T::kBlockM * T::kDimV + 2 * row),
           o(x.slot(0) + row * T::kDimV + column),
           slot(x.others.slot(0)),
-          near_left(x.others.adjacent),
-          near(-x.others.step),
-          jump(x.others.last_group - x.others.slot(x.others.adjacent - 1)),
-          far(-x.others.group_step) {}
+          shares_left(x.others.adjacent),
+          share_step(-x.others.step),
+          to_groups(x.others.last_group - x.others.slot(x.others.adjacent - 1)),
+          group_step(-x.others.group_step) {}
     TEA_DEVICE const float* in_slot(const float* from) const {
       return from + int64_t{slot} * slot_floats(C.tile);
     }
     TEA_DEVICE void advance() {
-      slot += near_left > 1 ? near : near_left == 1 ? jump : far;
-      --near_left;
+      slot += shares_left > 1 ? share_step : shares_left == 1 ? to_groups : group_step;
+      --shares_left;
     }
     TEA_DEVICE RowState row() const {
       const float2 x = __ldcg(reinterpret_cast<const float2*>(in_slot(rows)));
@@ -140,31 +143,32 @@ struct Epilogue {
       }
     }
   };
-  // Adds the other parts. The maximum of those that are read at once comes first, so that they do
-  // not wait for each other's. Where they are not all, that of all comes before, so that the sum
-  // does not depend on which are read together.
+  // Adds the other parts. The row maximum over those that are read at once is computed before any
+  // is added: the rescale factors are then independent. Where there are more, the maximum over all
+  // comes first, so that the bits do not depend on kBatch.
   TEA_DEVICE void add_others(Part& sum, OtherReader& reader) const {
     if (others.count > kBatch) {
       OtherReader ahead = reader;
-      float high = sum.row.max;
+      float row_max = sum.row.max;
 #pragma unroll 4
-      for (int n = 0; n < others.count; ++n, ahead.advance()) high = fmaxf(high, ahead.row().max);
-      raise(sum, high);
+      for (int n = 0; n < others.count; ++n, ahead.advance())
+        row_max = fmaxf(row_max, ahead.row().max);
+      rescale_to(sum, row_max);
     }
 #pragma unroll 1
     for (int count = others.count; count > 0; count -= kBatch) {
       Part parts[kBatch];
-      float weights[kBatch], high = sum.row.max;
+      float factors[kBatch], row_max = sum.row.max;
       reader.read(parts, count);
 #pragma unroll
-      for (const Part& x : parts) high = fmaxf(high, x.row.max);
-      raise(sum, high);
+      for (const Part& x : parts) row_max = fmaxf(row_max, x.row.max);
+      rescale_to(sum, row_max);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) weights[i] = weight(parts[i].row, high);
+      for (int i = 0; i < kBatch; ++i) factors[i] = rescale_factor(parts[i].row, row_max);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (i >= count) break;
-        add(sum, parts[i], weights[i]);
+        add(sum, parts[i], factors[i]);
       }
     }
   }

@@ -6,7 +6,9 @@
 // of the other teams until the end of a work item.
 #pragma once
 #include "gpu/dependent_launch.cuh"
+#include "hopper/decode/box_loader.cuh"
 #include "hopper/decode/epilogue.cuh"
+#include "hopper/decode/load_q.cuh"
 #include "hopper/forward/zero_fill.cuh"
 
 namespace tea::hopper::decode {

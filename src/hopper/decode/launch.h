@@ -1,5 +1,6 @@
-// The launchers of the decoding kernels, one for each kernel that exists. Each type is instantiated
-// in a source file of its own (instances/), so that they compile in parallel.
+// The launchers of the decoding kernels, one for each configuration and type, which chooses among
+// its kernels. Each type is instantiated in a source file of its own (instances/), so that they
+// compile in parallel.
 #pragma once
 #include <cuda_runtime.h>
 

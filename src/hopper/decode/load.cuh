@@ -116,7 +116,7 @@ struct Loader {
       fence_proxy_async();  // cp.async may have written the stage
     }
     const RowBox box(kBlockN, row, rows(), cursor.item.head_kv(), batch);
-    const int slabs = ((is_v ? a.dim_v : a.dim_qk) + T::kSlabColumns - 1) / T::kSlabColumns;
+    const int slabs = T::num_slabs(is_v ? a.dim_v : a.dim_qk);
     expect_tx(full, static_cast<uint32_t>(slabs * T::kSlabBytes));
     arrive(full, kArrivals / 2);
     const TensorMap& map = is_v ? p.v : p.k;
@@ -163,110 +163,12 @@ struct Loader {
   }
 };
 
-// A producer warp of a team where every block is a box. A box is computed before the wait for its
-// stage, and the first one before that for the predecessor: a warp that is alone on its scheduler
-// needs several clocks for an instruction.
-template <KernelConfig C>
-struct BoxLoader {
-  using T = Traits<C>;
-  static constexpr int kSlabsK = T::kDim / T::kSlabColumns, kSlabsV = T::kDimV / T::kSlabColumns;
-
-  const LaunchParams& p;
-  typename T::SharedStorage& s;
-  typename T::Cursor cursor;
-  const int team;
-  int block = 0;
-  // The pages of the team's blocks: lane i has those of the i-th one from `pages_from` on.
-  int pages_k = 0, pages_v = 0, pages_from = -1;
-
-  struct Box {
-    int y, z, head, batch_k, batch_v;
-  };
-
-  // Moves from `block` to the next one that has keys. False: the share has no more.
-  TEA_DEVICE bool settle() {
-    while (block >= cursor.item.end_of_keys()) {
-      if (!cursor.next(p)) return false;
-      block = cursor.item.first + team;
-      pages_from = -1;
-    }
-    return true;
-  }
-  TEA_DEVICE int entry_of(const PageTable& table, int key) const {
-    bool valid = true;
-    const int64_t at = cursor.item.batch * table.stride + key / p.page_size;
-    const auto page = static_cast<int>(clamp_page(table.entries[at], table.pages, &valid));
-    if (!valid) report_status(p.args, TEA_STATUS_BAD_PAGE);
-    return page;
-  }
-  TEA_DEVICE void read_pages() {
-    const int own = block + static_cast<int>(lane()) * T::kTeams;
-    pages_from = block;
-    if (own >= cursor.item.end_of_keys()) return;
-    const int key = own * kBlockN + cursor.item.bounds.start_kv;
-    pages_k = entry_of(p.args.page_table_k, key), pages_v = entry_of(p.args.page_table_v, key);
-  }
-  TEA_DEVICE Box box() {
-    const SequenceBounds& b = cursor.item.bounds;
-    int row = block * kBlockN + b.start_kv;
-    const int batch = has_ragged_keys<T::kIsPlain>(p) ? 0 : cursor.item.batch;
-    Box x = {0, 0, cursor.item.head_kv(), batch, batch};
-    if (is_paged<T::kIsPlain>(p)) {
-      if (pages_from < 0 || block >= pages_from + 32 * T::kTeams) read_pages();
-      const int from = (block - pages_from) / T::kTeams;
-      x.batch_k = __shfl_sync(0xffffffff, pages_k, from);
-      x.batch_v = __shfl_sync(0xffffffff, pages_v, from);
-      row = row % p.page_size;
-    }
-    const RowBox rows(kBlockN, row, b.seqlen_kv - block * kBlockN, 0, 0);
-    x.y = rows.y, x.z = rows.z;
-    return x;
-  }
-  TEA_DEVICE void load(int stage, const Box& x) const {
-    Barrier& full = s.full[team][stage];
-    auto& to = s.stages[team][stage];
-    const int slabs_k = (p.args.dim_qk + T::kSlabColumns - 1) / T::kSlabColumns;
-    const int slabs_v = (p.args.dim_v + T::kSlabColumns - 1) / T::kSlabColumns;
-    expect_tx(full, static_cast<uint32_t>((slabs_k + slabs_v) * T::kSlabBytes));
-#pragma unroll
-    for (int i = 0; i < kSlabsK; ++i)
-      if (i < slabs_k)
-        tma_load<5>(to.k + i * T::kSlabBytes, p.k, full,
-                    {i * T::kSlabColumns, x.y, x.head, x.z, x.batch_k}, Loader<C>::kCache);
-#pragma unroll
-    for (int i = 0; i < kSlabsV; ++i)
-      if (i < slabs_v)
-        tma_load<5>(to.v + i * T::kSlabBytes, p.v, full,
-                    {i * T::kSlabColumns, x.y, x.head, x.z, x.batch_v}, Loader<C>::kCache);
-    arrive(full, Loader<C>::kArrivals);
-  }
-  TEA_DEVICE void run() {
-    block = cursor.item.first + team;
-    if (is_paged<T::kIsPlain>(p)) wait_on_dependent_grids();
-    bool has_block = settle();
-    Box x = {};
-    if (has_block) x = box();
-    wait_on_dependent_grids();
-    PipelineState<T::kStages> state;
-#pragma unroll 1
-    while (has_block) {
-      wait(s.empty[team][state.stage], state.parity ^ 1);
-      if (elect_one()) load(state.stage, x);
-      __syncwarp();
-      state.advance();
-      block += T::kTeams;
-      has_block = settle();
-      if (has_block) x = box();
-    }
-  }
-};
-
 // Zeroes the slabs of K behind the head dimension, which no box fills. Called by all threads before
 // the first load.
 template <KernelConfig C>
 TEA_DEVICE void clear_slabs(const KernelParams& p, typename Traits<C>::SharedStorage& s) {
   using T = Traits<C>;
-  const int first = (p.args.dim_qk + T::kSlabColumns - 1) / T::kSlabColumns * T::kSlabBytes;
+  const int first = T::num_slabs(p.args.dim_qk) * T::kSlabBytes;
   if (first >= static_cast<int>(sizeof(T::Stage::k))) return;
 #pragma unroll 1
   for (int i = 0; i < T::kTeams * T::kStages; ++i)
@@ -275,63 +177,5 @@ TEA_DEVICE void clear_slabs(const KernelParams& p, typename Traits<C>::SharedSto
          at < static_cast<int>(sizeof(T::Stage::k)); at += T::kAllThreads * 16)
       *reinterpret_cast<uint4*>(s.stages[i / T::kStages][i % T::kStages].k + at) = uint4{};
 }
-
-// Stores eight elements of a row of Q. With K in FP8, a thread has four adjacent columns of K where
-// two fragments of 16 bits have two each: the columns of each 16 are in that order.
-template <KernelConfig C>
-TEA_DEVICE void store_q(uint8_t* row, int chunk, const uint4& x) {
-  if constexpr (C.has_fp8_kv) {
-    uint8_t* const to = row + chunk / 2 * 32 + chunk % 2 * 8;
-    *reinterpret_cast<uint2*>(to) = {x.x, x.z};
-    *reinterpret_cast<uint2*>(to + 16) = {x.y, x.w};
-  } else {
-    *reinterpret_cast<uint4*>(row + chunk * 16) = x;
-  }
-}
-
-// The load of the packed rows of Q, by all threads that compute. Addresses are computed first: for
-// the first item before the wait for the predecessor.
-template <KernelConfig C>
-struct QLoader {
-  using T = Traits<C>;
-  static constexpr int kChunks = T::kDim / 8, kCount = T::kBlockM * kChunks;
-  static constexpr int kOfThread = (kCount + T::kThreads - 1) / T::kThreads;
-  static constexpr int kAtOnce = kOfThread < 4 ? kOfThread : 4;
-
-  const uint16_t* from[kOfThread];  // null: zeros
-
-  static TEA_DEVICE int number(int k) { return k * T::kThreads + static_cast<int>(threadIdx.x); }
-  TEA_DEVICE void locate(const KernelParams& p, const WorkItem& item) {
-    const AttentionArguments& a = p.args;
-    const int rows = item.bounds.seqlen_q * p.group, first_head = item.head_kv() * p.group;
-    const int64_t first =
-        has_ragged_queries<T::kIsPlain>(p) ? item.bounds.start_q * a.q.seq : item.batch * a.q.batch;
-#pragma unroll
-    for (int k = 0; k < kOfThread; ++k) {
-      const int row = number(k) / kChunks, column = number(k) % kChunks * 8;
-      const int query = row / p.group, head = first_head + row % p.group;
-      const int64_t at = first + query * a.q.seq + head * a.q.head + column;
-      const bool valid = row < rows && column < a.dim_qk;
-      from[k] = valid ? static_cast<const uint16_t*>(a.q.data) + at : nullptr;
-      // So that the compiler does not move this behind the wait.
-      asm volatile("" : "+l"(from[k]));
-    }
-  }
-  TEA_DEVICE void load(typename T::SharedStorage& s) const {
-#pragma unroll
-    for (int first = 0; first < kOfThread; first += kAtOnce) {
-      uint4 x[kAtOnce] = {};
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k)
-        if (first + k < kOfThread && from[first + k])
-          x[k] = *reinterpret_cast<const uint4*>(from[first + k]);
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int i = number(first + k);
-        if (i < kCount) store_q<C>(s.q + i / kChunks * T::kPitchQ, i % kChunks, x[k]);
-      }
-    }
-  }
-};
 
 }  // namespace tea::hopper::decode

@@ -168,7 +168,7 @@ struct Mainloop {
         visible[r] =
             column_mask<kBlockN>(query + b.lo - key, min(query + b.hi + 1, b.seqlen_kv) - key);
       }
-    const bool modifies = has_score_mod<T::kIsPlain>(p);
+    const bool modifies = has_modified_scores<T::kIsPlain>(p);
     if (modifies) modify(x, m, key, visible, highest);
     if (masked) mask_columns(x, visible);
     if (!modifies || !softcap_is_last(p.args)) thread_row_max(x, highest);

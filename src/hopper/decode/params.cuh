@@ -44,7 +44,7 @@ TEA_DEVICE int part_blocks(const KernelParams& p) {
   return kIsPlain ? 0 : p.part_blocks;
 }
 template <bool kIsPlain>
-TEA_DEVICE bool has_score_mod(const KernelParams& p) {
+TEA_DEVICE bool has_modified_scores(const KernelParams& p) {
   return !kIsPlain && p.modifies_scores;
 }
 

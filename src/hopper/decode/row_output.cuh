@@ -12,7 +12,7 @@ struct RowOutput {
 
 // From the maximum and the sum of a packed row of a head of K and V. Writes its statistics if
 // `writes_statistics`.
-template <bool kIsPlain = false>
+template <bool kIsPlain>
 TEA_DEVICE RowOutput finish_row(const KernelParams& p, const WorkItem& item, int head_kv, int row,
                                 float row_max, float sum, bool writes_statistics) {
   const AttentionArguments& a = p.args;

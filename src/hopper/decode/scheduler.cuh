@@ -218,7 +218,7 @@ TEA_DEVICE OtherParts find_other_parts(const KernelParams& p,
   others.last_group = others.cta - (in_group + 1) * others.step;
   if (!two_levels)
     others.adjacent = item.ends_tile() ? before : 0;
-  else if (item.ends_tile())  // the CTA before has added the rest of its group, if not invariant
+  else if (item.ends_tile())  // see BlockShape: the last CTA reads at most 12 slots instead of 22
     others.adjacent = of_part ? in_group : min(in_group, 1);
   else if (in_group == kShape.group_parts - 1 || (!of_part && before == parts - 2))
     others.adjacent = in_group;

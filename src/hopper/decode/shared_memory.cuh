@@ -54,6 +54,9 @@ struct Traits {
   };
   static_assert(sizeof(SharedStorage) <= 227 * 1024, "the shared memory of a CTA on sm_90");
 
+  // Slabs that hold any of the first `dim` columns.
+  static TEA_DEVICE int num_slabs(int dim) { return (dim + kSlabColumns - 1) / kSlabColumns; }
+
   // A barrier of the warps that compute.
   static TEA_DEVICE void sync() {
     if constexpr (kHasProducers)

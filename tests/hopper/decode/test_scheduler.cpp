@@ -28,13 +28,13 @@ struct Done {
   WorkItem item;
   OtherParts others;
 };
-template <BlockShape kShape>
+template <BlockShape kShape, bool kIsPlain = false>
 std::vector<Done> run_all(const KernelParams& p, int ctas) {
   std::vector<Done> done;
   gridDim.x = static_cast<unsigned>(ctas);
   for (int cta = 0; cta < ctas; ++cta) {
     blockIdx.x = static_cast<unsigned>(cta);
-    WorkCursor<kShape> work;
+    WorkCursor<kShape, kIsPlain> work;
     work.start_uniform(p);
     if (!work.has_work()) continue;
     do done.push_back({cta, work.item, find_other_parts(p, work)});
@@ -87,6 +87,28 @@ TEST(DecodeScheduler, CoversEveryKeyBlockOnce) {
     for (const auto& [tile, counts] : seen)
       for (const int count : counts) ASSERT_EQ(count, 1);
   });
+}
+
+// Plain kernels divide keys as the others do: a launch has one of the two, and its workspace is
+// planned without that choice.
+TEST(DecodeScheduler, DividesKeysOfPlainKernelsAlike) {
+  const auto numbers = [](const Done& d) {
+    const OtherParts& o = d.others;
+    std::vector<int> all = {d.cta,      d.item.batch,  d.item.tile, d.item.first,
+                            d.item.end, d.item.blocks, o.count,     o.adjacent};
+    for (int n = 0; n < o.count; ++n) all.push_back(o.slot(n));
+    return all;
+  };
+  for (const Launch& x : kLaunches)
+    for (const int ctas : kCtas) {
+      KernelParams p = params(x.batch, x.heads, x.keys);
+      const int at_once = tiles_at_once(x.heads, ctas), count = ctas / at_once * at_once;
+      p.tiles_at_once = FastDivisor(at_once);
+      const std::vector<Done> want = run_all<kBlockShape>(p, count);
+      const std::vector<Done> got = run_all<kBlockShape, true>(p, count);
+      ASSERT_EQ(got.size(), want.size());
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(numbers(got[i]), numbers(want[i]));
+    }
 }
 
 // The MLA kernel is followed by one that adds parts, unless the host knows that there are none.

@@ -99,7 +99,7 @@ struct Combine {
       for (int i = 0; i < count; ++i) sum += s.sums[i];
       __syncthreads();  // before the weights, or the maxima of the next row, are overwritten
     }
-    write(finish_row(p, item, p.head_kv(item), packed, high, sum, thread() == 0), o);
+    write(finish_row<false>(p, item, p.head_kv(item), packed, high, sum, thread() == 0), o);
   }
   // Gathers the descriptors of divided tiles of kCombineThreads CTAs, and returns their number.
   TEA_DEVICE int find_tiles(int first_cta) const {

@@ -6,12 +6,12 @@
 
 namespace tea::hopper::decode::mla {
 
-template <Type kType, bool kIsPlain>
+template <Type kType, bool kSharedKvBoxes>
 struct Epilogue {
   const LaunchParams& p;
   SharedStorage& s;
   const WorkItem& item;
-  const Mainloop<kType, kIsPlain>& x;
+  const Mainloop<kType, kSharedKvBoxes>& x;
   float sum[2] = {};  // of the thread's rows; their maxima are in x.softmax
 
   TEA_DEVICE void add_consumers() {
@@ -42,8 +42,8 @@ struct Epilogue {
     const AttentionArguments& a = p.args;
     const int row = p.first_row(item) + x.tile_row(r);
     if (row >= item.bounds.seqlen_q * p.group) return;
-    const RowOutput output =
-        finish_row(p, item, p.head_kv(item), row, x.softmax.row_max[r], sum[r], writes_state());
+    const RowOutput output = finish_row<false>(p, item, p.head_kv(item), row, x.softmax.row_max[r],
+                                               sum[r], writes_state());
 #pragma unroll
     for (int i = 0; i < kColumns / 8; ++i) {
       if (first_column() + 8 * i >= a.dim_v) break;

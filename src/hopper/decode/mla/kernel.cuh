@@ -11,7 +11,7 @@
 
 namespace tea::hopper::decode::mla {
 
-template <Type kType, bool kIsPlain>
+template <Type kType, bool kSharedKvBoxes>
 struct Kernel {
   // Zeroes the rows that belong to no sequence and reports invalid lengths and origins. Called by
   // consumer threads.
@@ -23,7 +23,7 @@ struct Kernel {
 
   static TEA_DEVICE void consume(const LaunchParams& p, SharedStorage& s,
                                  const WorkCursor<kBlockShape>& first) {
-    Mainloop<kType, kIsPlain> mainloop{p, s};
+    Mainloop<kType, kSharedKvBoxes> mainloop{p, s};
     if (threadIdx.x == 0) s.work = first;
     sync_consumers();
     fill(p.args);
@@ -33,7 +33,7 @@ struct Kernel {
       sync_consumers();
       mainloop.start_item();
       mainloop.run();
-      Epilogue<kType, kIsPlain>{p, s, s.work.item, mainloop}.run();
+      Epilogue<kType, kSharedKvBoxes>{p, s, s.work.item, mainloop}.run();
       if (s.work.remaining == 0) break;
       sync_consumers();  // all threads have read the item
       if (threadIdx.x == 0) s.work.next(p);
@@ -56,11 +56,11 @@ struct Kernel {
   static TEA_DEVICE void prepare(const LaunchParams& p, SharedStorage& s) {
     launch_dependent_grids();  // see decode/kernel.cuh
     if (threadIdx.x == 0) {
-      if (!gathers<kIsPlain>(p) && p.args.k.data) prefetch_tensor_map(p.k);
-      if (!gathers<kIsPlain>(p) && !shares_kv<kIsPlain>(p) && p.args.v.data)
+      if (!gathers<kSharedKvBoxes>(p) && p.args.k.data) prefetch_tensor_map(p.k);
+      if (!gathers<kSharedKvBoxes>(p) && !shares_kv<kSharedKvBoxes>(p) && p.args.v.data)
         prefetch_tensor_map(p.v);
       for (int i = 0; i < 2 * kSlabs; ++i) {
-        init(s.full[i / kSlabs][i % kSlabs], gathers<kIsPlain>(p) ? kProducerThreads : 1);
+        init(s.full[i / kSlabs][i % kSlabs], gathers<kSharedKvBoxes>(p) ? kProducerThreads : 1);
         init(s.empty[i / kSlabs][i % kSlabs], 4);  // the warps of a consumer
       }
       fence_barrier_init();
@@ -80,7 +80,7 @@ struct Kernel {
       if (p.divided_tiles && threadIdx.x == 0) p.divided_tiles[blockIdx.x] = {};
     } else if (is_producer) {
       warpgroup_reg_dealloc<kProducerRegisters>();
-      Loader<kIsPlain>{p, s}.run(work);
+      Loader<kSharedKvBoxes>{p, s}.run(work);
     } else {
       warpgroup_reg_alloc<kConsumerRegisters>();
       consume(p, s, work);
@@ -88,10 +88,10 @@ struct Kernel {
   }
 };
 
-template <Type kType, bool kIsPlain>
+template <Type kType, bool kSharedKvBoxes>
 __global__ void __launch_bounds__(kThreads, 1)
     mla_decode_kernel(const __grid_constant__ LaunchParams p) {
-  Kernel<kType, kIsPlain>::run(p);
+  Kernel<kType, kSharedKvBoxes>::run(p);
 }
 
 }  // namespace tea::hopper::decode::mla

@@ -46,11 +46,13 @@ Outcome launch(const KernelParams& params, cudaStream_t stream) {
   static_cast<KernelParams&>(p) = params;
   const AttentionArguments& a = p.args;
   p.gathers = box_rows(a) == 1, p.shares_kv = shares_kv(a);
-  const bool is_plain = p.shares_kv && !p.gathers;
-  const auto run = is_plain ? mla_decode_kernel<kType, true> : mla_decode_kernel<kType, false>;
+  const bool shared_kv_boxes = p.shares_kv && !p.gathers;
+  const auto run =
+      shared_kv_boxes ? mla_decode_kernel<kType, true> : mla_decode_kernel<kType, false>;
   const void* const kernel = reinterpret_cast<const void*>(run);
   int sms = 0;
-  if (const Outcome ready = prepare_launch(kernel, sizeof(SharedStorage), allowed[is_plain], &sms);
+  if (const Outcome ready =
+          prepare_launch(kernel, sizeof(SharedStorage), allowed[shared_kv_boxes], &sms);
       ready.code)
     return ready;
   if (const Outcome made = encode_maps<kType>(p); made.code) return made;

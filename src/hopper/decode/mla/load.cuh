@@ -7,7 +7,7 @@
 
 namespace tea::hopper::decode::mla {
 
-template <bool kIsPlain>
+template <bool kSharedKvBoxes>
 struct Loader {
   // While a block is loaded, this later one is found in the page table.
   static constexpr int kFindDistance = 2;
@@ -66,8 +66,8 @@ struct Loader {
     return {box.y, box.z, box.batch};
   }
   // The boxes of a block in every lane, because TMA takes its operands from uniform registers,
-  // which lanes would fill one after the other. They are found before the wait for a slab, since a
-  // buffer is idle between that and the load.
+  // which lanes would fill one after the other. Coordinates are computed before the wait for a
+  // slab, because the buffer is idle from its release until the load is issued.
   template <int kBoxes>
   struct Boxes {
     int y[kBoxes], z[kBoxes], batch[kBoxes];
@@ -148,7 +148,7 @@ struct Loader {
   template <class LoadPart>
   TEA_DEVICE void each_part(bool is_v, int n, bool has_rest, LoadPart&& load_part) const {
     const auto load = [&](int part) {
-      load_part(part, Fill(shares_kv<kIsPlain>(p), n, part, is_v));
+      load_part(part, Fill(shares_kv<kSharedKvBoxes>(p), n, part, is_v));
     };
     if (!is_v && has_rest) load(kRest);
     load(n % 2);
@@ -183,7 +183,7 @@ struct Loader {
         prefetch_pages(false, later + 1);
         next = box_of(false, min(later, end - 1));
       }
-      if (i > 0 && !shares_kv<kIsPlain>(p))
+      if (i > 0 && !shares_kv<kSharedKvBoxes>(p))
         load_boxes(true, number + i - 1, Boxes<kBoxes>(box_of(true, first + i - 1)));
     }
   }
@@ -193,14 +193,14 @@ struct Loader {
       if (i < count) {
         load_rows(false, number + i, first + i);
         prefetch_pages(false, first + i + kFindDistance);
-        if (!shares_kv<kIsPlain>(p)) prefetch_pages(true, first + i + kFindDistance);
+        if (!shares_kv<kSharedKvBoxes>(p)) prefetch_pages(true, first + i + kFindDistance);
       }
-      if (i > 0 && !shares_kv<kIsPlain>(p)) load_rows(true, number + i - 1, first + i - 1);
+      if (i > 0 && !shares_kv<kSharedKvBoxes>(p)) load_rows(true, number + i - 1, first + i - 1);
     }
   }
   TEA_DEVICE void load_item() {
     const int first = s.load_work.item.first, count = s.load_work.item.end_of_keys() - first;
-    if (count > 0 && gathers<kIsPlain>(p))
+    if (count > 0 && gathers<kSharedKvBoxes>(p))
       load_item_in_rows(first, count);
     else if (count > 0 && boxes() == 1)
       load_item_in_boxes<1>(first, count);

@@ -14,7 +14,7 @@ namespace tea::hopper::decode::mla {
 
 TEA_DEVICE void sync_consumers() { named_barrier_sync(kConsumerBarrier, kConsumerThreads); }
 
-template <Type kType, bool kIsPlain>
+template <Type kType, bool kSharedKvBoxes>
 struct Mainloop {
   static constexpr WgmmaShape kShapeS = {kBlockN, kType, kType};
   // O += P V is issued for so many slabs of V at a time. Each group is released when its products
@@ -51,10 +51,10 @@ struct Mainloop {
   }
   TEA_DEVICE void wait_for_slab(int slab, const Fill& fill) const {
     wait(s.full[fill.buffer][slab], fill.parity);
-    if (gathers<kIsPlain>(p)) fence_proxy_async();  // cp.async has written the slab
+    if (gathers<kSharedKvBoxes>(p)) fence_proxy_async();  // cp.async has written the slab
   }
   TEA_DEVICE void wait_for_v(int part, int n) const {
-    const Fill fill(shares_kv<kIsPlain>(p), n, part, true);
+    const Fill fill(shares_kv<kSharedKvBoxes>(p), n, part, true);
 #pragma unroll
     for (int i = 0; i < kPartSlabs; ++i) wait_for_slab(part * kPartSlabs + i, fill);
   }
@@ -63,7 +63,7 @@ struct Mainloop {
   template <int kCount, bool kAccumulate>
   TEA_DEVICE void gemm_part(float (&scores)[kBlockN / 2], int n, int part) const {
     const int first = part * kPartSlabs;
-    const Fill fill(shares_kv<kIsPlain>(p), n, part, false);
+    const Fill fill(shares_kv<kSharedKvBoxes>(p), n, part, false);
     const uint64_t a = make_descriptor(s.q[first], kSwizzle);
     const uint64_t b = make_descriptor(s.kv[n % 2][first], kSwizzle);
 #pragma unroll
@@ -87,7 +87,7 @@ struct Mainloop {
   TEA_DEVICE void finish_scores(float (&scores)[kBlockN / 2], int n) const {
     wgmma_wait<0>();
     wgmma_fence_operand(scores);
-    if (shares_kv<kIsPlain>(p))
+    if (shares_kv<kSharedKvBoxes>(p))
       release(kRest * kPartSlabs, kSlabs - kRest * kPartSlabs, n);
     else
       release(0, kSlabs, n);
@@ -195,10 +195,10 @@ struct Mainloop {
     if constexpr (kHasOther) named_barrier_sync(kWarpgroupBarrier + consumer, 128);
     // K of the next block but one has the same parity as K of this one: both halves of V are waited
     // for in between, before the other consumer can release its own.
-    if (!shares_kv<kIsPlain>(p)) wait_for_v(1 - consumer, n);
+    if (!shares_kv<kSharedKvBoxes>(p)) wait_for_v(1 - consumer, n);
     publish(scores, rescale, n);
     rescale_o(rescale);
-    if (!shares_kv<kIsPlain>(p)) wait_for_v(consumer, n);  // otherwise K has been waited for
+    if (!shares_kv<kSharedKvBoxes>(p)) wait_for_v(consumer, n);  // otherwise K has been waited for
     issue_pv(n, [&](int k) -> const uint32_t(&)[4] { return probabilities[k]; });
     wait_pv(n);
   }

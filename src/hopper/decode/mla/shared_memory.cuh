@@ -58,14 +58,15 @@ struct LaunchParams : KernelParams {
     return slots + (2 * int64_t{cta} + ends_tile) * kSlotFloats;
   }
 };
-// A plain kernel loads K in boxes, and V is a part of it. Its code is shorter for these conditions.
-template <bool kIsPlain>
+// kSharedKvBoxes: a kernel only for K that is loaded in boxes and has V as a part of it. Its code
+// is shorter, because it need not test these conditions.
+template <bool kSharedKvBoxes>
 TEA_DEVICE bool gathers(const LaunchParams& p) {
-  return !kIsPlain && p.gathers;
+  return !kSharedKvBoxes && p.gathers;
 }
-template <bool kIsPlain>
+template <bool kSharedKvBoxes>
 TEA_DEVICE bool shares_kv(const LaunchParams& p) {
-  return kIsPlain || p.shares_kv;
+  return kSharedKvBoxes || p.shares_kv;
 }
 TEA_DEVICE RowState* slot_rows(float* slot) {
   return reinterpret_cast<RowState*>(slot + kBlockM * kDimV);
