@@ -62,6 +62,8 @@ class KVCache:
                 raise ValueError(f"{name} is {value!r}; needs 1 or more")
         if dim % 8 or (dim_v or dim) % 8:
             raise ValueError(f"dim is {dim} and dim_v {dim_v}; needs multiples of 8")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ValueError(f"dtype is {dtype!r}; needs a floating-point type of torch, or None")
         count = math.ceil(max_seqlen / page_size)
         if page_table is None:
             own = torch.arange(batch * count, dtype=torch.int32, device=device)
@@ -88,8 +90,11 @@ class KVCache:
         """Forgets all sequences, or those whose numbers (int64 on the device) are given."""
         if sequences is None:
             self.lengths.zero_()
-        else:
-            self.lengths.index_fill_(0, sequences, 0)
+            return
+        if getattr(sequences, "dtype", None) is not torch.int64:
+            seen = getattr(sequences, "dtype", None) or f"of type {type(sequences).__name__}"
+            raise TypeError(f"sequences is {seen}; needs an int64 tensor of their numbers, or None")
+        self.lengths.index_fill_(0, sequences, 0)
 
     @torch.no_grad()
     def append(self, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:

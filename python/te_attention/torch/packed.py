@@ -13,7 +13,7 @@ from te_attention.torch._autograd import (
 )
 from te_attention.torch._library import OPS
 from te_attention.torch._packing import is_batch
-from te_attention.torch._types import check_number, check_slopes
+from te_attention.torch._types import check_number, check_slopes, text_of
 from te_attention.torch.functional import MULTIPLE, attention, autocast, chosen, describe
 
 _forward = OPS.forward.default
@@ -67,12 +67,14 @@ def _heads(qkv: Tensor, heads_kv: int | None, interleaved: bool) -> tuple[int, i
         if heads % 3:
             raise ValueError(f"qkv has {heads} heads; needs a multiple of 3, or heads_kv")
         heads_kv = heads // 3
-    if not 0 < 2 * heads_kv < heads:
+    if not isinstance(heads_kv, int) or not 0 < 2 * heads_kv < heads:
         raise ValueError(f"heads_kv is {heads_kv}; needs from 1 to {(heads - 1) // 2}")
     return heads - 2 * heads_kv, heads_kv, heads_kv
 
 
 def _check(qkv: Tensor, options: dict) -> None:
+    if not isinstance(qkv, Tensor):
+        raise TypeError(f"qkv is {text_of(qkv)}; needs a tensor")
     form = options["format"]
     if form == "bhsd" or form not in FORMATS:
         raise ValueError(f"format is {form!r}; needs bshd, sbhd or thd: heads before the last")

@@ -106,6 +106,8 @@ def test_arguments_are_checked() -> None:
     for call, text in (
         (lambda: tea.KVCache(0, 4, 2, 16), "batch is 0; needs 1 or more"),
         (lambda: tea.KVCache(1, 4, 2, 20), "dim is 20 .*; needs multiples of 8"),
+        (lambda: tea.KVCache(1, 4, 2, 16, dtype=torch.int32), "dtype is torch.int32; needs a fl"),
+        (lambda: tea.KVCache(1, 4, 2, 16, dtype="float32"), "dtype is 'float32'; needs a floating"),
         (lambda: cache.decode(q, k, v), r"q is of shape .*; needs \[3, 1, heads, dim\]"),
         (lambda: cache.append(k[0], v[0]), r"k is of shape .*; needs \[3, s"),
         (lambda: cache.append(k[:2], v[:2]), r"k is of shape .*; needs \[3, s"),
@@ -141,3 +143,14 @@ def test_one_graph_decodes_every_length() -> None:
         want = tea.attention(step[0], keys, values, format="bshd", mask="causal_bottom_right")
         torch.testing.assert_close(o, want, atol=2e-2, rtol=2e-2)
     assert cache.lengths.tolist() == [5] * BATCH
+
+
+@pytest.mark.parametrize("sequences", [torch.tensor([True, False]), [1], torch.tensor([1.0])])
+def test_reset_names_what_it_needs(sequences: object) -> None:
+    cache = tea.KVCache(2, 4, HEADS_KV, DIM)
+    cache.lengths.fill_(3)
+    with pytest.raises(TypeError, match="sequences is .*; needs an int64 tensor of their numbers"):
+        cache.reset(sequences)
+    assert cache.lengths.tolist() == [3, 3]
+    cache.reset(torch.tensor([1]))
+    assert cache.lengths.tolist() == [3, 0]

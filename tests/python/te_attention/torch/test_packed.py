@@ -55,6 +55,7 @@ def test_what_has_no_gradient_here_is_refused() -> None:
         ((1, 4, 6, 25), {"interleaved": True}, "qkv has 25 elements a head; needs a multiple of 3"),
         ((1, 4, 6, 8), {"heads_kv": 3}, "heads_kv is 3; needs from 1 to 2"),
         ((1, 4, 6, 8), {"heads_kv": 0}, "heads_kv is 0; needs from 1 to 2"),
+        ((1, 4, 6, 8), {"heads_kv": 1.5}, "heads_kv is 1.5; needs from 1 to 2"),
         ((1, 6, 4, 8), {"format": "bhsd"}, "format is 'bhsd'; needs bshd, sbhd or thd"),
         ((1, 4, 6, 8), {"format": "bshd_sbhd"}, "format is 'bshd_sbhd'; needs bshd"),
         ((4, 6, 8), {}, r"qkv is of shape \[4, 6, 8\]; needs 4 dimensions for bshd"),
@@ -105,3 +106,8 @@ def test_a_batch_of_gradients(interleaved: bool) -> None:
     (got,) = torch.autograd.grad(o, qkv, dout, is_grads_batched=True, **keep)
     for i in range(3):
         torch.testing.assert_close(got[i], torch.autograd.grad(o, qkv, dout[i], **keep)[0])
+
+
+def test_a_list_as_qkv_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="qkv is .*; needs a tensor"):
+        tea.attention_packed([1.0])
