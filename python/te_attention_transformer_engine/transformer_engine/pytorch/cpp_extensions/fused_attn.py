@@ -1,5 +1,7 @@
 """Fused attention with options as strings and defaults, over transformer_engine_torch."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,22 +13,40 @@ from transformer_engine_torch.fused_attn import TORCH_DTYPES, forward, largest_o
 __all__ = ["fused_attn_bwd", "fused_attn_fwd"]
 
 
-def _by_name(enum: type, prefix: str = "NVTE_", suffix: str = "") -> dict:
-    return {
-        member.name.removeprefix(prefix).removesuffix(suffix).lower(): member for member in enum
-    }
+class UnknownNameError(KeyError, ValueError):
+    """A name that a table lacks. KeyError is what TransformerEngine's tables raise."""
+
+    __str__ = Exception.__str__  # KeyError shows the text in quotes
 
 
-QKVFormat = _by_name(tex.NVTE_QKV_Format)
-QKVLayout = _by_name(tex.NVTE_QKV_Layout)
-AttnBiasType = _by_name(tex.NVTE_Bias_Type)
-AttnMaskType = _by_name(tex.NVTE_Mask_Type, suffix="_MASK")
+class _Table(dict):
+    """Values by name; the error of a missing name has that of the argument."""
+
+    def __init__(self, argument: str, values: dict) -> None:
+        super().__init__(values)
+        self._argument = argument
+
+    def __missing__(self, name: object) -> None:
+        needed = f"one of {', '.join(self)}"
+        raise UnknownNameError(f"{self._argument} is {name!r}; needs {needed}")
+
+
+def _by_name(argument: str, enum: type, suffix: str = "") -> _Table:
+    names = (member.name.removeprefix("NVTE_").removesuffix(suffix).lower() for member in enum)
+    return _Table(argument, dict(zip(names, enum, strict=True)))
+
+
+QKVFormat = _by_name("qkv_format", tex.NVTE_QKV_Format)
+QKVLayout = _by_name("qkv_layout", tex.NVTE_QKV_Layout)
+AttnBiasType = _by_name("attn_bias_type", tex.NVTE_Bias_Type)
+AttnMaskType = _by_name("attn_mask_type", tex.NVTE_Mask_Type, suffix="_MASK")
 AttnMaskType["no_mask"] = AttnMaskType.pop("no")
-SoftmaxType = {
+_SOFTMAX_TYPES = {
     "vanilla": tex.NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
     "off-by-one": tex.NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX,
     "learnable": tex.NVTE_Softmax_Type.NVTE_LEARNABLE_SOFTMAX,
 }
+SoftmaxType = _Table("softmax_type", _SOFTMAX_TYPES)
 FusedAttnBackend = {
     backend.name.removeprefix("NVTE_"): backend for backend in tex.NVTE_Fused_Attn_Backend
 }
@@ -44,6 +64,7 @@ META_DO = tex.FP8BwdTensors.GRAD_INPUT2
 META_DP = tex.FP8BwdTensors.GRAD_INPUT3
 
 _PHILOX_ELEMENTS = 16  # has no effect here
+_SIDES = 2  # of a window
 
 
 def _check_backend(backend: tex.NVTE_Fused_Attn_Backend) -> None:
@@ -76,7 +97,16 @@ def _check_bias(attn_bias: Tensor | None, attn_bias_type: str, dtype: torch.dtyp
 def _diagonal(bottom_right_diagonal: bool | None, attn_mask_type: str) -> bool:
     if bottom_right_diagonal is None:
         return attn_mask_type.endswith("bottom_right")
+    if bottom_right_diagonal not in (False, True):
+        raise ValueError(
+            f"bottom_right_diagonal is {bottom_right_diagonal!r}; needs None, False or True"
+        )
     return bottom_right_diagonal
+
+
+def _check_window(window_size: tuple[int, int]) -> None:
+    if not isinstance(window_size, Sequence) or len(window_size) != _SIDES:
+        raise ValueError(f"window_size is {window_size!r}; needs (left, right), two integers")
 
 
 def fused_attn_fwd(
@@ -116,6 +146,7 @@ def fused_attn_fwd(
     With return_max_logit also the largest score of each head, [heads].
     """
     _check_backend(fused_attention_backend)
+    _check_window(window_size)
     _check_fp8(q, fused_attention_backend, s_quantizer=s_quantizer, o_quantizer=o_quantizer)
     _check_bias(attn_bias, attn_bias_type, fake_dtype if is_fp8_tensor(q) else q.dtype)
     # fmt: off
@@ -169,6 +200,7 @@ def fused_attn_bwd(
 ) -> list[Tensor | None]:
     """Returns [dQ, dK, dV, dBias or None, dSoftmaxOffset or None]."""
     _check_backend(fused_attention_backend)
+    _check_window(window_size)
     _check_fp8(q, fused_attention_backend, s_quantizer=s_quantizer, dp_quantizer=dp_quantizer)
     # fmt: off
     return tex.fused_attn_bwd(

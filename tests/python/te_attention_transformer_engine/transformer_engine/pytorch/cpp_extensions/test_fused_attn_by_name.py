@@ -127,7 +127,14 @@ def test_the_package_has_every_name_of_the_extension_module() -> None:
     ("options", "error", "text"),
     [
         ({"attn_bias_type": "post_scale_bias"}, ValueError, "attn_bias is None; needs a tensor of"),
-        ({"attn_mask_type": "arbitrary"}, KeyError, "arbitrary"),
+        ({"attn_mask_type": "arbitrary"}, KeyError, "^attn_mask_type is 'arbitrary'; needs"),
+        ({"attn_mask_type": "arbitrary"}, ValueError, "attn_mask_type is 'arbitrary'; needs one"),
+        ({"attn_bias_type": "x"}, ValueError, "attn_bias_type is 'x'; needs one of no_bias, pre"),
+        ({"softmax_type": "x"}, ValueError, "softmax_type is 'x'; needs one of vanilla, off-by-"),
+        ({"qkv_layout": "x"}, ValueError, "qkv_layout is 'x'; needs one of sb3hd, sbh3d, sbhd_"),
+        ({"window_size": 3}, ValueError, r"window_size is 3; needs \(left, right\), two"),
+        ({"window_size": (1,)}, ValueError, r"window_size is \(1,\); needs \(left, right\)"),
+        ({"bottom_right_diagonal": "x"}, ValueError, "bottom_right_diagonal is 'x'; needs None"),
         ({"s_quantizer": 1}, ValueError, "s_quantizer is a int; needs None"),
     ],
 )
