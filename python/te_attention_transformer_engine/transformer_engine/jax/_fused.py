@@ -46,6 +46,17 @@ def _require_options(
         fits = offset is not None and offset.shape == (1, heads, 1, 1)
         fits = fits and offset.dtype == jnp.float32
         require(fits, "softmax_offset", seen, f"float32[1, {heads}, 1, 1]")
+    elif softmax == AttnSoftmaxType.VANILLA_SOFTMAX:
+        needed = f"None: softmax_type is {softmax.name}"
+        require(offset is None, "softmax_offset", "given", needed)
+
+
+def _window(given: tuple[int, int] | None) -> tuple[int, int]:
+    try:
+        left, right = (-1, -1) if given is None else given
+    except (TypeError, ValueError):
+        refuse("window_size", repr(given), "(left, right), two integers, or None")
+    return left, right
 
 
 def _descriptor(given: Any, mask: AttnMaskType, layout: QKVLayout, segments: int, shape: tuple):
@@ -127,7 +138,7 @@ def fused_attn(
     )
     if bias is not None:
         require(bias.dtype == q.dtype, "bias.dtype", bias.dtype.name, f"{q.dtype.name}, as q")
-    window = (-1, -1) if window_size is None else tuple(window_size)
+    window = _window(window_size)
     shape = (math.prod(sizes.batch_shape), sizes.q_max_seqlen, sizes.kv_max_seqlen)
     descriptor = _descriptor(
         sequence_descriptor, attn_mask_type, qkv_layout, max_segments_per_seq, shape

@@ -314,6 +314,11 @@ WRONG = {
         "bias.dtype is float32; needs bfloat16, as q",
     ),
     "bias shape": ({"bias": normal(4, 3, H, S, T), "attn_bias_type": POST}, "bias is of shape"),
+    "offset unused": (
+        {"softmax_offset": jnp.zeros((1, H, 1, 1))},
+        "softmax_offset is given; needs None: softmax_type is VANILLA_SOFTMAX",
+    ),
+    "window of one number": ({"window_size": 3}, r"window_size is 3; needs \(left, right\)"),
     "no offset": (LEARNED, r"softmax_offset is None; needs float32\[1, 4, 1, 1\]"),
     "an offset": (
         LEARNED | {"softmax_offset": jnp.zeros((H,))},
