@@ -42,6 +42,7 @@ RUNS_OF = {
 ENGINE_KERNEL = re.compile(r"8portable|6hopper|5cudnn")
 # Runs of a perturbed program, of eight launches per case, each of which sleeps elsewhere.
 PERTURBED = {"forward": 8, "backward": 3}
+SHOWN = 500  # characters of a finding in the summary
 PRINTED = 100_000  # findings of a tool at most: what is allowed alone can be more than its 100
 PYTESTS = 8  # rows that share the Python tests, each a process: most of it is PyTorch on one core
 JAX_PROCESSES = 4  # that share the cases of a row
@@ -200,7 +201,8 @@ class Suite:
         said = report.read_text(errors="replace") if report.exists() else ""
         findings = unexpected(said, allow_list())
         if findings:
-            raise RowError(f"{len(findings)} findings, first: {findings[0]} ({report})")
+            kept = "; ".join(finding[:SHOWN] for finding in findings[:3])
+            raise RowError(f"{len(findings)} findings, first: {kept} ({report})")
         if failure:
             raise failure
         return count
@@ -348,7 +350,7 @@ def unexpected(report: str, allowed: list[str]) -> list[str]:
     counted = sum(int(n) for n in re.findall(r"SUMMARY: (\d+) ", "\n".join(summaries)))
     if counted > len(findings):  # a finding that was not printed is not on the allow list
         bad.append(summaries[-1])
-    return [text.splitlines()[0] for text in bad]
+    return [" ".join(line.strip() for line in text.splitlines()) for text in bad]
 
 
 def allow_list() -> list[str]:

@@ -1,4 +1,4 @@
-// The outputs of the consumers. They hand units of dQ to the store warps (store_warp.cuh) through
+// The outputs of the consumers, which hand units of dQ to the store warps (store_warp.cuh) through
 // staging buffers, in pairs: one buffer of each consumer. dV and dK are stored at the end of a
 // tile, by TMA or, in fp32, by the consumers themselves, unless several tiles share the key block:
 // then they go to the store warps too.
@@ -59,10 +59,10 @@ struct Epilogue {
     }
     publish();
   }
-  // The consumers pass a barrier before every unit: in a step one of dS, here this one. The use
-  // of a buffer before is the other consumer's, and acquire() names only the parity of its release:
-  // it would return at once if this consumer's own use before that were not released yet. After the
-  // barrier that one is, because the other consumer has acquired the buffer since.
+  // The consumers pass a barrier before every unit: in a step one of dS, here this one. The
+  // previous use of a buffer is the other consumer's, and acquire() names only the parity of its
+  // release: it would return at once if this consumer's own use before that one were not released
+  // yet. After the barrier it is, because the other consumer has acquired the buffer since.
   // test_staging.cpp tries every order of the warps.
   template <int kFirst = 0>
   TEA_DEVICE void stage_gradient(const Gradient& x) {
@@ -94,19 +94,21 @@ struct Epilogue {
       for (int r = 0; r < 2; ++r) store_fp32_row(x, w, to, dim, factor, r);
     }
   }
-  // Until the staged slabs have been read: their memory may be written again.
+  // Waits until TMA has read the staged slabs: their memory may be written again.
   TEA_DEVICE void wait_for_stores() {
     if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
     named_barrier_sync(BarrierId::kOwn + consumer, 128);
   }
-  // Where a consumer stages a gradient for TMA, in slabs of 64 keys: one of dV and dK in its
-  // columns of dS, the other one in the stage of dO or Q of the tile's last step. Of such a stage
-  // the load warp fills as many slabs as the gradient has: those beyond must stay zero.
+  // Where a consumer stages dV and dK for TMA, in slabs of 64 keys: consumer 0 has dV in its
+  // columns of dS, and dK in the stage of Q of the tile's last step; consumer 1 has dK in its
+  // columns of dS, and dV in the stage of dO. dK takes that of Q, and dV that of dO, because these
+  // have as many slabs, which the next load overwrites: those beyond the head dimension must stay
+  // zero.
   struct OutputSlabs {
     uint8_t* first;
-    int stage_bytes;  // from the slabs that replace one stage of dS to the next ones
+    int group_bytes;  // between groups of kOutputSlabsPerStage slabs, which one stage of dS holds
     TEA_DEVICE uint8_t* operator[](int i) const {
-      return first + i / T::kOutputSlabsPerStage * stage_bytes +
+      return first + i / T::kOutputSlabsPerStage * group_bytes +
              i % T::kOutputSlabsPerStage * T::kOutputSlabBytes;
     }
   };

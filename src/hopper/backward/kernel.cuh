@@ -1,9 +1,10 @@
 // The backward kernel on sm_90a for 16-bit types: a persistent kernel whose tiles are 128 keys of
 // one key head and all query rows that attend to them, 64 keys for each of two consumer warpgroups.
 //
-//   load warp        K V, then Q and dO of each step
-//   consumers        S dP | P, dS | dV | dQ dK | ...     mainloop.cuh has the products
-//   store warps      add dQ of each step to global memory, in the order of the key blocks
+//   load warp          K V, then Q and dO of each step
+//   consumers          S dP | P, dS | dV | dQ dK | ...     mainloop.cuh has the products
+//   store warps        add dQ of each step to global memory, in the order of the key blocks, and dV
+//                      and dK if several tiles share a key block
 //   postprocess warps  convert rows of dQ that are complete to its type
 #pragma once
 #include "hopper/backward/mainloop.cuh"

@@ -168,8 +168,8 @@ struct Mainloop {
       named_barrier_sync(BarrierId::kDs, 128 * T::kConsumers);
     }
   }
-  // In the first step of a tile: dV and dK of the tile before have left shared memory, where dS is
-  // written next, and the stage of Q and dO of its last step is free.
+  // Waits until dV and dK of the tile before have left shared memory, where dS is written next, and
+  // releases the stage of Q and dO of that tile's last step.
   TEA_DEVICE void finish_stores() {
     epilogue.wait_for_stores();
     release(s.pipeline_dout.empty[step_state.stage ^ 1]);
@@ -196,7 +196,7 @@ struct Mainloop {
     compute_ds(dp, x);
     // No wgmma is in flight here, which a branch would serialise.
     if (masks) apply_mask(x, dp, w, block);
-    if (!kPingPong && first && stores_pending) finish_stores();  // as late as possible
+    if (!kPingPong && first && stores_pending) finish_stores();  // late: TMA has had most of a step
     if constexpr (!kPingPong) to_operand(pa, x);
     to_operand(dsa, dp);
     write_ds(dsa);
@@ -211,7 +211,7 @@ struct Mainloop {
     wgmma_wait<1>();  // dV and dQ
     wgmma_fence_operand(dq);
     wgmma_fence_operand(dv);
-    const bool releases = !(last && p.stores_by_tma);  // otherwise in the next tile's first step
+    const bool releases = !(last && p.stores_by_tma);  // otherwise by finish_stores()
     if (releases) release(s.pipeline_dout.empty[stage]);
     if (!kPingPong && last) release(s.pipeline_k.empty[0]);
     if (has_dq) epilogue.stage_unit(dq);
@@ -245,7 +245,7 @@ struct Mainloop {
     wgmma_fence_operand(dv);
     wait(s.pipeline_k.full[0], tile_parity);
     wait(s.pipeline_v.full[0], tile_parity);
-    if (kPingPong && stores_pending) finish_stores();  // in a step it would cost spills
+    if (kPingPong && stores_pending) finish_stores();  // within a step ptxas spills
     const int heads = w.last_head - w.first_head;
     const int steps = heads * (w.row_blocks.end - w.row_blocks.begin);
     const Range unmasked = unmasked_blocks(w);

@@ -7,8 +7,9 @@
 // has waited for the other one's dS of step i + 1 (consumer 1: of step i + 2), before which the
 // other one has finished with dS of step i.
 //
-// At the end of a tile, dV and dK are staged for TMA where dS, Q and dO of the last step were. That
-// stage of Q and dO is released in the first step of the next tile, which has the other stage.
+// At the end of a tile, dV and dK are staged for TMA in both stages of dS, and in the stage of Q
+// and dO of the last step. That stage is released in the first step of the next tile, which has the
+// other one, or with ping-pong before that step.
 #pragma once
 #include "hopper/backward/params.cuh"
 #include "hopper/device/pipeline.cuh"
@@ -40,7 +41,9 @@ struct Traits {
   // other one in a stage of Q or dO.
   static constexpr int kOutputSlabBytes = 64 * kSlabBytes;
   static constexpr int kOutputSlabsPerStage = kDsSlabBytes / kOutputSlabBytes;
-  static_assert(kSlabs <= 2 * kOutputSlabsPerStage && 64 <= kBlockM);
+  static_assert(kSlabs <= 2 * kOutputSlabsPerStage);
+  static_assert(kOutputSlabBytes <= kBlockM * kSlabBytes,
+                "a slab of Q or dO holds one of dK or dV");
   // dQ's product reads columns of K up to the end of a unit: zeros beyond kDim.
   static constexpr int kColumnsOfK = 64 * kUnitsPerTensor;
 
