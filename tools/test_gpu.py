@@ -414,9 +414,7 @@ ROWS = {
     "fuzz": Suite.fuzz,
     "device": lambda s: s.tests("Driver.*:Memory.*:Amax.*:Mirror*:OracleOfTheGpu.*", 100),
     "graphs": lambda s: s.tests("*Graph.*"),
-    **{
-        tool: functools.partial(Suite.sanitize, tool=tool) for tool in ("memcheck", "synccheck")
-    },
+    **{tool: functools.partial(Suite.sanitize, tool=tool) for tool in ("memcheck", "synccheck")},
     "first-call": lambda s: s.tests("FirstCall.*", 60),
     "hopper-primitives": lambda s: last(s.run([s.program("tests/hopper/hopper_primitives")], 60)),
     "reruns": lambda s: s.tests("Reruns.*"),
