@@ -3,8 +3,6 @@
 PyTorch's fallback does the same, but it warns and refuses a mapped dimension of size 0.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 

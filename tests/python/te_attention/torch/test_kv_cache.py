@@ -149,7 +149,7 @@ def test_one_graph_decodes_every_length() -> None:
 def test_reset_names_what_it_needs(sequences: object) -> None:
     cache = tea.KVCache(2, 4, HEADS_KV, DIM)
     cache.lengths.fill_(3)
-    with pytest.raises(TypeError, match="sequences is .*; needs an int64 tensor of their numbers"):
+    with pytest.raises(TypeError, match=r"sequences is .*; needs an int64 tensor of their numbers"):
         cache.reset(sequences)
     assert cache.lengths.tolist() == [3, 3]
     cache.reset(torch.tensor([1]))

@@ -109,5 +109,5 @@ def test_a_batch_of_gradients(interleaved: bool) -> None:
 
 
 def test_a_list_as_qkv_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="qkv is .*; needs a tensor"):
+    with pytest.raises(TypeError, match=r"qkv is .*; needs a tensor"):
         tea.attention_packed([1.0])
