@@ -7,9 +7,10 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
 #include <string>
 #include <vector>
+
+#include "hopper/backward/orders.h"
 
 namespace tea::hopper::backward {
 namespace {
@@ -42,7 +43,7 @@ using Program = std::vector<Event>;
 
 constexpr int kStages = 2, kLoadWarp = 2, kAgents = 5;  // consumers 0 and 1, load warp, TMA of each
 constexpr int tma_of(int consumer) { return 3 + consumer; }
-using Positions = std::array<uint8_t, kAgents>;
+using Positions = backward::Positions<kAgents>;
 
 class Model {
  public:
@@ -62,27 +63,12 @@ class Model {
 
   // The first fault of any order; empty if there is none.
   std::string explore() const {
-    std::set<Positions> seen = {Positions{}};
-    std::vector<Positions> open = {Positions{}};
-    while (!open.empty()) {
-      const Positions at = open.back();
-      open.pop_back();
-      bool moved = false, ended = true;
-      for (int agent = 0; agent < kAgents; ++agent) {
-        if (at[agent] == programs_[agent].size()) continue;
-        ended = false;
-        const Event& event = programs_[agent][at[agent]];
-        if (!returns(agent, event, at)) continue;
-        if (const std::string wrong = find_fault(agent, event, at); !wrong.empty())
-          return wrong + ": " + std::to_string(event.number);
-        Positions next = at;
-        ++next[agent];
-        moved = true;
-        if (seen.insert(next).second) open.push_back(next);
-      }
-      if (!moved && !ended) return "deadlock";
-    }
-    return "";
+    return explore_orders(
+        programs_, [this](auto... x) { return returns(x...); },
+        [this](int agent, const Event& e, const Positions& at) {
+          const std::string wrong = find_fault(agent, e, at);
+          return wrong.empty() ? wrong : wrong + ": " + std::to_string(e.number);
+        });
   }
 
  private:

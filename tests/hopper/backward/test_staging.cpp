@@ -7,11 +7,11 @@
 
 #include <array>
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "hopper/backward/config.h"
+#include "hopper/backward/orders.h"
 
 namespace tea::hopper::backward {
 namespace {
@@ -27,7 +27,7 @@ struct Step {
              // step's
 };
 using Program = std::vector<Step>;
-using Positions = std::array<uint8_t, kAgents>;
+using Positions = backward::Positions<kAgents>;
 
 class Model {
  public:
@@ -59,26 +59,9 @@ class Model {
 
   // The first fault of any order; empty if there is none.
   std::string explore() const {
-    std::set<Positions> seen = {Positions{}};
-    std::vector<Positions> open = {Positions{}};
-    while (!open.empty()) {
-      const Positions at = open.back();
-      open.pop_back();
-      bool moved = false, ended = true;
-      for (int agent = 0; agent < kAgents; ++agent) {
-        if (at[agent] == programs_[agent].size()) continue;
-        ended = false;
-        const Step& step = programs_[agent][at[agent]];
-        if (!returns(step, agent, at)) continue;
-        if (const std::string wrong = find_fault(step, agent, at); !wrong.empty()) return wrong;
-        Positions next = at;
-        ++next[agent];
-        moved = true;
-        if (seen.insert(next).second) open.push_back(next);
-      }
-      if (!moved && !ended) return "deadlock";
-    }
-    return "";
+    return explore_orders(
+        programs_, [this](auto... x) { return returns(x...); },
+        [this](auto... x) { return find_fault(x...); });
   }
 
  private:
@@ -128,7 +111,7 @@ class Model {
   int empty(int unit, const Positions& at) const { return count(Action::kRelease, unit, at); }
 
   // Whether a step of an agent does not wait (any more).
-  bool returns(const Step& step, int agent, const Positions& at) const {
+  bool returns(int agent, const Step& step, const Positions& at) const {
     const int round = step.unit / stages_;
     if (step.action == Action::kAcquire) return empty(step.unit, at) % 2 != (round + 1) % 2;
     if (step.action == Action::kWaitFull) return full(step.unit, at) % 2 != round % 2;
@@ -140,7 +123,7 @@ class Model {
     }
     return true;
   }
-  std::string find_fault(const Step& step, int agent, const Positions& at) const {
+  std::string find_fault(int agent, const Step& step, const Positions& at) const {
     const int round = step.unit / stages_;
     const std::string unit = " unit " + std::to_string(step.unit);
     if (step.action == Action::kAcquire && empty(step.unit, at) < round)
