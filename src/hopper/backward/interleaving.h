@@ -21,9 +21,9 @@ struct Interleaving {
 // the same time the last one waits for all others: few heads suit tiles of many steps only. More
 // heads than needed cost power: their Q, dO and dQ exceed L2, and with 16 heads of 16384 rows DRAM
 // moved 1.3 TB/s, with 4 heads 0.2 (measured). Tiles of 256 steps together fit in L2. Of tiles with
-// 8 steps these would belong to 32 heads; 20 were faster at all shapes (1024 causal rows of
-// d = 128: 4 %), where DRAM wrote 320 MB with 32 heads and 269 with 24. Of tiles with 4 steps 32
-// were faster.
+// 8 steps these would belong to 32 heads; 20 were faster at each of four shapes (1024 causal
+// rows of d = 128: 4 %), where DRAM wrote 320 MB with 32 heads and 269 with 24. Of tiles with 4
+// steps 32 were faster.
 //
 // Under a causal mask tiles of the first key blocks are long. Where these come first, tiles that
 // began one behind the other end at about the same time, and those that follow wait again. From the
