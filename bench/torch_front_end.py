@@ -99,7 +99,7 @@ def count_instructions() -> int:
     return run_counted(program)
 
 
-def beside_the_c_api(library: Library, s: int, device: str) -> None:
+def compare_with_c_api(library: Library, s: int, device: str) -> None:
     """The time of the C API over that of attention(), both for O alone on the same threads.
 
     The three take turns, one call each, and the median of the rounds' ratios counts. attention()
@@ -157,7 +157,7 @@ def main() -> int:
         return count_instructions()
     tiny(options.device, "microseconds", lambda call: microseconds(call, options.device))
     for s in (512, 1024, 2048, *(() if options.device == "cpu" else (8192,))):
-        beside_the_c_api(Library(options.library), s, options.device)
+        compare_with_c_api(Library(options.library), s, options.device)
     return 0
 
 

@@ -72,21 +72,27 @@ _REJECTED = [(re.compile(rf"\b({term})\b", re.IGNORECASE), use) for term, use in
 _REJECTED_IN = [
     (re.compile(term, re.IGNORECASE), re.compile(where), use) for term, where, use in REJECTED_IN
 ]
+WORD_BOUNDARY = re.compile(r"(?<=[a-z\d])(?=[A-Z])|_")  # in an identifier
 CODE_IN_MARKDOWN = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 
 def rejected_terms(text: str, name: str) -> list[str]:
-    """The rejected terms of a file, each with its standard term."""
+    """The rejected terms of a file, words of identifiers included, each with its standard term."""
     if _NOT_CHECKED.match(name):
         return []
     if name.endswith(".md"):  # code may quote names of other projects
         text = CODE_IN_MARKDOWN.sub(lambda code: "\n" * code.group().count("\n"), text)
-    terms = [*_REJECTED, *((term, use) for term, where, use in _REJECTED_IN if where.match(name))]
-    return [
-        f"{name}:{number}: says {found.group()!r}; needs a standard term: {use}"
-        for number, line in enumerate(text.split("\n"), 1)
+    here = [(term, use) for term, where, use in _REJECTED_IN if where.match(name)]
+    words = WORD_BOUNDARY.sub(" ", text)
+    found = [
+        (content.count("\n", 0, match.start()) + 1, match.group(), use)
+        for content, terms in ((text, [*_REJECTED, *here]), (words, _REJECTED))
         for term, use in terms
-        if (found := term.search(line))
+        for match in term.finditer(content)
+    ]
+    return [
+        f"{name}:{number}: says {said!r}; needs a standard term: {use}"
+        for number, said, use in sorted(set(found))
     ]
 
 

@@ -49,7 +49,7 @@ std::string plan_error(Planner& planner, const Problem& p, std::string_view only
   return "no error";
 }
 
-TEST(Planner, AsksNobodyToAllocateForEnginesThatRunOnlyByName) {
+TEST(Planner, NeedsNoMemoryForEnginesThatMustBeSelected) {
   const auto some = [](const Problem&, const Geometry&, Direction) -> uint64_t { return 100; };
   const auto more = [](const Problem&, const Geometry&, Direction) -> uint64_t { return 1000; };
   const std::array table{Engine{"any", few, accept, some},

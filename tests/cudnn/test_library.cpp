@@ -7,10 +7,10 @@ namespace tea::cudnn {
 namespace {
 
 TEST(CudnnLibrary, SaysWhyItWasNotFound) {
-  const Library none = load("libcudnn_of_nobody.so.9");
+  const Library none = load("libcudnn_missing.so.9");
   EXPECT_FALSE(none.symbols);
   EXPECT_EQ(none.version, 0u);
-  EXPECT_NE(none.why_none.find("libcudnn_of_nobody.so.9"), std::string::npos) << none.why_none;
+  EXPECT_NE(none.why_none.find("libcudnn_missing.so.9"), std::string::npos) << none.why_none;
 }
 
 // Any library will do that is no cuDNN: then it is too old.

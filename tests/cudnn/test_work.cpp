@@ -258,7 +258,7 @@ TEST(CudnnWorkspace, HasRoomForThePartsOfOneQuerysKeys) {
 }
 
 // The line of docs/support.txt of which cuDNN 9.19 asked for 8421632 bytes.
-TEST(CudnnWorkspace, HasRoomForWhatLiesBesideTheGradientOfABias) {
+TEST(CudnnWorkspace, HasRoomForMoreThanTheGradientOfABias) {
   const std::string line =
       "dtype=bf16 training=1 heads_q=8 heads_kv=8 dim_qk=128 batch=2 seqlen_q=512 seqlen_kv=512";
   EXPECT_GE(most(line + " bias=post_scale"), 8421632u);

@@ -40,7 +40,7 @@ struct Pointers {
   ~Pointers() {
     cudaFree(device), cudaFree(managed), cudaFreeHost(pinned), cudaFreeAsync(async, nullptr);
   }
-  void expect_told_apart() const {
+  void expect_distinguished() const {
     EXPECT_EQ(driver::device_of(device), 0);
     EXPECT_EQ(driver::device_of(device + 5), 0);
     EXPECT_EQ(driver::device_of(async), 0);
@@ -90,8 +90,8 @@ TEST(Amax, PassesOverNanAsOnTheHost) {
 
 TEST(Driver, TellsMemoryApartFromAnyThread) {
   const Pointers p;
-  p.expect_told_apart();
-  std::thread([&] { p.expect_told_apart(); }).join();  // has no context of its own
+  p.expect_distinguished();
+  std::thread([&] { p.expect_distinguished(); }).join();  // has no context of its own
 }
 
 TEST(Driver, MakesThePrimaryContextCurrentAndGivesTheOldOneBack) {

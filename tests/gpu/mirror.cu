@@ -41,7 +41,7 @@ TEST(Mirror, PutsEveryTensorOnItsAlignmentAndNoMore) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(run.workspace) % 256, 0u);
 }
 
-TEST(Mirror, NoticesWritesThatNobodyMayDo) {
+TEST(Mirror, NoticesWritesThatAreNotAllowed) {
   Gpu& gpu = gpu_of_thread(0);
   const auto broken = [&](auto&& where) {
     Inputs inputs(Case::parse(kCase));
@@ -85,7 +85,7 @@ TEST(Mirror, NoticesWritesThatNobodyMayDo) {
   _exit(0);
 }
 
-TEST(MirrorDeathTest, AReadBesideATensorFaults) {
+TEST(MirrorDeathTest, AReadNextToATensorFaults) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const testing::ExitedWithCode fine(0), faulted(1);
   EXPECT_EXIT(read_at(Around::kUnmappedBefore, 0, false), fine, "");

@@ -18,12 +18,12 @@ TEST(Ops, AsOnTheHost) {
       }
 }
 
-TEST(Sanitized, NeighboursOfAttention) {
+TEST(Sanitized, SupportingOperations) {
   for (const OpCase& c : kOpCases)
     for (uint64_t seed : {2, 4, 8}) EXPECT_EQ(host_and_gpu(c, seed), "");  // even ones: no graph
 }
 
-TEST(Races, NeighboursOfAttention) {
+TEST(Races, SupportingOperations) {
   for (const OpCase& c : kOpCases) EXPECT_EQ(host_and_gpu(c, 2), "");
 }
 

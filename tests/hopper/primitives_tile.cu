@@ -124,14 +124,14 @@ __global__ void softmax_rows(const float* scores, const float* values, float sca
   softmax.start();
   float o[2] = {0, 0};
   for (int tile = 0; tile < kTiles; ++tile) {
-    float s[kColumns / 2], shrink[2];
+    float s[kColumns / 2], rescale[2];
     for (int i = 0; i < kColumns / 2; ++i)
       s[i] = scores[accumulator_row(i) * kKeys + tile * kColumns + accumulator_column(i)];
     float highest[2];
     thread_row_max(s, highest);
-    softmax.update(s, highest, scale * kLog2E, shrink);
-    o[0] *= shrink[0];
-    o[1] *= shrink[1];
+    softmax.update(s, highest, scale * kLog2E, rescale);
+    o[0] *= rescale[0];
+    o[1] *= rescale[1];
     for (int i = 0; i < kColumns / 2; ++i)
       o[row_slot(i)] += s[i] * values[tile * kColumns + accumulator_column(i)];
   }
@@ -148,16 +148,16 @@ struct Row {
 
 Row plain_softmax(const float* scores, const std::vector<float>& values, double scale,
                   double sink) {
-  double top = sink, total = 0, sum = 0;
-  for (int k = 0; k < kKeys; ++k) top = std::fmax(top, scores[k] * scale);
-  if (top == -INFINITY) return {0, -INFINITY};
-  if (sink > -INFINITY) total = std::exp(sink - top);
+  double row_max = sink, total = 0, sum = 0;
+  for (int k = 0; k < kKeys; ++k) row_max = std::fmax(row_max, scores[k] * scale);
+  if (row_max == -INFINITY) return {0, -INFINITY};
+  if (sink > -INFINITY) total = std::exp(sink - row_max);
   for (int k = 0; k < kKeys; ++k) {
-    const double p = std::exp(scores[k] * scale - top);
+    const double p = std::exp(scores[k] * scale - row_max);
     total += p;
     sum += p * values[k];
   }
-  return {sum / total, top + std::log(total)};
+  return {sum / total, row_max + std::log(total)};
 }
 
 // Row 0 attends to nothing, rows 1.. to fewer and fewer, the first tiles empty; some scores huge.

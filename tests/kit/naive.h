@@ -18,13 +18,13 @@ enum class Mistake {
   kNoKeepScale,       // dropout without 1 / (1 - p)
   kNoDropInBackward,  // of dP; dV has it
   kNoDelta,
-  kNoBend,  // backward as if there were no softcap
+  kNoCapSlope,  // backward as if there were no softcap
   kNoSinkGradient,
   kOtherDbias  // the gradient before the scale for the one after it, or the reverse
 };
 inline constexpr Mistake kMistakes[] = {Mistake::kNoRescale,      Mistake::kLastKeyTwice,
                                         Mistake::kNoKeepScale,    Mistake::kNoDropInBackward,
-                                        Mistake::kNoDelta,        Mistake::kNoBend,
+                                        Mistake::kNoDelta,        Mistake::kNoCapSlope,
                                         Mistake::kNoSinkGradient, Mistake::kOtherDbias};
 
 template <class Real>
@@ -84,7 +84,7 @@ class Naive {
     if (c_.bias_kind == Bias::kPreScale) s.x += static_cast<Real>(c_.scale) * bias;
     if (c_.softcap > 0) {
       const Real cap = static_cast<Real>(c_.softcap), t = std::tanh(s.x / cap);
-      s = {cap * t, mistake_ == Mistake::kNoBend ? 1 : 1 - t * t};
+      s = {cap * t, mistake_ == Mistake::kNoCapSlope ? 1 : 1 - t * t};
     }
     if (c_.bias_kind == Bias::kPostScale) s.x += bias;
     if (c_.slopes.empty()) return s;

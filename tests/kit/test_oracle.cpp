@@ -166,7 +166,7 @@ TEST(Oracle, DropoutScalesWhatItKeeps) {
   EXPECT_NEAR(r.lse.value[0], std::log(4.0), 1e-15);
 }
 
-TEST(Oracle, MayBeToldWhatDropoutKeeps) {
+TEST(Oracle, TakesAGivenDropoutMask) {
   Case c = plain(1, 4);
   c.q.assign(8, 0.0), c.dropout = 0.5, c.kept = {0, 1, 1, 0};
   const Result r = solve(c, kDouble);
@@ -272,7 +272,7 @@ TEST(Oracle, DroppedNansMayCountAsZero) {
   EXPECT_FALSE(dropped.lse.accepts(0, 0));
 }
 
-TEST(Oracle, KeptNansStayBesideDroppedOnes) {
+TEST(Oracle, KeptNansStayNextToDroppedOnes) {
   Case c = plain(2, 2);
   c.k[0] = NAN;
   c.dropout = 0.5;

@@ -352,7 +352,7 @@ TEST(FusedAttnProtocol, IntegersThatAreNotReadMayBeLabelledAnything) {
 }
 
 // Errors in host memory are reported when the call returns.
-TEST(FusedAttnErrors, NonsenseLengthsOnTheHost) {
+TEST(FusedAttnErrors, InvalidLengthsOnTheHost) {
   const char* const message =
       "cu_seqlens_q or cu_seqlens_kv is out of range in part; needs lengths";
   const auto refuse = [&](const std::vector<int32_t>& cu) {

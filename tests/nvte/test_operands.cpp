@@ -62,7 +62,7 @@ TEST(Operands, HandlesAndPlaces) {
   EXPECT_EQ(place.stream, stream);
 }
 
-TEST(Operands, NonsenseInArraysThrows) {
+TEST(Operands, InvalidArraysThrow) {
   require_valid(0, "cu_seqlens");
   EXPECT_EQ(error_of([] { require_valid(TEA_STATUS_BAD_LENGTHS, "cu_seqlens"); }),
             "cu_seqlens is out of range in part; needs positions inside the tensors");

@@ -244,7 +244,7 @@ TEST(ContextParallel, CopyOverwritesNan) {
   EXPECT_TRUE(grad.untouched(2 * kRow));  // the second half of sequence 0
 }
 
-TEST(ContextParallel, NonsenseIsReportedAndNotFollowed) {
+TEST(ContextParallel, InvalidValuesAreReportedAndNotFollowed) {
   std::mt19937_64 random(8);
   const std::vector<int32_t> bad[] = {
       {0, 3, 4, 14, 16}, {0, 4, 2, 14, 16}, {-2, 4, 4, 14, 16}, {0, 4, 4, 14, 2000000000}};

@@ -108,7 +108,7 @@ TEST(CpOrder, CopyValid) {
   }
 }
 
-TEST(CpOrder, NonsenseIsReportedAndNotFollowed) {
+TEST(CpOrder, InvalidValuesAreReportedAndNotFollowed) {
   const std::vector<int32_t> bad[] = {
       {0, 22, 24, 72, 84}, {0, 24, 20, 72, 84}, {-4, 24, 24, 72, 84}, {0, 24, 24, 72, 88}};
   for (const std::vector<int32_t>& cu : bad) {

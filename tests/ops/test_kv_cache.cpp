@@ -203,7 +203,7 @@ TEST(KvCache, ReindexFromAnotherFirstRow) {
   expect_moved(after.k, before.k, 3, 2, 7);
 }
 
-TEST(KvCache, NonsenseIsReportedAndNotFollowed) {
+TEST(KvCache, InvalidValuesAreReportedAndNotFollowed) {
   struct Bad {
     std::vector<int32_t> cu_new, cu_cached, table;
     int32_t status;

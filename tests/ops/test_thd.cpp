@@ -89,7 +89,7 @@ TEST(Thd, StridesGiveSbhd) {
       }
 }
 
-TEST(Thd, NonsenseIsClampedAndReported) {
+TEST(Thd, InvalidValuesAreClampedAndReported) {
   const std::vector<int32_t> bad[] = {
       {0, -3, 3, 8, 9}, {0, 9, 9, 10, 11}, {0, 3, 3, 8, 2000000000}, {-7, 3, 3, 8, 9}};
   std::mt19937_64 random(4);

@@ -43,6 +43,8 @@ class Text(ProjectTest):
             ("tools/a.py", "# What it takes.\n", "a noun"),
             ("docs/a.md", "the third run showed\n", "date and commit"),
             ("src/gpu/a.h", "// the copy engine\n", "TMA"),
+            ("a.py", "def refuse_beside_segments():\n    pass\n", "next to"),
+            ("a.cpp", "TEST(Thd, NonsenseIsReported) {}\n", "invalid"),
         ]:
             with self.subTest(name=name):
                 self.assertIn(problem, "".join(self.found(name, text)))

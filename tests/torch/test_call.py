@@ -191,7 +191,7 @@ def test_strides_of_dimensions_of_one_make_no_new_problem() -> None:
     assert tea.explain(one, one, one) == tea.explain(*(Q[:1],) * 3)
 
 
-def test_unaligned_memory_is_told_to_the_engine() -> None:
+def test_unaligned_memory_is_reported_to_the_engine() -> None:
     memory = torch.randn(1 + 2 * 4 * 6 * 16)
     q = memory[1:].view(2, 4, 6, 16)
     torch.testing.assert_close(tea.attention(q, q, q), tea.attention(*(q.clone(),) * 3))

@@ -69,7 +69,7 @@ def test_an_origin_below_zero_is_refused() -> None:
         tea.attention(q, q, q, origin=torch.tensor([0, 0, -1, 0]))
 
 
-def test_neighbours_refuse_too() -> None:
+def test_supporting_operations_refuse_too() -> None:
     with pytest.raises(RuntimeError, match="cu_seqlens is out of range in part"):
         OPS.thd_to_bshd(T, ints(0, 8, 4), None, 6)
     with pytest.raises(RuntimeError, match="lengths is out of range in part"):
@@ -77,7 +77,7 @@ def test_neighbours_refuse_too() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_it_is_clamped_and_nobody_waits() -> None:
+def test_on_a_gpu_it_is_clamped_without_a_wait() -> None:
     t, cu, bad = T.cuda(), CU.cuda(), ints(0, 8, 4).cuda()
     tea.attention(t, t, t, format="thd", cu_seqlens_q=bad, cu_seqlens_kv=cu)
 

@@ -21,7 +21,7 @@ from te_attention.jax.functional import (
     Prepared,
     ids_of,
     prepare,
-    refuse_beside_segments,
+    refuse_with_segments,
 )
 
 
@@ -144,7 +144,7 @@ def prepared_call(
     given = DEFAULTS | given
     own, has_segments = given, given["q_segment_ids"] is not None
     if has_segments:
-        refuse_beside_segments(given | {"bias": bias, "mask": mask})
+        refuse_with_segments(given | {"bias": bias, "mask": mask})
         own = given | dict.fromkeys(("q_segment_ids", "kv_segment_ids", "max_segments"))
     prepared = prepare(query, key, value, bias, mask, whole_bias=False, **own)
     shape = _shape_of(sharing, prepared)

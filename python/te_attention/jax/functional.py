@@ -233,7 +233,7 @@ def prepare(
         scores = (batch, heads, rows, k.shape[1]) if whole_bias else None
         arrays |= _added(**given, batch=batch, scores=scores, dtype=q.dtype)
     else:
-        refuse_beside_segments(given)
+        refuse_with_segments(given)
         options, arrays = _packed(options, arrays, q_segment_ids, kv_segment_ids, max_segments)
 
     def restore(name: str, x: jax.Array) -> jax.Array:
@@ -273,7 +273,7 @@ def _added(
     return out
 
 
-def refuse_beside_segments(given: dict) -> None:
+def refuse_with_segments(given: dict) -> None:
     """Refuses the arguments by name that rows of several sequences cannot have."""
     for name in ("query_seq_lengths", "key_value_seq_lengths", "bias", "mask"):
         if given[name] is not None:

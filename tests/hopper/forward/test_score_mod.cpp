@@ -159,9 +159,9 @@ void check_columns(const Problem& p, const WorkTile& w) {
   for (int i = 0; i < w.seqlen_q; ++i) {
     const Columns want = visible_columns(p.band(w.batch), i, length),
                   got = visible_columns({w.lo, w.hi}, i, w.seqlen_kv);
-    const bool sees = want.begin < want.end;
-    ASSERT_EQ(w.seqlen_kv > 0 && got.begin < got.end, sees) << "row " << i;
-    if (!sees) continue;
+    const bool attends = want.begin < want.end;
+    ASSERT_EQ(w.seqlen_kv > 0 && got.begin < got.end, attends) << "row " << i;
+    if (!attends) continue;
     ASSERT_EQ(got.begin + w.skipped_keys, want.begin) << "row " << i;
     ASSERT_EQ(got.end + w.skipped_keys, want.end) << "row " << i;
     first = std::min(first, want.begin), last = std::max(last, want.end);
@@ -209,52 +209,52 @@ template <Type kType, int kCols>
 void check_thread(Problem& p, const WorkTile& w, int block, const BiasTile& bias) {
   const int row = w.first_row + accumulator_row(0), column = block * kCols;
   const ElementOrigin corner = {row, column + accumulator_column(0)};
-  uint32_t seen[2];
+  uint32_t mask[2];
   for (int r = 0; r < 2; ++r) {
     const Columns c = visible_columns({w.lo, w.hi}, row + 8 * r, w.seqlen_kv);
-    seen[r] = column_mask<kCols>(static_cast<int>(std::max(c.begin - column, int64_t{0})),
+    mask[r] = column_mask<kCols>(static_cast<int>(std::max(c.begin - column, int64_t{0})),
                                  static_cast<int>(std::min(c.end - column, int64_t{kCols})));
-    if (row + 8 * r >= w.seqlen_q) seen[r] = 0;
+    if (row + 8 * r >= w.seqlen_q) mask[r] = 0;
   }
-  float raw[kCols / 2], bent[kCols / 2], kept[kCols / 2];
-  for (int i = 0; i < kCols / 2; ++i) raw[i] = bent[i] = 4 * p.d.normal(), kept[i] = 1;
+  float raw[kCols / 2], modified[kCols / 2], kept[kCols / 2];
+  for (int i = 0; i < kCols / 2; ++i) raw[i] = modified[i] = 4 * p.d.normal(), kept[i] = 1;
   matrix_load = 0;
   float highest[2], largest[2] = {kMinusInfinity, kMinusInfinity};
   if (p.f.bias.kind)
-    modify_scores<kType, true>(bent, p.f, w, corner, seen, bias, highest);
+    modify_scores<kType, true>(modified, p.f, w, corner, mask, bias, highest);
   else
-    modify_scores<kType, false>(bent, p.f, w, corner, seen, bias, highest);
+    modify_scores<kType, false>(modified, p.f, w, corner, mask, bias, highest);
   const ScoreUnit unit = modifies_scores(p.f) ? score_unit(p.f) : ScoreUnit{1, 0};
-  for (float& x : bent) x = std::fma(unit.factor, x, unit.offset);
+  for (float& x : modified) x = std::fma(unit.factor, x, unit.offset);
   p.copied += bias.rows > 0;
-  uint32_t weights[kCols / 16][4];  // of which dropout alone takes pairs
-  for (auto& four : weights) std::fill_n(four, 4, ~0u);
+  uint32_t p_pairs[kCols / 16][4];  // of which dropout alone takes pairs
+  for (auto& four : p_pairs) std::fill_n(four, 4, ~0u);
   if (p.f.has_dropout) apply_dropout(kept, p.f, w, corner);
   const bool whole = p.f.has_dropout && dropout_is_tile_aligned(p.f);
-  if (whole) apply_dropout(weights, p.f, w, corner);
+  if (whole) apply_dropout(p_pairs, p.f, w, corner);
   p.whole += whole;
   for (int i = 0; i < kCols / 2; ++i) {
     const int64_t at = w.first_row + accumulator_row(i), key = column + accumulator_column(i),
                   j = key + w.skipped_keys;
-    const bool sees = at < w.seqlen_q && key < w.seqlen_kv && visible(p.band(w.batch), at, j);
-    ASSERT_EQ(seen[row_slot(i)] >> index_in_row(i) & 1, sees) << "row " << at << " key " << j;
-    if (!sees) continue;
+    const bool attends = at < w.seqlen_q && key < w.seqlen_kv && visible(p.band(w.batch), at, j);
+    ASSERT_EQ(mask[row_slot(i)] >> index_in_row(i) & 1, attends) << "row " << at << " key " << j;
+    if (!attends) continue;
     const double want = p.score(double{raw[i]}, w.batch, w.head, at, j);
     const double unsure = 1e-5 + 3e-7 * double{p.f.softcap} + 1e-6 * std::fabs(want);
-    largest[row_slot(i)] = std::max(largest[row_slot(i)], bent[i]);
-    if (double{bent[i]} != want) {  // minus infinity is minus infinity
-      ASSERT_NEAR(double{bent[i]}, want, unsure) << "row " << at << " key " << j;
+    largest[row_slot(i)] = std::max(largest[row_slot(i)], modified[i]);
+    if (double{modified[i]} != want) {  // minus infinity is minus infinity
+      ASSERT_NEAR(double{modified[i]}, want, unsure) << "row " << at << " key " << j;
     }
     const bool stays = !p.f.has_dropout || p.keeps(w.batch, w.head, at, j);
     ASSERT_EQ(kept[i] != 0, stays) << "row " << at << " key " << j;
-    const uint32_t pair = weights[i / 8][i % 8 / 2] >> i % 2 * 16 & 0xFFFF;
+    const uint32_t pair = p_pairs[i / 8][i % 8 / 2] >> i % 2 * 16 & 0xFFFF;
     ASSERT_EQ(pair, !whole || stays ? 0xFFFFu : 0) << "row " << at << " key " << j;
   }
   if (!softcap_is_last(p.f)) return;
   for (int r = 0; r < 2; ++r) {
-    const float top = std::fma(unit.factor, highest[r], unit.offset);
-    if (top != largest[r]) {
-      ASSERT_NEAR(top, largest[r], 1e-5f + 3e-7f * p.f.softcap) << "row half " << r;
+    const float row_max = std::fma(unit.factor, highest[r], unit.offset);
+    if (row_max != largest[r]) {
+      ASSERT_NEAR(row_max, largest[r], 1e-5f + 3e-7f * p.f.softcap) << "row half " << r;
     }
   }
 }
@@ -337,8 +337,8 @@ TEST(HopperWork, TheSoftCapIsTheSameOnBothSidesOfItsPolynomial) {
       EXPECT_NEAR(s[0], want(raw[0]), 1.5e-7) << n << " next to " << other;
       EXPECT_NEAR(s[5], want(other), 1.5e-7) << n << " next to " << other;
       for (int r = 0; r < 2; ++r) {
-        const float top = row_slot(5) == r ? std::max(raw[0], other) : raw[0];
-        EXPECT_NEAR(highest[r], want(top), 1.5e-7) << n << " next to " << other;
+        const float row_max = row_slot(5) == r ? std::max(raw[0], other) : raw[0];
+        EXPECT_NEAR(highest[r], want(row_max), 1.5e-7) << n << " next to " << other;
       }
     }
   float s[kCount] = {}, highest[2];
@@ -347,42 +347,42 @@ TEST(HopperWork, TheSoftCapIsTheSameOnBothSidesOfItsPolynomial) {
   EXPECT_TRUE(std::isnan(s[2]));
 }
 
-// The largest difference of logarithms of weights from the definition, in units of what is allowed.
-// Every fourth product is the largest that there is, `most` of the cap; of the others some are not
-// seen, if any may be so.
-double worst_under_cap(float scale, float cap, double most, bool some_unseen) {
+// The largest difference of logarithms of P from the definition, in units of what is allowed.
+// Every fourth product is the largest that there is, `most` of the cap. With some_masked,
+// some of the others are masked.
+double worst_under_cap(float scale, float cap, double most, bool some_masked) {
   constexpr int kCount = 64;
   Draw d;
-  float s[kCount], shrink[2];
-  double scores[kCount], top[2] = {-INFINITY, -INFINITY};
-  uint32_t seen[2] = {~0u, ~0u};
+  float s[kCount], rescale[2];
+  double scores[kCount], row_max[2] = {-INFINITY, -INFINITY};
+  uint32_t mask[2] = {~0u, ~0u};
   for (int i = 0; i < kCount; ++i) {
     const double of_cap = most * (i % 8 == 1 ? 1 : i % 8 == 2 ? -1 : std::sin(d.normal()));
     s[i] = static_cast<float>(of_cap * double{cap} / double{scale});
     scores[i] = double{cap} * std::tanh(double{s[i]} * double{scale} / double{cap});
-    if (some_unseen && i % 5 == 0) {
-      seen[row_slot(i)] &= ~(1u << index_in_row(i));
+    if (some_masked && i % 5 == 0) {
+      mask[row_slot(i)] &= ~(1u << index_in_row(i));
       s[i] = kMinusInfinity;
       scores[i] = -INFINITY;
     }
-    top[row_slot(i)] = std::max(top[row_slot(i)], scores[i]);
+    row_max[row_slot(i)] = std::max(row_max[row_slot(i)], scores[i]);
   }
   OnlineSoftmax softmax;
   softmax.start();
   const SoftcapPolynomial c = make_softcap_polynomial(scale, cap);
   SoftcapSoftmax b;
-  b.update_max(c, softmax, s, seen, 2 * cap * kLog2E, shrink);
-  b.exponentials(c, s, seen);
+  b.update_max(c, softmax, s, mask, 2 * cap * kLog2E, rescale);
+  b.exponentials(c, s, mask);
   double worst = 0;
   for (int i = 0; i < kCount; ++i) {
-    const double want = scores[i] - top[row_slot(i)];
+    const double want = scores[i] - row_max[row_slot(i)];
     const double unsure = 2e-6 + 5e-7 * double{cap} + 1e-6 * std::fabs(want);
     if (want < -80)
       worst = std::max(worst, s[i] < 1e-34f ? 0 : 1e9);
     else
       worst = std::max(worst, std::fabs(std::log(double{s[i]}) - want) / unsure);
     const double is = double{std::fma(2 * cap, softmax.row_max[row_slot(i)], cap)};
-    worst = std::max(worst, std::fabs(is - top[row_slot(i)]) / (5e-7 * double{cap}));
+    worst = std::max(worst, std::fabs(is - row_max[row_slot(i)]) / (5e-7 * double{cap}));
   }
   return worst;
 }
@@ -393,9 +393,9 @@ TEST(HopperWork, TheSoftmaxUnderACapIsTheSameOnBothSidesOfItsPolynomial) {
   for (const float cap : {0.3f, 20.0f, 50.0f, 400.0f})
     for (const float scale : {0.125f, 1.0f, 3.0f})
       for (const double most : {0.0, 0.01, 0.249, 0.2501, 0.4, 2.0, 30.0, 1000.0})
-        for (const bool some_unseen : {false, true})
-          EXPECT_LT(worst_under_cap(scale, cap, most, some_unseen), 1)
-              << cap << ' ' << scale << ' ' << most << ' ' << some_unseen;
+        for (const bool some_masked : {false, true})
+          EXPECT_LT(worst_under_cap(scale, cap, most, some_masked), 1)
+              << cap << ' ' << scale << ' ' << most << ' ' << some_masked;
   EXPECT_GT(make_softcap_polynomial(0.125f, 50).limit, 0);
   for (const float cap : {1e-30f, 1e-9f, 1e9f, 1e30f})
     EXPECT_LT(make_softcap_polynomial(0.125f, cap).limit, 0);
@@ -406,15 +406,15 @@ TEST(HopperWork, TheSoftmaxUnderACapIsTheSameOnBothSidesOfItsPolynomial) {
 TEST(HopperWork, UnderACapWhatIsNoNumberStaysNone) {
   for (const float other : {1.0f, 1000.0f}) {
     float s[8] = {NAN, 1, kMinusInfinity, kMinusInfinity, other, 2, kMinusInfinity, kMinusInfinity};
-    float shrink[2];
-    const uint32_t seen[2] = {~0u, 0};
+    float rescale[2];
+    const uint32_t mask[2] = {~0u, 0};
     OnlineSoftmax softmax;
     softmax.start();
     const SoftcapPolynomial c = make_softcap_polynomial(1, 50);
     SoftcapSoftmax b;
-    b.update_max(c, softmax, s, seen, 100 * kLog2E, shrink);
+    b.update_max(c, softmax, s, mask, 100 * kLog2E, rescale);
     EXPECT_EQ(b.use_polynomial, other < 2);
-    b.exponentials(c, s, seen);
+    b.exponentials(c, s, mask);
     EXPECT_TRUE(std::isnan(s[0]));
     for (const int i : {2, 3, 6, 7}) EXPECT_EQ(s[i], 0) << i;
     EXPECT_EQ(softmax.row_max[1], kMinusInfinity);
@@ -512,33 +512,34 @@ TEST(HopperOrder, PreparedStepsLeadToTheSameTiles) {
     }
 }
 
-// A row with scores exp(top) * sum, or none, and a sink or none.
+// A row with scores exp(row_max) * sum, or none, and a sink or none.
 TEST(HopperWork, TheEndOfARowAccountsForTheSink) {
   Draw d{std::mt19937(5)};
   for (int i = 0; i < 2000; ++i) {
-    const double top = 5 * d.normal(), sum = 1 + std::fabs(d.normal());
+    const double row_max = 5 * d.normal(), sum = 1 + std::fabs(d.normal());
     const double sink = d.sometimes() ? 5 * d.normal() : -INFINITY;
     const bool none = d.between(0, 4) == 0;
     OnlineSoftmax softmax;
     softmax.start();
     if (!none) {
-      softmax.row_max[0] = static_cast<float>(top);
+      softmax.row_max[0] = static_cast<float>(row_max);
       softmax.row_sum[0] = static_cast<float>(sum) / 4;  // of one thread in four
     }
     const OnlineSoftmax::RowResult end = softmax.finalize({1, 0}, static_cast<float>(sink)).row[0];
-    const double seen = none ? 0 : sum * std::exp(top), total = seen + std::exp(sink);
+    const double own = none ? 0 : sum * std::exp(row_max), total = own + std::exp(sink);
     const auto near = [](double got, double want) {
       return got == want || std::fabs(got - want) <= 5e-6 * (1 + std::fabs(want));
     };
     EXPECT_TRUE(near(end.lse, std::log(total))) << end.lse;
-    EXPECT_TRUE(near(end.factor, none ? 0 : std::exp(top) / total)) << end.factor;
-    EXPECT_TRUE(near(end.max, none ? -INFINITY : top)) << end.max;
-    EXPECT_TRUE(near(end.sum_exp, none ? 0 : total / std::exp(top))) << end.sum_exp;
+    EXPECT_TRUE(near(end.factor, none ? 0 : std::exp(row_max) / total)) << end.factor;
+    EXPECT_TRUE(near(end.max, none ? -INFINITY : row_max)) << end.max;
+    EXPECT_TRUE(near(end.sum_exp, none ? 0 : total / std::exp(row_max))) << end.sum_exp;
   }
 }
 
-// Caught by review: from about 2^31 on, the rounding of a top times the scale took exponentials out
-// of range, and O became NaN. Range of scores whose tops rise and fall, of every magnitude.
+// Caught by review: from about 2^31 on, the rounding of a row maximum times the scale took
+// exponentials out of range, and O became NaN. Range of scores whose maxima rise and fall, of every
+// magnitude.
 TEST(HopperSoftmax, ScoresOfAnyMagnitudeHaveASum) {
   constexpr int kCount = 8, kBlocks = 6;
   const float scale = 0.3f;
@@ -547,26 +548,28 @@ TEST(HopperSoftmax, ScoresOfAnyMagnitudeHaveASum) {
     const float magnitude = std::ldexp(1.0f, power);
     OnlineSoftmax softmax;
     softmax.start();
-    double accumulated = 0, top = -INFINITY, total = 0;
+    double accumulated = 0, row_max = -INFINITY, total = 0;
     std::vector<double> all;
     for (int block = 0; block < kBlocks; ++block) {
-      float s[kCount], shrink[2];
+      float s[kCount], rescale[2];
       for (int i = 0; i < kCount; ++i) {
-        const float x = block == 0 ? -INFINITY : d.normal() * magnitude;  // first, nothing is seen
-        s[i] = i == 3 && block == 4 ? static_cast<float>(top) : x;        // a tie
-        if (row_slot(i) == 0) all.push_back(double{s[i]}), top = std::fmax(top, double{s[i]});
+        const float x =
+            block == 0 ? -INFINITY : d.normal() * magnitude;            // first, no key is visible
+        s[i] = i == 3 && block == 4 ? static_cast<float>(row_max) : x;  // a tie
+        if (row_slot(i) == 0)
+          all.push_back(double{s[i]}), row_max = std::fmax(row_max, double{s[i]});
       }
       float highest[2];
       thread_row_max(s, highest);
-      softmax.update(s, highest, scale * kLog2E, shrink);
-      accumulated *= double{shrink[0]};
+      softmax.update(s, highest, scale * kLog2E, rescale);
+      accumulated *= double{rescale[0]};
       for (int i = 0; i < kCount; ++i)
         if (row_slot(i) == 0) accumulated += double{s[i]};
     }
-    for (const double x : all) total += std::exp((x - top) * double{scale});
+    for (const double x : all) total += std::exp((x - row_max) * double{scale});
     const OnlineSoftmax::RowResult end = softmax.finalize({scale, 0}).row[0];
-    const double own = top * double{scale};
-    // A product with the top is rounded; beyond kFar only the largest score has a weight.
+    const double own = row_max * double{scale};
+    // A product with the row maximum is rounded; beyond kFar only the largest score counts.
     const bool far = std::fabs(own) >= double{OnlineSoftmax::kExactScaleFrom} * double{kLn2};
     const double unsure = 1e-5 + (far ? 0 : 2e-7 * std::fabs(own));
     EXPECT_NEAR(4 * accumulated * double{end.factor}, 1, 1e-5) << "2^" << power;  // of a quad

@@ -55,7 +55,7 @@ def test_explain_knows_the_fields_that_the_problem_struct_got_later() -> None:
     assert "cpu: accepts" in done.stdout, done.stderr
 
 
-def test_a_wrong_problem_is_told_and_fails() -> None:
+def test_an_invalid_problem_is_reported_and_fails() -> None:
     done = run("explain", "dtype=fp64 heads_q=3 heads_kv=2 dim_qk=8")
     assert done.returncode == 1
     assert "heads_q is 3; needs a multiple of heads_kv, which is 2" in done.stderr

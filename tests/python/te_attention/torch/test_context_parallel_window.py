@@ -111,7 +111,7 @@ def plans(world: int, zigzag: bool) -> list:
 
 
 @pytest.mark.parametrize("zigzag", [True, False])
-def test_two_launches_at_most_beside_the_large_one(zigzag: bool) -> None:
+def test_two_launches_at_most_with_the_large_one(zigzag: bool) -> None:
     for plan in plans(8, zigzag):
         small = _cp_window._small(plan, plan.before)
         assert len(small) <= (2 if zigzag else 1)

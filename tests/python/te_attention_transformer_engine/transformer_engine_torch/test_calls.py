@@ -12,7 +12,7 @@ def test_the_places_of_arguments() -> None:
     assert {name: BackwardCall._fields.index(name) for name in places} == places
 
 
-def test_each_direction_knows_what_only_the_other_is_told() -> None:
+def test_each_direction_takes_arguments_of_the_other() -> None:
     assert ForwardCall.deterministic is False
     assert BackwardCall.is_training is True
     assert BackwardCall.page_table_k is None

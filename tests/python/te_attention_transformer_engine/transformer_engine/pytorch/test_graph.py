@@ -88,7 +88,7 @@ def test_what_a_graphed_module_takes() -> None:
     assert torch.equal(module(q, k, v), DotProductAttention(2, 32, qkv_format="bshd")(q, k, v))
 
 
-def test_modules_are_told_that_they_are_captured() -> None:
+def test_modules_are_informed_of_capture() -> None:
     seen = []
 
     class Asking(torch.nn.Module):

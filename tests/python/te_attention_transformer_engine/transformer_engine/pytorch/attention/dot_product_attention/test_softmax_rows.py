@@ -59,7 +59,7 @@ def test_module(
     assert got.float()[hidden.expand_as(got)].abs().sum() == 0
 
 
-def test_a_row_that_sees_nothing_is_zero() -> None:
+def test_a_row_that_attends_to_no_key_is_zero() -> None:
     mask = torch.zeros(1, 1, 2, 8, dtype=torch.bool)
     mask[..., 0, :] = True
     for dtype in (torch.float32, torch.bfloat16):
