@@ -16,15 +16,13 @@ from te_attention.torch._cp_transport import LockStep
 from te_attention.torch.functional import describe
 
 WORLDS = (1, 2, 3, 4, 8)
-OF_BIAS = r" (bias|bias_broadcast|bias_dtype|bias_stride|dbias_stride|bias_mean)=\S+"
 
 
 def adapted(line: str) -> str | None:
     """The case without what ranks do not share; None: pages and FP8."""
     if "paged" in line or re.search(r"\bdtype=e[45]m", line):
         return None
-    line = re.sub(r" (origin|origin_in_memory)=\S+", "", " " + line).strip()
-    return re.sub(OF_BIAS, "", " " + line).strip() if "ragged" in line else line
+    return re.sub(r" (origin|origin_in_memory)=\S+", "", " " + line).strip()
 
 
 class Shared:
@@ -133,7 +131,8 @@ def _run(case: Case, sides: list[Shared], how: tuple, device: str) -> str:
     for name, side in (("q", q_side), ("kv", kv_side)):
         if side.ragged:
             options[f"offsets_{name}"] = side.starts.to(device)
-            options[f"max_seqlen_{name}"] = side.side.longest
+            if options["bias"] is None:  # whose shape is that of the case
+                options[f"max_seqlen_{name}"] = side.side.longest
     options["origin"] = None
     if case.field("kv_dtype", "default") != "default":
         for name in "KV":
@@ -148,7 +147,7 @@ def _run(case: Case, sides: list[Shared], how: tuple, device: str) -> str:
     for r in range(world):
         local = [s.rank(t, r) for t, s in zip(whole, (q_side, kv_side, kv_side), strict=True)]
         rows = bias
-        if bias is not None and bias.shape[2] == q_side.rows:
+        if bias is not None and not q_side.ragged and bias.shape[2] == q_side.rows:
             rows = q_side.rank(bias, r, 2)
         a = describe(*local, format=f"{q_side.format}_{kv_side.format}", bias=rows,
                      return_max_logit=True, **options)._replace(training=training)  # fmt: skip
@@ -156,7 +155,7 @@ def _run(case: Case, sides: list[Shared], how: tuple, device: str) -> str:
         problems.append(p)
         inputs.append(x)
     # Where every rank has one row, no rank can tell the rows of a bias: the case does.
-    broadcast = bias is not None and bias.shape[2] == 1
+    broadcast = bias is not None and (q_side.ragged or bias.shape[2] == 1)
     row = next((p.bias_row for p in problems if p.bias_row is not None), broadcast)
     problems = [replace(p, bias_row=row) for p in problems]
     results = LockStep([forward(p, x) for p, x in zip(problems, inputs, strict=True)]).run()

@@ -14,6 +14,7 @@ from te_attention.torch._cp_parts import (
     Prepared,
     Problem,
     add_backward,
+    add_to_bias,
     merge_forward,
     merge_rows,
     run_backward,
@@ -336,7 +337,9 @@ class Gradients:
             if not first_k:
                 to.add_(part)
         if self.dbias is not None:
-            _bias_region(self.p, self.dbias, region, sums.shard, pieces[1]).add_(dbias)
+            chosen = zip((self.shard, sums.shard), pieces, strict=True)
+            places = [[shard.pieces[i] for i in some] for shard, some in chosen]
+            add_to_bias(self.p, self.dbias, dbias, *places)
         if sink:
             self.dsink += dsink
 
@@ -394,17 +397,6 @@ def _sums_of_bias(p: Problem, bias: Tensor, size: int) -> Tensor:
     """Wide where several parts add to an element."""
     dtype = type_of_bias(p, bias, size)
     return torch.zeros_like(bias, dtype=dtype, memory_format=torch.contiguous_format)
-
-
-def _bias_region(
-    p: Problem, dbias: Tensor, rows: Region, keys: Shard, pieces: tuple[int, ...]
-) -> Tensor:
-    if not p.bias_row:
-        dbias = dbias.narrow(2, rows.begin, rows.count)
-    if dbias.shape[3] > 1:
-        chosen = [keys.pieces[i] for i in pieces]
-        dbias = dbias.narrow(3, chosen[0].begin, sum(p.end - p.begin for p in chosen))
-    return dbias
 
 
 class KeySums:

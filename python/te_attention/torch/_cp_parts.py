@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from te_attention.torch._cp_fp8 import Scales
 
 UNBOUNDED = -1
+ROWS_OF_BIAS, COLUMNS_OF_BIAS = 2, 3  # its axes
 UNIT = 16  # rows of a chunk of the sequence that stands for all others
 
 
@@ -40,7 +41,9 @@ class Problem:
     off_by_one: bool = False
     training: bool = False
     max_logit: bool = False
-    bias_row: bool | None = False  # the bias has one row for all rows; None: other ranks know
+    # The bias of every rank is that of all rows: with one row for all, or of ragged queries. None:
+    # other ranks know.
+    bias_row: bool | None = False
     fp8: bool = False  # scales are found from the largest values of all ranks
     options: dict[str, object] = field(default_factory=dict)  # scale, softcap, engine, ...
 
@@ -197,7 +200,7 @@ class Operands:
     """Tensors that every part of a call reads, with the heads of this rank."""
 
     q: Tensor
-    bias: Tensor | None = None  # rows as q; every column of the whole sequence
+    bias: Tensor | None = None  # rows as q, ragged all; every column of the whole sequence
     sink: Tensor | None = None
     slopes: Tensor | None = None
     rng_state: Tensor | None = None
@@ -264,27 +267,78 @@ def _origin(p: Problem, row: Number, col: Number, head: int, like: Tensor) -> Te
 def type_of_bias(p: Problem, bias: Tensor, size: int) -> torch.dtype:
     """That of its gradient before the last rounding; `size`: of an element of q.
 
-    Wider where several parts have the same element, whose shares may cancel.
+    Wider where several parts, or sequences of one, have the same element, whose shares may cancel.
     """
-    if not (p.bias_row or bias.shape[3] == 1):
+    if not (p.bias_row or p.kv.ragged or bias.shape[COLUMNS_OF_BIAS] == 1):
         return bias.dtype
     return torch.promote_types(bias.dtype, torch.float64 if size == 8 else torch.float32)
 
 
 def bias_of(
-    p: Problem, bias: Tensor | None, q: list[Piece], kv: list[Piece], size: int
-) -> Tensor | None:
-    """The rows and columns of a part: a view, if elements have at least `size` bytes."""
+    p: Problem, bias: Tensor | None, q: list[Piece], kv: list[Piece], size: int,
+    most: tuple[int, int],
+) -> Tensor | None:  # fmt: skip
+    """The rows and columns of a part: a view, if elements have at least `size` bytes.
+
+    most: rows and columns of a sequence of ragged sides, whose elements are copied.
+    """
     if bias is None:
         return None
-    if not p.bias_row:
-        bias = bias.narrow(2, q[0].local, sum(x.end - x.begin for x in q))
-    if bias.shape[3] > 1:
-        bias = bias.narrow(3, kv[0].begin, sum(x.end - x.begin for x in kv))
+    if p.q.ragged:
+        bias = _of_sequences(bias, ROWS_OF_BIAS, q, most[0])
+    elif not p.bias_row:
+        bias = bias.narrow(ROWS_OF_BIAS, q[0].local, sum(x.end - x.begin for x in q))
+    if p.kv.ragged:
+        bias = _of_sequences(bias, COLUMNS_OF_BIAS, kv, most[1])
+    elif bias.shape[COLUMNS_OF_BIAS] > 1:
+        bias = bias.narrow(COLUMNS_OF_BIAS, kv[0].begin, sum(x.end - x.begin for x in kv))
     if p.training:
         bias = bias.to(type_of_bias(p, bias, size))  # and so are the parts of its gradient
     # A slice may start at any element, and engines need the alignment of an element of q.
     return bias if bias.element_size() >= size else bias.to(torch.float64)
+
+
+def _gathered(bias: Tensor, axis: int, index: Tensor) -> Tensor:
+    """Rows or columns, in each sequence others. index: [batch, count]."""
+    bias = bias.expand(index.shape[0], -1, -1, -1)
+    shape = list(bias.shape)
+    shape[axis] = index.shape[1]
+    index = index[:, None, :, None] if axis == ROWS_OF_BIAS else index[:, None, None, :]
+    return bias.gather(axis, index.expand(shape))
+
+
+def _of_sequences(bias: Tensor, axis: int, pieces: list[Piece], most: int) -> Tensor:
+    """`most` rows or columns from the begin of a piece of each sequence on."""
+    count = bias.shape[axis]
+    if count == 1:
+        return bias
+    if count == 0:  # all sequences are padding, which needs a value
+        shape = list(bias.shape)
+        shape[axis] = most
+        return bias.new_zeros(shape)
+    (piece,) = pieces
+    index = piece.begin[:, None] + torch.arange(most, device=bias.device)
+    return _gathered(bias, axis, index.clamp(max=count - 1))
+
+
+def add_to_bias(p: Problem, dbias: Tensor, part: Tensor, q: list[Piece], kv: list[Piece]) -> None:
+    """Adds the gradient from a part, which has its rows and columns."""
+    if not (part.numel() and dbias.numel()):  # a rank without rows or keys
+        return
+    sides, to = ((ROWS_OF_BIAS, p.q, q), (COLUMNS_OF_BIAS, p.kv, kv)), dbias
+    for axis, side, pieces in sides:
+        is_row = axis == ROWS_OF_BIAS
+        if side.ragged and dbias.shape[axis] > 1:
+            (piece,) = pieces
+            index = torch.arange(dbias.shape[axis], device=part.device) - piece.begin[:, None]
+            inside = (index >= 0) & (index < (piece.end - piece.begin)[:, None])
+            part = _gathered(part, axis, index.clamp(0, max(part.shape[axis] - 1, 0)))
+            inside = inside[:, None, :, None] if is_row else inside[:, None, None, :]
+            part = torch.where(inside, part, 0)
+        elif not side.ragged and not (p.bias_row if is_row else dbias.shape[axis] == 1):
+            begin = pieces[0].local if is_row else pieces[0].begin
+            to = to.narrow(axis, begin, sum(x.end - x.begin for x in pieces))
+    to.add_(part.sum(0, keepdim=True) if to.shape[0] < part.shape[0] else part)
 
 
 def arguments_of(
@@ -319,7 +373,7 @@ def arguments_of(
         window_right=p.window[1] if masked and not p.causal else UNBOUNDED,
         dropout=p.dropout,
         rng_state=operands.rng_state,
-        bias=bias_of(p, operands.bias, *pieces, operands.q.element_size()),
+        bias=bias_of(p, operands.bias, *pieces, operands.q.element_size(), (q.longest, k.longest)),
         sink=sink,
         off_by_one=off_by_one,
         cu_seqlens_q=q.cu_seqlens,

@@ -132,12 +132,15 @@ def _sides(
     return sides
 
 
-def _check_bias(bias: Tensor, of_q: Tensor, q: Side, kv: Side) -> None:
-    if q.ragged or kv.ragged:
-        refuse("bias", "given", "None with thd: its rows are those of padded sequences")
-    rows, columns = of_q.shape[q.axis], kv.length
+def _check_bias(bias: Tensor, a: Arguments, q: Side, kv: Side) -> None:
+    """With thd the bias is that of all ranks, of padded sequences of at most max_seqlen."""
+    rows, columns, which = a.q.shape[q.axis], kv.length, "local rows"
+    if q.ragged:
+        rows, which = a.max_seqlen_q if a.max_seqlen_q >= 0 else sum(q.tokens), "rows"
+    if kv.ragged:
+        columns = a.max_seqlen_kv if a.max_seqlen_kv >= 0 else sum(kv.tokens)
     if bias.shape[2] not in (1, rows) or bias.shape[3] not in (1, columns):
-        needed = f"1 or {rows} local rows and 1 or {columns} columns"
+        needed = f"1 or {rows} {which} and 1 or {columns} columns"
         refuse("bias", f"of shape {list(bias.shape)}", needed)
 
 
@@ -183,7 +186,7 @@ def make_problem(a: Arguments, how: Distribution) -> tuple[Problem, Inputs]:
     q, kv = _sides(a, how.world, how.rank, how.zigzag, _pair(how.seqlens))
     bias = a.bias
     if bias is not None:
-        _check_bias(bias, a.q, q, kv)
+        _check_bias(bias, a, q, kv)
     heads_q, heads_kv = a.q.shape[q.heads_axis], a.k.shape[kv.heads_axis]
     if heads_kv == 0 or heads_q % heads_kv:
         refuse("heads_q", heads_q, f"a multiple of heads_kv, which is {heads_kv}")
@@ -206,7 +209,7 @@ def make_problem(a: Arguments, how: Distribution) -> tuple[Problem, Inputs]:
         off_by_one=a.off_by_one,
         training=a.training,
         max_logit=a.max_logit,
-        bias_row=_has_one_row(bias, a.q.shape[q.axis], q.length),
+        bias_row=bias is not None if q.ragged else _has_one_row(bias, a.q.shape[q.axis], q.length),
         fp8=how.fp8,
         options=options,
     )

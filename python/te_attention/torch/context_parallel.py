@@ -199,9 +199,10 @@ def context_parallel_attention(
         options: all other options of attention(), except origin and page tables. fp8 is "current",
             with one scale for a tensor of all ranks; k_descale and v_descale are equal on all
             ranks. cu_seqlens, offsets and max_seqlen are global. bias has the local rows and all
-            columns ``[b, heads_q, local rows, s_kv]``. The gradients of a sink, and of a bias with
-            one row, are sums over all ranks. rng_state is that of rank 0; dropout drops what one
-            device would drop, for any number of ranks.
+            columns ``[b, heads_q, local rows, s_kv]``, with "thd" the rows of all ranks, too. The
+            gradients of a sink, and of a bias with one row or with "thd", are sums over all ranks.
+            rng_state is that of rank 0; dropout drops what one device would drop, for any number of
+            ranks.
 
     Raises:
         ValueError, RuntimeError, TypeError: as attention().

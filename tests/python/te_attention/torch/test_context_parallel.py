@@ -73,6 +73,13 @@ def test_keys_and_values_in_fp8_have_scales_of_their_own() -> None:
     assert not cp_cases.run(kit.draw(573), 573)
 
 
+@pytest.mark.parametrize("how", [("ring", 1), ("gather_q", 1), ("a2a", 1)])
+@pytest.mark.parametrize("seed", [160, 434, 2945])
+def test_a_bias_of_ragged_sequences(seed: int, how: tuple[str, int]) -> None:
+    """One for all sequences of keys, in bf16; of sequences without rows; of some without keys."""
+    assert not cp_cases.run(kit.draw(seed), seed, "cpu", how)
+
+
 @pytest.mark.parametrize("how", [("ring", 1), ("gather_q", 1)])
 def test_a_bias_with_one_row_where_every_rank_has_one(how: tuple[str, int]) -> None:
     assert not cp_cases.run(kit.draw(613), 613, "cpu", how)
@@ -408,10 +415,10 @@ def test_refusals_name_the_argument() -> None:
         problem(rank=1, seqlens=48)
     with pytest.raises(ValueError, match="page_table is given; needs None"):
         problem(page_table=torch.zeros(1, 1, dtype=torch.int32))
-    with pytest.raises(ValueError, match="bias is given; needs None with thd"):
+    with pytest.raises(ValueError, match=r"bias is of shape .*; needs 1 or 64 rows and 1 or 64 c"):
         cu = torch.tensor([0, 64], dtype=torch.int32)
-        lengths = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu}
-        problem(format="thd", bias=torch.zeros(1, 1, 64, 64), **lengths)
+        lengths = {"cu_seqlens_q": cu, "cu_seqlens_kv": cu, "max_seqlen_q": 64}
+        problem(format="thd", bias=torch.zeros(1, 1, 32, 64), **lengths)
     with pytest.raises(ValueError, match=r"q.shape\[0\] is 32; needs 30 tokens, those of rank 0"):
         cu = torch.tensor([0, 60], dtype=torch.int32)
         problem(format="thd", cu_seqlens_q=cu, cu_seqlens_kv=cu)
