@@ -7,7 +7,7 @@
 namespace tea {
 namespace {
 
-struct Side {
+struct SideShape {
   int32_t form, heads, dim;
   int64_t rows;  // rows of a dense side
   int32_t page_size;
@@ -22,7 +22,7 @@ int64_t times(int64_t a, int64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
 }
 
-tea_strides default_strides(const Side& side) {
+tea_strides default_strides(const SideShape& side) {
   const int64_t row = int64_t{side.heads} * side.dim;
   switch (side.form) {
     case TEA_RAGGED:
@@ -34,7 +34,7 @@ tea_strides default_strides(const Side& side) {
   }
 }
 
-tea_strides resolve(const tea_strides& s, const Side& side) {
+tea_strides resolve(const tea_strides& s, const SideShape& side) {
   return given(s) ? s : default_strides(side);
 }
 
@@ -68,10 +68,10 @@ tea_bias_strides resolve_bias(const Problem& p, const tea_bias_strides& s, const
 }
 
 void resolve_strides(const Problem& p, Geometry& g) {
-  const Side q{p.q_form, p.heads_q, p.dim_qk, g.max_q, 0};
-  const Side o{p.q_form, p.heads_q, p.v_dim(), g.max_q, 0};
-  const Side k{p.kv_form, p.heads_kv, p.dim_qk, g.max_kv, p.page_size};
-  const Side v{p.kv_form, p.heads_kv, p.v_dim(), g.max_kv, p.page_size};
+  const SideShape q{p.q_form, p.heads_q, p.dim_qk, g.max_q, 0};
+  const SideShape o{p.q_form, p.heads_q, p.v_dim(), g.max_q, 0};
+  const SideShape k{p.kv_form, p.heads_kv, p.dim_qk, g.max_kv, p.page_size};
+  const SideShape v{p.kv_form, p.heads_kv, p.v_dim(), g.max_kv, p.page_size};
   g.q = resolve(p.q, q), g.k = resolve(p.k, k), g.v = resolve(p.v, v), g.o = resolve(p.o, o);
   g.dout = resolve(p.dout, o), g.dq = resolve(p.dq, q);
   g.dk = resolve(p.dk, k), g.dv = resolve(p.dv, v);

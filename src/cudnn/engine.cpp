@@ -112,23 +112,23 @@ struct Cudnn final : Executable {
 // The first stride that cuDNN's copies cannot take, as text; empty: all are fine.
 std::string bad_stride(const Problem& p) {
   const Geometry size = default_geometry(p);
-  struct Row {
+  struct NamedStrides {
     const char* name;
     const tea_strides& s;
     int32_t dtype;
   };
   const int32_t type = p.dtype, dtype = p.dqkv_type();
-  const Row forward[] = {
+  const NamedStrides forward[] = {
       {"q", size.q, type}, {"k", size.k, type}, {"v", size.v, type}, {"o", size.o, p.o_type()}};
-  const Row backward[] = {{"dout", size.dout, p.dout_type()},
-                          {"dq", size.dq, dtype},
-                          {"dk", size.dk, dtype},
-                          {"dv", size.dv, dtype}};
-  const auto bad = [](std::span<const Row> rows) -> std::string {
-    for (const Row& row : rows)
-      for (const int64_t stride : {row.s.batch, row.s.seq, row.s.head})
-        if (const int64_t step = is_fp8(row.dtype) ? 16 : 8; stride % step)
-          return "a stride of " + std::string(row.name) + " is " + shown(stride) +
+  const NamedStrides backward[] = {{"dout", size.dout, p.dout_type()},
+                                   {"dq", size.dq, dtype},
+                                   {"dk", size.dk, dtype},
+                                   {"dv", size.dv, dtype}};
+  const auto bad = [](std::span<const NamedStrides> tensors) -> std::string {
+    for (const NamedStrides& tensor : tensors)
+      for (const int64_t stride : {tensor.s.batch, tensor.s.seq, tensor.s.head})
+        if (const int64_t step = is_fp8(tensor.dtype) ? 16 : 8; stride % step)
+          return "a stride of " + std::string(tensor.name) + " is " + shown(stride) +
                  "; needs a multiple of " + shown(step);
     return "";
   };

@@ -194,22 +194,23 @@ std::optional<Finish> finishing(const Problem& p, const Run& run, const Pointers
 
 std::optional<Raise> raising(const Run& run, const Pointers& slots, Direction direction,
                              bool exact) {
-  struct Row {
+  struct AmaxSlot {
     int from;
     tea_tensor to;
   };
-  constexpr Row kForward[] = {{kSAmax, TEA_S_AMAX}, {kOAmax, TEA_O_AMAX}};
-  constexpr Row kBackward[] = {{kDpAmax, TEA_DP_AMAX},
-                               {kDqAmax, TEA_DQ_AMAX},
-                               {kDkAmax, TEA_DK_AMAX},
-                               {kDvAmax, TEA_DV_AMAX}};
+  constexpr AmaxSlot kForward[] = {{kSAmax, TEA_S_AMAX}, {kOAmax, TEA_O_AMAX}};
+  constexpr AmaxSlot kBackward[] = {{kDpAmax, TEA_DP_AMAX},
+                                    {kDqAmax, TEA_DQ_AMAX},
+                                    {kDkAmax, TEA_DK_AMAX},
+                                    {kDvAmax, TEA_DV_AMAX}};
   const bool back = direction == Direction::kBackward;
   Raise out = {};
   bool any = false;
   size_t i = 0;
-  for (const Row& row : back ? std::span<const Row>(kBackward) : std::span<const Row>(kForward)) {
-    out.from[i] = at<float>(slots, exact && row.from == kSAmax ? kOne : row.from);
-    out.to[i] = run.number(row.to);
+  for (const AmaxSlot& slot :
+       back ? std::span<const AmaxSlot>(kBackward) : std::span<const AmaxSlot>(kForward)) {
+    out.from[i] = at<float>(slots, exact && slot.from == kSAmax ? kOne : slot.from);
+    out.to[i] = run.number(slot.to);
     any |= out.to[i++] != nullptr;
   }
   return any ? std::optional(out) : std::nullopt;

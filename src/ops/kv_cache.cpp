@@ -63,13 +63,13 @@ bool check(const tea_kv_append& a) {
   return true;
 }
 
-struct Side {
+struct CacheSide {
   Rows fresh, cache;
   int64_t dim;
   const float* scale_inv;
 };
 
-Side side_k(const tea_kv_append& a) {
+CacheSide side_k(const tea_kv_append& a) {
   const int bytes = dtype_bytes(a.dtype);
   const tea_strides from =
       strides_or_contiguous("new_k_stride", a.new_k_stride, a.max_new, a.heads, a.dim_k);
@@ -79,7 +79,7 @@ Side side_k(const tea_kv_append& a) {
           rows_of(a.k_cache, to, a.heads, a.dim_k, bytes), a.dim_k, a.k_scale_inv};
 }
 
-Side side_v(const tea_kv_append& a) {
+CacheSide side_v(const tea_kv_append& a) {
   const int bytes = dtype_bytes(a.dtype);
   const tea_strides from =
       strides_or_contiguous("new_v_stride", a.new_v_stride, a.max_new, a.heads, a.dim_v);
@@ -119,7 +119,7 @@ void cast_on_host(const AppendMoves& m) {
   }
 }
 
-AppendMoves moves(const tea_kv_append& a, const Side& side) {
+AppendMoves moves(const tea_kv_append& a, const CacheSide& side) {
   AppendMoves m{};
   m.a = a, m.fresh = side.fresh, m.cache = side.cache;
   set_runs(m, m.fresh, m.cache);
@@ -135,11 +135,11 @@ AppendMoves moves(const tea_kv_append& a, const Side& side) {
 
 void append_kv(const tea_kv_append& args, const Place& place) {
   const bool work = check(args);
-  const Side sides[2] = {side_k(args), side_v(args)};
+  const CacheSide sides[2] = {side_k(args), side_v(args)};
   const bool host = is_host(place);  // may throw, even if there is no work
   std::vector<Reindex> changes;
   std::vector<AppendMoves> appends;
-  for (const Side& side : sides) {
+  for (const CacheSide& side : sides) {
     if (!work || !side.cache.head_bytes) continue;
     if (args.reindex) changes.push_back(reindex(args, side.cache));
     appends.push_back(moves(args, side));

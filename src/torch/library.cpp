@@ -14,13 +14,13 @@ void kernel(StableIValue* values, uint64_t inputs, uint64_t) {
   run(stack);
 }
 
-struct Row {
+struct OperatorEntry {
   const char* name;
   decltype(&kernel<forward>) kernel;
 };
 #define ROW(name) \
   { #name, kernel < name> }
-constexpr Row kOperators[] = {
+constexpr OperatorEntry kOperators[] = {
     {"attention", kernel<forward>},  // the same; its gradient is registered in Python
     ROW(forward),
     ROW(forward_minimal),
@@ -85,7 +85,7 @@ constexpr Row kOperators[] = {
 #undef ROW
 
 void implement(torch::stable::detail::StableLibrary& library) {
-  for (const Row& row : kOperators) library.impl(row.name, row.kernel);
+  for (const OperatorEntry& entry : kOperators) library.impl(entry.name, entry.kernel);
 }
 
 }  // namespace
