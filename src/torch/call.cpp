@@ -115,18 +115,25 @@ Tensor Call::new_row_statistic() const {
   return empty(in_.q, torch_dtype(description_.statistic_type()), shape.rank, shape.size);
 }
 
+void* Workspace::of(uint64_t bytes, const Tensor& like) {
+  constexpr uint64_t kAlignment = 256;
+  if (bytes_ < bytes) {
+    reset();  // first, so that both do not exist at a time
+    memory_ = empty(like, torch_byte(), {static_cast<int64_t>(bytes + kAlignment)});
+    bytes_ = bytes;
+  }
+  const auto start = reinterpret_cast<uintptr_t>(memory_->data_ptr());
+  return reinterpret_cast<void*>((start + kAlignment - 1) / kAlignment * kAlignment);
+}
+
 bool run_planned(const tea_problem& problem, tea_run& run, bool has_run_sizes,
-                 const std::string& engine, const Tensor& like, const Where& where,
-                 bool is_forward) {
+                 const std::string& engine, const Tensor& like, const Where& where, bool is_forward,
+                 Workspace* workspace) {
   const Planned plan = planned(problem, has_run_sizes ? &run : nullptr, where.device, engine);
   if (run.accumulate && !tea_plan_accumulates(plan.plan, !is_forward)) return false;
   const uint64_t bytes = is_forward ? plan.workspace_forward : plan.workspace_backward;
-  constexpr uint64_t kAlignment = 256;
-  std::optional<Tensor> workspace;
   if (bytes) {
-    workspace = empty(like, torch_byte(), {static_cast<int64_t>(bytes + kAlignment)});
-    const auto start = reinterpret_cast<uintptr_t>(workspace->data_ptr());
-    run.workspace = reinterpret_cast<void*>((start + kAlignment - 1) / kAlignment * kAlignment);
+    run.workspace = workspace->of(bytes, like);
     run.workspace_bytes = bytes;
   }
   run.stream = where.stream;
@@ -135,13 +142,15 @@ bool run_planned(const tea_problem& problem, tea_run& run, bool has_run_sizes,
   run.status = report.word();
   require((is_forward ? tea_forward : tea_backward)(plan.plan, &run));
   report.refuse_invalid("cu_seqlens_q, cu_seqlens_kv or their offsets");
+  workspace->release_if_large();
   return true;
 }
 
 bool Call::run(bool is_forward) {
   description_.finish();
+  Workspace workspace(0);
   return run_planned(problem(), description_.run, description_.has_run_sizes(), in_.engine, in_.q,
-                     where_, is_forward);
+                     where_, is_forward, &workspace);
 }
 
 Launch Call::recorded(int accumulate, bool is_forward, int64_t (&memory)[TEA_TENSOR_COUNT]) {

@@ -23,11 +23,30 @@ struct Launch {
   int32_t has_run_sizes;  // see frontend::Description
 };
 
+// Memory for runs that follow each other in one stream.
+class Workspace {
+ public:
+  // most: bytes that are kept for the next run.
+  explicit Workspace(uint64_t most) : most_(most) {}
+  // So many bytes, aligned, for a run. `like`: a tensor on the device.
+  void* of(uint64_t bytes, const Tensor& like);
+  // After a run.
+  void release_if_large() {
+    if (bytes_ > most_) reset();
+  }
+  void reset() { memory_.reset(), bytes_ = 0; }
+
+ private:
+  const uint64_t most_;
+  uint64_t bytes_ = 0;
+  std::optional<Tensor> memory_;
+};
+
 // One direction on `where`, with workspace from PyTorch's allocator. False: the plan cannot
 // accumulate as the run says, and nothing ran. `like`: a tensor on that device.
 bool run_planned(const tea_problem& problem, tea_run& run, bool has_run_sizes,
-                 const std::string& engine, const Tensor& like, const Where& where,
-                 bool is_forward);
+                 const std::string& engine, const Tensor& like, const Where& where, bool is_forward,
+                 Workspace* workspace);
 
 class Call {
  public:

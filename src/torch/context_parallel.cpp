@@ -80,41 +80,79 @@ void merge(Stack& stack) {
   stack.give(out, out_lse);
 }
 
-// O [batch, rows, heads, dim] and LSE [batch, heads, rows] as views, in place. Slices of tensors
-// whose other slices are merged by other calls: the strides are read, contiguity is not needed.
-void merge_into(const Tensor& o, const Tensor& lse, const Tensor& part_o, const Tensor& part_lse) {
-  const Place place("o", o);
-  const frontend::Tensor to = view_of("o", o), from = view_of("part_o", part_o);
-  const frontend::Tensor to_lse = view_of("lse", lse), from_lse = view_of("part_lse", part_lse);
-  if (to.rank != 4 || to.stride[3] != 1)
-    refuse("o", "of shape " + shape_text(to), "[batch, rows, heads, dim], contiguous stack dim");
-  const int64_t *n = to.size, *s = to.stride, *t = to_lse.stride;
-  require_shape("lse", to_lse, {3, {n[0], n[2], n[1]}});
-  const auto check = [](const char* name, const frontend::Tensor& part,
-                        const frontend::Tensor& of) {
-    frontend::Shape shape{of.rank, {}};
-    std::copy_n(of.size, of.rank, shape.size);
-    require_shape(name, part, shape);
-    for (int i = 0; i < of.rank; ++i)
-      if (part.size[i] > 1 && part.stride[i] != of.stride[i])
-        refuse(name, "of other strides", "those of what it is merged into");
-    if (part.type != of.type || part.device != of.device)
-      refuse(name, "of another type or device", frontend::type_text(of.type) + " on that device");
-  };
-  check("part_o", from, to), check("part_lse", from_lse, to_lse);
-  const int32_t statistic = to.type == TEA_FP64 ? TEA_FP64 : TEA_FP32;
-  if (to_lse.type != statistic)
-    refuse("lse.dtype", frontend::type_text(to_lse.type), frontend::type_text(statistic));
-  const void* const parts[] = {to.data, from.data};
-  const void* const lses[] = {to_lse.data, from_lse.data};
+namespace {
+
+// O [batch, rows, heads, dim] and LSE [batch, heads, rows] as views: the strides are read,
+// contiguity is not needed.
+struct PartView {
+  frontend::Tensor o, lse;
+
+  PartView(const char* name_o, const Tensor& tensor_o, const char* name_lse,
+           const Tensor& tensor_lse)
+      : o(view_of(name_o, tensor_o)), lse(view_of(name_lse, tensor_lse)) {
+    if (o.rank != 4 || o.stride[3] != 1)
+      refuse(name_o, "of shape " + shape_text(o),
+             "[batch, rows, heads, dim], contiguous last dimension");
+    require_shape(name_lse, lse, {3, {o.size[0], o.size[2], o.size[1]}});
+    const int32_t statistic = o.type == TEA_FP64 ? TEA_FP64 : TEA_FP32;
+    if (lse.type != statistic)
+      refuse(std::string(name_lse) + ".dtype", frontend::type_text(lse.type),
+             frontend::type_text(statistic));
+  }
+  tea_strides o_strides() const { return {o.stride[0], o.stride[1], o.stride[2]}; }
+  tea_strides lse_strides() const { return {lse.stride[0], lse.stride[2], lse.stride[1]}; }
+};
+
+void require_like(const char* name, const frontend::Tensor& part, const frontend::Tensor& of,
+                  bool has_same_strides) {
+  frontend::Shape shape{of.rank, {}};
+  std::copy_n(of.size, of.rank, shape.size);
+  require_shape(name, part, shape);
+  for (int i = 0; has_same_strides && i < of.rank; ++i)
+    if (part.size[i] > 1 && part.stride[i] != of.stride[i])
+      refuse(name, "of other strides", "those of what it is merged into");
+  frontend::require_device(name, part, of.device);
+}
+
+void merge_views(const Tensor& o, const PartView& of, const frontend::Tensor& to,
+                 const std::vector<const void*>& parts, const std::vector<const void*>& lses,
+                 void* to_lse) {
   auto args = sized<tea_merge>();
-  args.part_dtype = dtype_of(o), args.parts = 2;
-  args.part_o = parts, args.part_lse = lses;
-  args.o = to.data, args.lse = to_lse.data;
-  args.batch = n[0], args.rows = n[1], args.heads = n[2], args.dim = n[3];
-  args.part_o_stride = args.o_stride = {s[0], s[1], s[2]};
-  args.part_lse_stride = args.lse_stride = {t[0], t[2], t[1]};
-  require(tea_merge_parts(&args, place.where.device, place.where.stream));
+  args.part_dtype = of.o.type, args.o_dtype = to.type;
+  args.parts = static_cast<int32_t>(parts.size());
+  args.part_o = parts.data(), args.part_lse = lses.data();
+  args.o = to.data, args.lse = to_lse;
+  args.batch = to.size[0], args.rows = to.size[1], args.heads = to.size[2], args.dim = to.size[3];
+  args.part_o_stride = of.o_strides();
+  args.o_stride = {to.stride[0], to.stride[1], to.stride[2]};
+  args.part_lse_stride = args.lse_stride = of.lse_strides();
+  const Where where = where_is("o", o);
+  require(tea_merge_parts(&args, where.device, where.stream));
+}
+
+}  // namespace
+
+// In place. Slices of tensors whose other slices are merged by other calls.
+void merge_into(const Tensor& o, const Tensor& lse, const Tensor& part_o, const Tensor& part_lse) {
+  const PartView to("o", o, "lse", lse), from("part_o", part_o, "part_lse", part_lse);
+  require_like("part_o", from.o, to.o, true), require_like("part_lse", from.lse, to.lse, true);
+  if (from.o.type != to.o.type)
+    refuse("part_o.dtype", frontend::type_text(from.o.type), frontend::type_text(to.o.type));
+  merge_views(o, to, to.o, {to.o.data, from.o.data}, {to.lse.data, from.lse.data}, to.lse.data);
+}
+
+// O in another type: a part that is merged with no other.
+void round_o(const Tensor& o, const Tensor& sums, const Tensor& lse) {
+  const PartView from("sums", sums, "lse", lse);
+  const frontend::Tensor to = view_of("o", o);
+  require_like("o", to, from.o, false);
+  if (to.stride[3] != 1) refuse("o", "of other strides", "a contiguous last dimension");
+  merge_views(o, from, to, {from.o.data}, {from.lse.data}, nullptr);
+}
+
+void round_o(Stack& stack) {
+  const Tensor o = stack.tensor(), sums = stack.tensor(), lse = stack.tensor();
+  round_o(o, sums, lse);
 }
 
 void merge_into(Stack& stack) {

@@ -58,6 +58,7 @@ constexpr OperatorEntry kOperators[] = {
     ROW(dropout_mask),
     ROW(merge),
     ROW(merge_into),
+    ROW(round_o),
     ROW(cp_read_half),
     ROW(cp_lse_correct),
     ROW(cp_lse_read),

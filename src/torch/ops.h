@@ -19,9 +19,10 @@ Operator kv_cache_append, thd_to_bshd, bshd_to_thd, cu_seqlens_from_lengths, cu_
 // random.cpp
 Operator rng_fill, rng_fill_captured, rng_advance, dropout_mask;
 // context_parallel.cpp
-Operator merge, merge_into, cp_read_half, cp_lse_correct, cp_lse_read, cp_out_correct,
+Operator merge, merge_into, round_o, cp_read_half, cp_lse_correct, cp_lse_read, cp_out_correct,
     cp_grad_correct, cp_partition_indices, cp_to_rank_order, cp_to_sequence_order, cp_copy_valid;
 void merge_into(const Tensor& o, const Tensor& lse, const Tensor& part_o, const Tensor& part_lse);
+void round_o(const Tensor& o, const Tensor& sums, const Tensor& lse);
 // replay.cpp
 Operator replay;
 // softmax.cpp

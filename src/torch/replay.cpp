@@ -3,6 +3,7 @@
 // that of the launches: neither Python nor torch.distributed has a part in it.
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -54,9 +55,13 @@ enum Instruction : int64_t {
   kView,      // slot, offset in elements, view: a result that is a part of its memory
   kAfter,     // what follows runs after transfers, in their stream
   kJoin,      // the end of that; then as kWait
+  kArena,     // bytes: memory for several slots, until the end
+  kPlace,     // slot, offset in that memory
+  kRound,     // memory, view of O, of O in the type of sums and of LSE
 };
 
-constexpr int kEvents = 4;  // transfers that are under way at a time
+constexpr int kEvents = 4;             // transfers that are under way at a time
+constexpr uint64_t kLittle = 1 << 20;  // bytes of a workspace that later launches use again
 
 // Functions of NCCL and CUDA by address, and objects of theirs.
 struct Transport {
@@ -77,17 +82,45 @@ struct Transport {
 constexpr int kBytes = 0;  // ncclInt8
 
 // The types of tensors, in the order of _cp_recording.py.
-int32_t dtype_at(int64_t index) {
-  const int32_t types[] = {TEA_FP16, TEA_BF16, TEA_FP32, TEA_FP64};
-  return torch_dtype(types[index]);
+constexpr int32_t kTypes[] = {TEA_FP16, TEA_BF16, TEA_FP32, TEA_FP64, TEA_E4M3, TEA_E5M2};
+int32_t dtype_at(int64_t index) { return torch_dtype(kTypes[index]); }
+
+// Reads the head of the code, behind which `code` moves. Whether inputs have the types, shapes,
+// strides and alignments of those that were recorded, on the same device, and share memory as they
+// did.
+bool fits(const int64_t*& code, const std::vector<Tensor>& inputs) {
+  const int64_t* at = code;
+  const int64_t* const end = at + 1 + *at;
+  ++at;
+  code = end;
+  if (*at++ != static_cast<int64_t>(inputs.size())) return false;
+  for (const Tensor& input : inputs) {
+    const frontend::Tensor x = view_of("an input", input);
+    const int64_t type = *at++, device = *at++, alignment = *at++, place = *at++, rank = *at++;
+    if (x.type != kTypes[type] || x.device != device || x.rank != rank ||
+        reinterpret_cast<uintptr_t>(x.data) % static_cast<uintptr_t>(alignment) !=
+            static_cast<uintptr_t>(place) ||
+        !std::equal(x.size, x.size + rank, at) || !std::equal(x.stride, x.stride + rank, at + rank))
+      return false;
+    at += 2 * rank;
+  }
+  while (at < end) {
+    const auto address = [&](int64_t i) {
+      return static_cast<const char*>(inputs[static_cast<size_t>(i)].data_ptr());
+    };
+    const int64_t one = *at++, other = *at++, distance = *at++;
+    if (address(other) - address(one) != distance) return false;
+  }
+  return true;
 }
 
 class Replay {
  public:
-  Replay(const Tensor& code, const Tensor& launches, const Tensor& transport,
+  // code: behind its head.
+  Replay(const int64_t* code, const int64_t* end, const Tensor& launches, const Tensor& transport,
          const std::vector<Tensor>& inputs)
-      : code_(static_cast<const int64_t*>(code.data_ptr())),
-        end_(code_ + code.numel()),
+      : code_(code),
+        end_(end),
         launches_(static_cast<const Launch*>(launches.data_ptr())),
         like_(inputs.at(0)),
         where_(where_is("q", like_)),
@@ -96,8 +129,9 @@ class Replay {
       refuse("transport", std::to_string(transport.numel()) + " numbers",
              std::to_string(sizeof transport_ / sizeof(int64_t)));
     std::memcpy(&transport_, transport.data_ptr(), sizeof transport_);
-    slots_.resize(next());
-    for (size_t i = 0; i < inputs.size(); ++i) slots_[i] = inputs[i];
+    slots_.resize(static_cast<size_t>(next()));
+    for (size_t i = 0; i < inputs.size(); ++i)
+      slots_[i] = {static_cast<char*>(inputs[i].data_ptr()), {}};
   }
 
   std::vector<Tensor> run() {
@@ -129,8 +163,7 @@ class Replay {
   // A slot and an offset in bytes, or -1 and an address.
   void* memory() {
     const int64_t slot = next(), offset = next();
-    if (slot < 0) return reinterpret_cast<void*>(offset);
-    return static_cast<char*>(slots_[slot]->data_ptr()) + offset;
+    return slot < 0 ? reinterpret_cast<void*>(offset) : slots_[slot].data + offset;
   }
   Tensor view() {
     void* const data = memory();
@@ -147,13 +180,22 @@ class Replay {
   void step(int64_t instruction) {
     switch (instruction) {
       case kAllocate: {
-        const int64_t slot = next();
+        Slot& slot = slots_[next()];
         const Shape s = shape();
-        slots_[slot] = empty(like_, s.dtype, s.rank, s.size, s.stride);
+        slot.tensor = empty(like_, s.dtype, s.rank, s.size, s.stride);
+        slot.data = static_cast<char*>(slot.tensor->data_ptr());
+        return;
+      }
+      case kArena:
+        arena_ = empty(like_, torch_byte(), {next()});
+        return;
+      case kPlace: {
+        Slot& slot = slots_[next()];
+        slot.data = static_cast<char*>(arena_->data_ptr()) + next();
         return;
       }
       case kFree:
-        slots_[next()].reset();
+        slots_[next()].tensor.reset();
         return;
       case kLaunch:
         return launch();
@@ -179,6 +221,10 @@ class Replay {
         const Tensor o = view(), lse = view(), part_o = view(), part_lse = view();
         return merge_into(o, lse, part_o, part_lse);
       }
+      case kRound: {
+        const Tensor o = view(), sum = view(), lse = view();
+        return round_o(o, sum, lse);
+      }
       case kMark:
         return record(transport_.marked, where_.stream);
       case kTransfer:
@@ -187,25 +233,26 @@ class Replay {
         if (where_.device < 0) return;
         current_.emplace(transport_.stream, where_.device);
         where_.stream = transport_.stream;
+        workspace_.reset();  // that of another stream
         return;
       case kJoin:
         return join(next());
       case kWait:
         return finish(next());
       case kResult:
-        results_.push_back(*slots_[next()]);
+        results_.push_back(*slots_[next()].tensor);
         return;
       case kView: {
         const int64_t slot = next(), offset = next();
         const Shape s = shape();
         AtenTensorHandle out;
-        TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(slots_[slot]->get(), s.rank, s.size,
-                                                              s.stride, offset, &out));
+        TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(slots_[slot].tensor->get(), s.rank,
+                                                              s.size, s.stride, offset, &out));
         results_.emplace_back(out);
         return;
       }
       default:
-        refuse("code", "instruction " + std::to_string(instruction), "0 to 13");
+        refuse("code", "instruction " + std::to_string(instruction), "0 to 16");
     }
   }
 
@@ -218,7 +265,8 @@ class Replay {
       tensors[index] = memory();
     }
     run.tensors = tensors;
-    if (!run_planned(of.problem, run, of.has_run_sizes, of.engine, like_, where_, of.is_forward))
+    if (!run_planned(of.problem, run, of.has_run_sizes, of.engine, like_, where_, of.is_forward,
+                     &workspace_))
       refuse("code", "a part that no engine can merge", "one that was merged before");
   }
 
@@ -264,6 +312,7 @@ class Replay {
   void join(int64_t event) {
     current_.reset();
     where_.stream = main_stream_;
+    workspace_.reset();
     record(transport_.done[event], transport_.stream);
     finish(event);
   }
@@ -288,7 +337,13 @@ class Replay {
   Transport transport_;
   bool is_under_way_[kEvents] = {};
   std::vector<Tensor> results_;
-  std::vector<std::optional<Tensor>> slots_;
+  struct Slot {
+    char* data;
+    std::optional<Tensor> tensor;  // where it has memory of its own
+  };
+  std::vector<Slot> slots_;
+  std::optional<Tensor> arena_;
+  Workspace workspace_{kLittle};
 };
 
 }  // namespace
@@ -296,7 +351,10 @@ class Replay {
 void replay(Stack& stack) {
   const Tensor code = stack.tensor(), launches = stack.tensor(), transport = stack.tensor();
   const std::vector<Tensor> inputs = stack.tensors();
-  stack.give(Replay(code, launches, transport, inputs).run());
+  const auto* at = static_cast<const int64_t*>(code.data_ptr());
+  const int64_t* const end = at + code.numel();
+  if (!fits(at, inputs)) return stack.give(std::vector<Tensor>{});
+  stack.give(Replay(at, end, launches, transport, inputs).run());
 }
 
 }  // namespace tea::torch_ops

@@ -47,6 +47,9 @@ OTHERS = {
         *(torch.randn(2, 9, 3, 8), torch.randn(2, 3, 9)),
         *(torch.randn(2, 9, 3, 8), torch.randn(2, 3, 9)),
     ),
+    "round_o": (
+        *(torch.randn(2, 9, 3, 8).bfloat16(), torch.randn(2, 9, 3, 8), torch.randn(2, 3, 9)),
+    ),
     "cp_read_half": (THD, CU, True),
     "cp_lse_correct": (torch.randn(3, 12), torch.randn(3, 6), CU, True),
     "cp_lse_read": (torch.randn(3, 12), CU, True, 6),

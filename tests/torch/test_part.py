@@ -121,6 +121,17 @@ def test_merge_into_slices_of_larger_tensors() -> None:
     assert (o[:, :ROWS] == 0).all()
 
 
+def test_o_is_rounded_without_rows_that_have_no_keys() -> None:
+    sums = torch.randn(2, HEADS, 2 * ROWS, DIM).transpose(1, 2)
+    lse = torch.randn(2, HEADS, 2 * ROWS)
+    o = torch.zeros(2, 2 * ROWS, HEADS, DIM, dtype=torch.bfloat16)
+    lse[1, 0, 3], sums[1, 3, 0] = -torch.inf, torch.nan
+    OPS.round_o(o[:, :ROWS], sums[:, :ROWS], lse[..., :ROWS])
+    sums[1, 3, 0] = 0
+    assert torch.equal(o[:, :ROWS], sums[:, :ROWS].bfloat16())
+    assert (o[:, ROWS:] == 0).all()
+
+
 def test_refusals() -> None:
     q, k, v = tensors(torch.bfloat16)
     arguments = Arguments(q, k, v, "bshd")
@@ -139,3 +150,7 @@ def test_refusals() -> None:
         OPS.merge_into(o[:, :4], lse[..., :4], o[:, :4].contiguous(), lse[..., :4])
     with pytest.raises(RuntimeError, match="part_lse is of shape"):
         OPS.merge_into(o, lse, o, lse[..., :4])
+    with pytest.raises(RuntimeError, match="o is of shape"):
+        OPS.round_o(o[:, :4], o, lse)
+    with pytest.raises(RuntimeError, match=r"lse\.dtype is float64; needs float32"):
+        OPS.round_o(o, o, lse.double())

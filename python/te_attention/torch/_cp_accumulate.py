@@ -17,11 +17,14 @@ from te_attention.torch._cp_parts import (
     add_to_bias,
     merge_forward,
     merge_rows,
+    round_rows,
     run_backward,
     run_forward,
     type_of_bias,
 )
 from te_attention.torch._types import statistic_dtype
+
+ROUNDED = ("cuda",)  # devices on which PyTorch's copy takes the host longer than our operator
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -218,7 +221,16 @@ class Output:
             self._add_sink()
         # Before O in the type of q, so that both do not exist at a time.
         self.scratch, self.views = None, {}
-        return self.o.to(self.operands.dtype), self.lse, self.max
+        if self.dtype != self.operands.dtype:
+            o = torch.empty_strided(
+                self.o.shape, self.o.stride(), dtype=self.operands.dtype, device=self.o.device
+            )
+            if o.device.type in ROUNDED:
+                round_rows(self.p.q.format, o, self.o, self.lse)
+            else:
+                o.copy_(self.o)
+            self.o = o
+        return self.o, self.lse, self.max
 
     def _add_sink(self) -> None:
         """A part with the sink alone: no value, and its logit as LSE."""

@@ -13,7 +13,6 @@ from te_attention.torch._cp_recording import Recording
 from te_attention.torch._cp_run import Inputs, Saved, backward, forward
 from te_attention.torch._cp_transport import GroupTransport, drive
 
-ALIGNMENT = 16  # bytes of which engines take account
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
@@ -28,29 +27,27 @@ class _Pass:
         self.recording: Recording | None = None
         self.has_tried_recording = False
         self.has_run = False
-        self.geometry: object = None
+        self.same: tuple | None = None
 
     def repeat(
-        self, inputs: tuple[Tensor, ...], geometry: object = None
+        self, inputs: tuple[Tensor, ...], same: tuple | None = None
     ) -> list[Tensor | None] | None:
         """The results of a recording that fits; None: there is none.
 
-        geometry: equal for inputs for which one recording serves.
+        same: equal where the tensors of the program repeat in the same way.
         """
         recording = self.recording
-        if recording is None or _active_modes() or geometry != self.geometry:
+        if recording is None or _active_modes() or same != self.same:
             return None
         table = self.transport.direct()
-        if table is None or not recording.fits(inputs):
-            return None
-        return recording.replay(inputs, table)
+        return None if table is None else recording.replay(inputs, table)
 
     def run(
         self,
         program: Program,
         inputs: tuple[Tensor, ...],
         results_of: Callable[[object], list | None],
-        geometry: object = None,
+        same: tuple | None = None,
     ) -> object:
         """The output of the program. results_of: its tensors, or None where there are more."""
         recorder = None
@@ -60,22 +57,13 @@ class _Pass:
             and not _active_modes()
             and self.transport.direct() is not None
         ):
-            self.geometry, recorder = geometry, Recorder(inputs)
+            self.same, recorder = same, Recorder(inputs)
         output = drive(program, self.transport, recorder)
         self.has_run = True
         self.has_tried_recording |= recorder is not None  # not if the program has failed
         if recorder is not None and (results := results_of(output)) is not None:
             self.recording = recorder.finish(results)
         return output
-
-
-def _geometry(given: tuple[Tensor | None, ...], inputs: tuple[Tensor, ...]) -> tuple:
-    """inputs: `given` without repetitions. Which of `given` are the same tensor counts, too."""
-    numbers = {id(t): i for i, t in enumerate(inputs)}
-    return (
-        tuple(numbers.get(id(t)) for t in given),
-        tuple((t.dtype, t.shape, t.stride(), t.data_ptr() % ALIGNMENT) for t in inputs),
-    )
 
 
 class Call:
@@ -114,12 +102,11 @@ class Call:
         of_forward = (*saved.keys, saved.o, saved.lse, *saved.halo, saved.operands.q)
         given = (dout, x.q, x.k, x.v, *of_forward)
         inputs = tuple({id(t): t for t in given if t is not None}.values())
-        one, geometry = self.passes[1], None
-        if one.recording is not None or not one.has_tried_recording:
-            geometry = _geometry(given, inputs)
-        found = one.repeat(inputs, geometry)
+        one, numbers = self.passes[1], {id(t): i for i, t in enumerate(inputs)}
+        same = tuple(numbers.get(id(t)) for t in given)
+        found = one.repeat(inputs, same)
         if found is None:
-            return one.run(backward(self.problem, x, saved, dout, dlse), inputs, list, geometry)
+            return one.run(backward(self.problem, x, saved, dout, dlse), inputs, list, same)
         return tuple(found)
 
 

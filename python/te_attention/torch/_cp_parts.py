@@ -485,15 +485,32 @@ def run_backward(
     )
 
 
+def _in_order(format_q: str, *outputs: Tensor) -> list[Tensor]:
+    """Views [batch, rows, heads, dim]."""
+    if format_q == "thd":
+        return [o.unsqueeze(0) for o in outputs]
+    if format_q == "bshd":
+        return [*outputs]
+    axes = (0, 1) if format_q == "sbhd" else (1, 2)
+    return [o.transpose(*axes) for o in outputs]
+
+
+def _statistic_in_order(format_q: str, lse: Tensor) -> Tensor:
+    """A view [batch, heads, rows]."""
+    return lse.t().unsqueeze(0) if format_q == "thd" else lse
+
+
 def merge_rows(format_q: str, o: Tensor, lse: Tensor, part_o: Tensor, part_lse: Tensor) -> None:
     """Merges a part into O and LSE, which may be slices of the same tensors as the part's."""
-    if format_q == "thd":
-        o, part_o = o.unsqueeze(0), part_o.unsqueeze(0)
-        lse, part_lse = lse.t().unsqueeze(0), part_lse.t().unsqueeze(0)
-    elif format_q != "bshd":
-        axes = (0, 1) if format_q == "sbhd" else (1, 2)
-        o, part_o = o.transpose(*axes), part_o.transpose(*axes)
+    lse, part_lse = (_statistic_in_order(format_q, t) for t in (lse, part_lse))
+    o, part_o = _in_order(format_q, o, part_o)
     OPS.merge_into.default(o, lse, part_o, part_lse)
+
+
+def round_rows(format_q: str, o: Tensor, sums: Tensor, lse: Tensor) -> None:
+    """Writes O in its type."""
+    o, sums = _in_order(format_q, o, sums)
+    OPS.round_o.default(o, sums, _statistic_in_order(format_q, lse))
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:

@@ -25,7 +25,6 @@ from te_attention.torch._cp_recording import (
     Unrecordable,
     View,
     encode,
-    offsets_of,
 )
 from te_attention.torch._library import OPS
 
@@ -260,8 +259,7 @@ class Recorder(TorchDispatchMode):
         sums = self._last_sums(len(given))
         code = encode(self.steps, self.slots, count)
         launches = torch.cat(self.launches) if self.launches else torch.empty(0, dtype=torch.uint8)
-        offsets = offsets_of(self.slots[:count])
-        return Recording(code, launches, tuple(places), offsets, self.kept, sums)
+        return Recording(code, launches, tuple(places), self.kept, sums)
 
     def _last_sums(self, count: int) -> list[tuple[int, int, int]]:
         """Takes out the sums that nothing follows which uses them. count: of new results.
@@ -323,5 +321,6 @@ _WRITERS: dict[tuple[object, int], Callable[[Recorder, tuple, object], None]] = 
     (_ATEN.add_.Tensor, 0): lambda recorder, args, _: recorder._add_tensors(args[0], *args),
     (_ATEN.add.out, 1): lambda recorder, args, out: recorder._add_tensors(out, *args),
     (_ATEN.fill_.Scalar, 0): lambda recorder, args, _: recorder._fill(args[0], args[1]),
+    (OPS.round_o.default, 0): lambda recorder, args, _: recorder._elementwise(Kind.ROUND, args),
     (_ATEN.zero_.default, 0): lambda recorder, args, _: recorder._fill(args[0], 0.0),
 }

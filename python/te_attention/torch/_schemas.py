@@ -107,6 +107,7 @@ SCHEMAS = {
     # Merging partial results by LSE; context parallelism
     "merge": "(Tensor[] o, Tensor[] lse) -> (Tensor o, Tensor lse)",
     "merge_into": "(Tensor(a!) o, Tensor(b!) lse, Tensor part_o, Tensor part_lse) -> ()",
+    "round_o": "(Tensor(a!) o, Tensor sums, Tensor lse) -> ()",
     "cp_read_half": "(Tensor tensor, Tensor cu_seqlens, bool second, bool slabs=False) -> Tensor",
     "cp_lse_correct": "(Tensor(a!) lse, Tensor lse_per_step, Tensor cu_seqlens, bool packed) -> ()",
     "cp_lse_read": "(Tensor lse, Tensor cu_seqlens, bool packed, SymInt half_len) -> Tensor",

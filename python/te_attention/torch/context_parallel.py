@@ -18,7 +18,7 @@ from te_attention._library import setting
 from te_attention.torch._arguments import Arguments
 from te_attention.torch._bounded import keep
 from te_attention.torch._cp_agree import DisagreementError, agree, report_error
-from te_attention.torch._cp_call import ALIGNMENT, Call, ContextParallel
+from te_attention.torch._cp_call import Call, ContextParallel
 from te_attention.torch._cp_choice import (
     DEFAULT_TOPOLOGY,
     Group,
@@ -39,6 +39,7 @@ from te_attention.torch._cp_problem import (
     problem_of,
     refuse,
 )
+from te_attention.torch._cp_recording import ALIGNMENT
 from te_attention.torch._cp_run import Inputs
 from te_attention.torch._cp_shard import shard, unshard
 from te_attention.torch._cp_transport import GroupTransport, transport_of
@@ -47,6 +48,7 @@ from te_attention.torch.functional import MULTIPLE, chosen, describe
 MEBI = 2**20
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _PLAIN = frozenset((bool, int, float, str, tuple, type(None)))  # options whose values are compared
+_is_grad_enabled = torch.is_grad_enabled
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _are_all_deterministic = torch.are_deterministic_algorithms_enabled
 __all__ = [
@@ -104,6 +106,7 @@ class Topology(_Topology):
 
 
 _calls: dict[tuple, Call] = {}  # by their keys
+_latest: dict[tuple, Call] = {}  # the last ones without gradients, by their sites
 
 
 def _signature(a: Arguments, p: Problem, strategy: str, *wanted: object) -> dict[str, object]:
@@ -210,7 +213,23 @@ def context_parallel_attention(
     """
     how = (group, strategy, sharding, seqlens, topology, stream, check)
     wanted = (return_lse, return_max_logit)
-    key = _key(q, k, v, options, (*how, *wanted))
+    site = _site(q, k, v, options, (*how, *wanted))
+    call = _latest.get(site)
+    output = None if call is None else call.passes[0].repeat((q, k, v))
+    if output is None:  # this call is not like the last one there
+        output = _run(q, k, v, site, how, options, wanted)
+    o, lse, *most = output
+    if not (return_lse or return_max_logit):
+        return o
+    return chosen((o, lse, most[0] if most else None), return_lse, return_max_logit)
+
+
+def _run(
+    q: Tensor, k: Tensor, v: Tensor, site: tuple | None, how: tuple, options: dict,
+    wanted: tuple[bool, bool],
+) -> tuple:  # fmt: skip
+    """O, LSE and row maxima."""
+    key = None if site is None else _key(q, k, v, site)
     call, x = _calls.get(key), Inputs(q, k, v)
     if call is None:
         call, x, always = _new_call(q, k, v, how, dict(options), wanted)
@@ -220,12 +239,11 @@ def context_parallel_attention(
         output = ContextParallel.apply(x.q, x.k, x.v, x.bias, x.sink, x, call)
     else:
         output, _ = call.forward(x)
-    o, lse, *most = output
-    if o.shape[-1] != v.shape[-1]:  # head dims that are no multiples of 8 were padded
-        o = o[..., : v.shape[-1]]
-    if not (return_lse or return_max_logit):
-        return o
-    return chosen((o, lse, most[0] if most else None), return_lse, return_max_logit)
+        if key in _calls:
+            keep(_latest, site, call)
+    if output[0].shape[-1] != v.shape[-1]:  # head dims that are no multiples of 8 were padded
+        return (output[0][..., : v.shape[-1]], *output[1:])
+    return output
 
 
 def _new_call(
@@ -259,32 +277,38 @@ def _new_call(
     return Call(p, transport), x, always
 
 
-def _key(q: Tensor, k: Tensor, v: Tensor, options: dict, how: tuple) -> tuple | None:
-    """Equal for calls that differ in the values of q, k and v alone; None: other tensors count.
+def _site(q: Tensor, k: Tensor, v: Tensor, options: dict, how: tuple) -> tuple | None:
+    """Equal for calls that differ in q, k and v alone; None: other tensors count.
 
     Reading the options of a call takes the host longer than anything else before it computes.
     """
     values = tuple(options.values())
-    kinds = (type(q), type(k), type(v), *map(type, values))
-    shape_v = v.shape
+    kinds = tuple(map(type, values))
     if (
-        not (_TENSORS.issuperset(kinds[:3]) and _PLAIN.issuperset(kinds[3:]))
-        or options.get("dropout") or q.is_nested
-        or q.shape[-1] % MULTIPLE or shape_v[-1] % MULTIPLE or _is_any_autocast_enabled()
+        not (_TENSORS.issuperset((type(q), type(k), type(v))) and _PLAIN.issuperset(kinds))
+        or q.is_nested or k.is_nested or v.is_nested
+        or options.get("dropout") or _is_any_autocast_enabled()
     ):  # fmt: skip
         return None
-    key = (
-        how, tuple(options), values, kinds,
-        torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
-        _are_all_deterministic(), q.device, q.dtype, k.dtype, v.dtype,
+    training = _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    site = (how, tuple(options), values, kinds, training, _are_all_deterministic())
+    try:
+        hash(site)
+    except TypeError:
+        return None
+    return site
+
+
+def _key(q: Tensor, k: Tensor, v: Tensor, site: tuple) -> tuple | None:
+    """Equal for calls of one site that differ in the values of q, k and v alone."""
+    shape_v = v.shape
+    if q.shape[-1] % MULTIPLE or shape_v[-1] % MULTIPLE:
+        return None
+    return (
+        site, q.device, q.dtype, k.dtype, v.dtype,
         q.shape, k.shape, shape_v, q.stride(), k.stride(), v.stride(),
         q.data_ptr() % ALIGNMENT, k.data_ptr() % ALIGNMENT, v.data_ptr() % ALIGNMENT,
     )  # fmt: skip
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
 
 
 def _agreed(

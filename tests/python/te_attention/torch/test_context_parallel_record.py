@@ -8,6 +8,7 @@ from queue import Queue
 import pytest
 import torch
 
+from te_attention.torch import _cp_accumulate, context_parallel
 from te_attention.torch._cp_call import Call
 from te_attention.torch._cp_exchange import Exchange
 from te_attention.torch._cp_explain import why_not_repeated
@@ -217,6 +218,19 @@ def test_a_repeated_call_has_the_bits_of_the_program(name: str, world: int, trai
     assert [t.posts for t in ranks.transports] == posts  # no program has run
 
 
+@pytest.mark.parametrize("name", ["ring", "bhsd", "sbhd"])
+def test_o_that_the_operator_rounds_is_repeated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, options = CASES[name]
+    wanted = Ranks(2, strategy, True, **options).expected(3)
+    monkeypatch.setattr(_cp_accumulate, "ROUNDED", ("cpu",))
+    ranks = Ranks(2, strategy, True, **options)
+    for seed in (1, 2, 3):
+        found = ranks.run(seed)
+    assert all(call.passes[0].recording is not None for call in ranks.calls)
+    for got, of_program in zip(found, wanted, strict=True):
+        assert all(map(torch.equal, tensors(got)[:2], tensors(of_program)[:2]))
+
+
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_a_repeated_backward_pass_has_the_bits_of_the_program(name: str, world: int) -> None:
@@ -263,8 +277,8 @@ def test_a_recording_of_packed_tensors_fits_no_others() -> None:
     for _ in range(2):
         check(ranks, ranks.run(1), 1)
     recording = ranks.calls[0].passes[0].recording
-    assert recording.fits(packed(32))
-    assert not recording.fits([packed(32)[i] for i in range(3)])
+    table = torch.zeros(15, dtype=torch.int64)
+    assert recording.replay([packed(32)[i] for i in range(3)], table) is None
     check(ranks, ranks.run(1), 1)
 
 
@@ -296,11 +310,58 @@ def test_a_gradient_that_is_another_input_runs_the_program() -> None:
             assert all(map(torch.equal, got[:3], wanted[:3]))
 
 
+def test_equal_calls_are_repeated_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(2, "ring", False)
+    groups, made = [object(), object()], []
+
+    def new_call(q, k, v, how, *_) -> tuple:
+        made.append(how[0])
+        return ranks.calls[groups.index(how[0])], Inputs(q, k, v), False
+
+    monkeypatch.setattr(context_parallel, "_new_call", new_call)
+
+    def call(inputs: list, group: object, **more) -> torch.Tensor:
+        words = {"group": group, "strategy": "ring"} | ranks.options | more
+        return context_parallel.context_parallel_attention(*inputs, **words)
+
+    for seed in (1, 2, 3):
+        posts, found = [t.posts for t in ranks.transports], [None, None]
+
+        def work(rank: int, inputs: list, found: list = found) -> None:
+            found[rank] = call(inputs, groups[rank])
+
+        ranks.in_threads(work, found, ranks.inputs(seed))
+        for o, (wanted, _) in zip(found, ranks.expected(seed), strict=True):
+            assert torch.equal(o, wanted[0])
+    assert sorted(made, key=groups.index) == groups
+    assert [t.posts for t in ranks.transports] == posts  # the last one ran no program
+
+    class NewCallError(Exception):
+        """Raised where other ranks would have to take part."""
+
+    def refuse(*_: object) -> None:
+        raise NewCallError
+
+    monkeypatch.setattr(context_parallel, "_new_call", refuse)
+    inputs = ranks.inputs(4)[0]
+    elsewhere = torch.empty(inputs[0].numel() + 1, dtype=torch.bfloat16)[1:].view_as(inputs[0])
+    for others, more in (
+        ([elsewhere.copy_(inputs[0]), *inputs[1:]], {}),
+        ([t.float() for t in inputs], {}),
+        ([inputs[0].transpose(0, 1).contiguous().transpose(0, 1), *inputs[1:]], {}),
+        ([inputs[0].clone().requires_grad_(), *inputs[1:]], {}),
+        (inputs, {"softcap": 1.0}),
+        (inputs, {"mask": None}),
+    ):
+        with pytest.raises(NewCallError):
+            call(others, groups[0], **more)
+
+
 def test_each_address_counts_for_the_key_of_a_call() -> None:
     """A part reads q and keys of another rank: it does not see the alignment of this rank's k."""
     memory = torch.empty(3, 1024, dtype=torch.bfloat16)
     aligned, moved = memory[0, :512].view(1, 16, 2, 16), memory[1, 4:516].view(1, 16, 2, 16)
-    assert _key(aligned, moved, aligned, {}, ()) != _key(moved, aligned, aligned, {}, ())
+    assert _key(aligned, moved, aligned, ()) != _key(moved, aligned, aligned, ())
 
 
 def test_a_recorder_gives_up_where_an_operator_writes_to_a_list() -> None:
