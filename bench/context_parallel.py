@@ -3,7 +3,8 @@
 
 usage: PYTHONPATH=BUILD/python:BUILD/python/te_attention_transformer_engine:tests/python
        python3 bench/context_parallel.py [--parts NAME,...] [--ranks 2] [--rows 65536]
-       [--heads 32] [--max-ctas N] [--output FILE] [--trace FOLDER] [--device cuda]
+       [--heads 32] [--strategies NAME,...] [--max-ctas N] [--output FILE] [--trace FOLDER]
+       [--device cuda]
 
 Each part runs in processes of its own, one for each rank and GPU, for at most its limit. It prints
 figures with their bars, and one line of JSON for each to FILE. Exit code 0 only if none is missed.
@@ -32,6 +33,7 @@ from facts import commit, processor
 from torch import multiprocessing
 
 ROWS, HEADS = 65536, 32
+STRATEGIES = ("ring", "all_gather", "a2a")
 
 
 class Part(NamedTuple):
@@ -69,6 +71,7 @@ class Options:
     device: str
     trace: str
     max_ctas: int | None  # of the ranks' kernels
+    strategies: tuple[str, ...]  # of the part speed
 
 
 def work(rank: int, part: str, options: Options, folder: str, port: int) -> None:
@@ -147,6 +150,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--heads", type=int, default=HEADS)
+    parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--max-ctas", type=int)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--trace", default="")
@@ -159,7 +163,7 @@ def main() -> None:
     if given.device == "cuda" and torch.cuda.device_count() < given.ranks:
         sys.exit(f"FAILED: {torch.cuda.device_count()} GPUs; needs {given.ranks}")
     options = Options(given.ranks, given.rows, given.heads, given.device, given.trace,
-                      given.max_ctas)  # fmt: skip
+                      given.max_ctas, tuple(given.strategies.split(",")))  # fmt: skip
     name = torch.cuda.get_device_name() if given.device == "cuda" else processor()
     facts = {"machine": name, "commit": commit(), "torch": torch.__version__, **vars(options),
              "date": time.strftime("%Y-%m-%d")}  # fmt: skip

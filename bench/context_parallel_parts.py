@@ -15,6 +15,7 @@ from torch import Tensor
 from te_attention.torch import attention, context_parallel_attention
 from te_attention.torch import context_parallel as cp
 from te_attention.torch._cp_transport import GroupTransport
+from te_attention.torch.context_parallel import _latest
 
 DIM = 128
 CYCLES = 4_000_000  # of a kernel that waits: about 2 ms, in which the host queues a call
@@ -279,9 +280,9 @@ def one_and_many(here: Rank, rows: int, strategy: str, options: dict) -> dict:
 
 
 def speed(here: Rank) -> None:
-    """Causal attention of 64 Ki rows, and of a quarter, by each strategy."""
+    """Causal attention of all rows, and of a quarter, by each strategy."""
     for rows in (here.options.rows, here.options.rows // 4):
-        for strategy in ("ring", "all_gather", "a2a"):
+        for strategy in here.options.strategies:
             times = one_and_many(here, rows, strategy, {"mask": "causal"})
             if here.rank:
                 continue
@@ -436,6 +437,16 @@ def length(spans: list[tuple[float, float]]) -> float:
     return sum(end - begin for begin, end in joined(spans))
 
 
+def replay_of(tensors: list[Tensor]) -> Callable | None:
+    """The operator that repeats the last call of these tensors; None: it was not recorded."""
+    for call in _latest.values():
+        recording = call.passes[0].recording
+        if recording is not None:
+            table = call.transport.direct()
+            return lambda: recording.replay(tensors, table)
+    return None
+
+
 def host(here: Rank) -> None:
     """Host time of a step of the ring beyond that of attention().
 
@@ -446,14 +457,14 @@ def host(here: Rank) -> None:
     leaves = [t.clone().requires_grad_() for t in mine[:3]]
     options = {"format": "bshd", "mask": "causal"}
 
-    def microseconds(call: Callable) -> float:
+    def microseconds(call: Callable, queued: int = 10) -> float:
         times = []
         for _ in range(30):
             here.together()
             begin = time.perf_counter()
-            for _ in range(10):
+            for _ in range(queued):
                 call()
-            times.append(1e5 * (time.perf_counter() - begin))
+            times.append(1e6 * (time.perf_counter() - begin) / queued)
         here.together()  # a rank that ended with transfers to do would be lost to the others
         return statistics.median(times)
 
@@ -465,6 +476,11 @@ def host(here: Rank) -> None:
     with torch.no_grad():
         alone = microseconds(lambda: attention(*mine[:3], **options))
         steps = microseconds(shared)
+        replayed = replay_of(mine[:3])
+        within = microseconds(replayed) if replayed else 0.0
+        first, first_alone = (
+            microseconds(f, 1) for f in (shared, lambda: attention(*mine[:3], **options))
+        )
         table = GroupTransport.direct
         GroupTransport.direct = lambda _: None
         through_torch = microseconds(shared)
@@ -472,6 +488,10 @@ def host(here: Rank) -> None:
     step = steps / here.world - alone
     here.figure(f"microseconds a step beyond attention()'s {alone:.1f}", round(step, 1), "<= 30",
                 step <= 30 or not here.on_gpu)  # fmt: skip
+    here.figure(f"microseconds of a call, of which {within:.1f} are those of the operator",
+                round(steps, 1), "none", ok=True)  # fmt: skip
+    here.figure(f"microseconds of a call after a wait; attention()'s are {first_alone:.1f}",
+                round(first, 1), "none", ok=True)  # fmt: skip
     step = through_torch / here.world - alone
     here.figure("the same where torch.distributed begins transfers", round(step, 1), "none",
                 ok=True)  # fmt: skip
