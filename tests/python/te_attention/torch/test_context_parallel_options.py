@@ -23,6 +23,7 @@ HOW = [("ring", 1), ("all_gather", 1), ("a2a", 1), ("halo", 1), ("gather_q", 1),
 DENSE = {"bshd": (0, 1, 2, 3), "sbhd": (1, 0, 2, 3), "bhsd": (0, 2, 1, 3)}
 FORMATS = (*DENSE, "thd")
 LENGTHS = (25, 40)  # of the two sequences of q with thd, or of padded ones
+FP8, IN_FP8 = {"fp8": "current"}, {"dtype": torch.bfloat16, "dims": (32, 32)}
 CAUSAL, WINDOW = {"mask": "causal"}, {"mask": "causal", "window": (9, None)}
 HEADS = 4
 
@@ -93,7 +94,16 @@ ROWS = {
     "max_ctas": Row(CAUSAL | {"max_ctas": 8}),
     "a KV cache": Row({"mask": "causal_bottom_right"}, rows=(8, 72), padded=True, trains=False,
                       formats=tuple(DENSE)),
-    "FP8": Row(CAUSAL | {"fp8": "current"}, dtype=torch.bfloat16, dims=(32, 32)),
+    "FP8": Row(CAUSAL | FP8, **IN_FP8),
+    "FP8, full": Row(FP8, **IN_FP8),
+    "FP8 of a window": Row(WINDOW | FP8, **IN_FP8),
+    "FP8, padding": Row(CAUSAL | FP8, padded=True, **IN_FP8),
+    "FP8, grouped queries": Row(CAUSAL | FP8, heads=2, **IN_FP8),
+    "FP8, MLA": Row(CAUSAL | FP8, **IN_FP8 | {"dims": (48, 32)}),
+    "FP8, bias": Row(CAUSAL | FP8, tensors=bias(), **IN_FP8),
+    "FP8, ALiBi": Row(CAUSAL | FP8 | {"alibi": True}, **IN_FP8),
+    "FP8, sink": Row(CAUSAL | FP8, tensors={"sink": lambda: uniform(HEADS)}, **IN_FP8),
+    "FP8, max_logit": Row(CAUSAL | FP8 | {"return_max_logit": True}, **IN_FP8),
 }  # fmt: skip
 REFUSED = {  # what one device takes and ranks do not
     "page_table": lambda: torch.zeros(1, 1, dtype=torch.int32),
@@ -188,12 +198,13 @@ class Case:
         leaves = [t.to(dtype, copy=True).requires_grad_(trains) for t in self.inputs]
         options, wanted = dict(self.options), list(leaves)
         for name, tensor in self.tensors.items():
-            options[name] = tensor
+            if not tensor.is_floating_point():
+                options[name] = tensor
+                continue
+            wide = dtype if name == "bias" else torch.promote_types(dtype, torch.float32)
+            options[name] = tensor.to(wide, copy=True)
             if name in ("bias", "sink"):
-                options[name] = tensor.to(dtype, copy=True).requires_grad_(trains)
-                wanted.append(options[name])
-            elif tensor.is_floating_point():
-                options[name] = tensor.to(dtype)
+                wanted.append(options[name].requires_grad_(trains))
         if dtype == torch.float64:
             options.pop("fp8", None)
         o, lse, *_ = attention(*leaves, return_lse=True, **options)
