@@ -132,6 +132,7 @@ constexpr Draws kDraws[] = {
     {"", kit::draw},
     {"--parts", kit::draw_part},
     {"--decoding", kit::draw_decoding},
+    {"--prefill", kit::draw_prefill},
     {"--training", kit::draw_training},
 };
 

@@ -29,11 +29,12 @@ constexpr Command kCommands[] = {
      "which engine would run it, and why the others would not; -: a line each",
      "--engine, --device, --json", tea::tool::explain},
     {"check", "[CASE]", "run it and compare every output with the float64 oracle; -: a line each",
-     "--engine, --device, --replay, --parts, --decoding, --training, --json", tea::tool::check},
+     "--engine, --device, --replay, --parts, --decoding, --prefill, --training, --json",
+     tea::tool::check},
     {"time", "CASE", "median time of forward and backward", "--engine, --device, --json",
      tea::tool::time},
     {"fuzz", "[COUNT]", "check so many random cases",
-     "--engine, --device, --count, --seed, --parts, --decoding, --training, --json",
+     "--engine, --device, --count, --seed, --parts, --decoding, --prefill, --training, --json",
      tea::tool::fuzz},
     {"bench", "SUITE",
      "time a suite of bench/ and compare it with PyTorch: mha-16k, cudnn, models, fp8, cpu, "
@@ -57,6 +58,7 @@ void print_usage(std::FILE* to) {
       "  --replay SEED   check the random case of this seed\n"
       "  --parts         random parts of problems: results in fp32, an origin for each sequence\n"
       "  --decoding      random cases of decoding: few queries, many keys, often in pages\n"
+      "  --prefill       random cases of prefill over keys and values in pages\n"
       "  --training      random cases of training that the backward kernels of hopper serve\n"
       "  --json          one JSON object per line\n\n"
       "PROBLEM: \"dtype=bf16 batch=2 heads_q=8 heads_kv=2 dim_qk=64 seqlen_q=128 "
@@ -117,7 +119,8 @@ Options options_of(const Command& command, int argc, char** argv) {
                   std::string(command.options) + " with " + std::string(command.name));
     if (word == "--json") {
       out.json = true;
-    } else if (word == "--parts" || word == "--decoding" || word == "--training") {
+    } else if (word == "--parts" || word == "--decoding" || word == "--prefill" ||
+               word == "--training") {
       TEA_REQUIRE(out.draws.empty(), word, "given with " + out.draws, "one of both");
       out.draws = word;
     } else if (word == "--engine") {

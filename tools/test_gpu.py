@@ -385,6 +385,7 @@ ROWS = {
     "fuzz-training": lambda s: s.fuzz_some("--training"),
     "coverage": Suite.coverage,
     "fuzz-decoding": lambda s: s.fuzz_some("--decoding"),
+    "fuzz-prefill": lambda s: s.fuzz_some("--prefill"),
     "jax": Suite.jax,
     "invariance": lambda s: s.tests("Invariance.*", 400),
     "jax-draws": lambda s: s.jax_draws("1000"),

@@ -157,6 +157,48 @@ Case draw_decoding(uint64_t seed) {
   return c;
 }
 
+Case draw_prefill(uint64_t seed) {
+  constexpr int32_t kHeads[] = {1, 1, 1, 2, 3}, kGroup[] = {1, 1, 2, 4, 8};
+  constexpr int32_t kDims[] = {8, 40, 64, 64, 64, 72, 96, 128, 128, 128, 136, 192, 192, 256, 256};
+  constexpr int32_t kForms[] = {TEA_DENSE, TEA_PADDED, TEA_RAGGED, TEA_RAGGED};
+  constexpr int32_t kPages[] = {8, 8, 16, 16, 16, 24, 32, 40, 64, 64, 80, 96, 128, 256};
+  Random r(Random(seed, 5000).next());
+  Case c;
+  Problem& p = c.problem;
+  c.seed = seed;
+  p.dtype = r.one_in(2) ? TEA_FP16 : TEA_BF16;
+  p.heads_kv = pick(r, kHeads), p.heads_q = p.heads_kv * pick(r, kGroup);
+  p.dim_qk = pick(r, kDims);
+  if (p.dim_qk == 192 || r.one_in(4)) p.dim_v = r.one_in(2) ? 128 : pick(r, kDims);
+  p.q_form = pick(r, kForms), p.kv_form = TEA_PAGED;
+  p.page_size = r.one_in(30) ? 12 : pick(r, kPages);
+  p.gaps = p.q_form == TEA_RAGGED && r.one_in(2);
+  draw_mask(r, p);
+  if (p.window_left > 1 && r.one_in(2)) p.window_left *= 1 + r.below(8);
+  draw_scores(r, p);
+  if (!r.one_in(8)) p.bias = p.bias_broadcast = p.bias_dtype = 0;  // which these kernels lack
+  if (r.one_in(2)) p.alibi = 0, p.softcap = 0, p.has_scale = 0, p.scale = 0;
+  p.batch_invariant = 0;
+
+  const int64_t batch = r.one_in(40) ? 0 : 1 + r.below(4);
+  const double cost =
+      static_cast<double>(std::max<int64_t>(batch, 1)) * p.heads_q * std::max(p.dim_qk, p.v_dim());
+  const auto square = static_cast<int64_t>(kTrainingBudget / cost);
+  const auto most_q = std::clamp<int64_t>(square / 256, 70, 420),
+             most_kv = std::clamp<int64_t>(square / most_q, 70, 1100);
+  const auto queries = [&] { return 65 + r.below(most_q - 64); };
+  const auto keys = [&] { return r.one_in(3) ? length(r, most_kv) : 1 + r.below(most_kv); };
+  const int64_t q = queries(), kv = keys();
+  set_sizes(p, batch, q, kv);
+  for (int64_t b = 0; b < batch; ++b) {
+    if (p.q_form != TEA_DENSE) c.lens_q.push_back(r.one_in(3) ? r.below(q + 1) : q);
+    c.lens_kv.push_back(keys());
+  }
+  draw_words(r, c);
+  draw_limit(r, p);
+  return c;
+}
+
 Case draw_training(uint64_t seed) {
   constexpr int32_t kHeads[] = {1, 1, 1, 2, 3}, kGroup[] = {1, 1, 1, 2, 2, 3, 4, 8};
   constexpr int32_t kDims[] = {8, 24, 40, 64, 64, 64, 72, 80, 88, 96, 96, 104, 128, 128, 128};

@@ -12,6 +12,10 @@ Case draw(uint64_t seed);
 // over up to 4096 keys, which are often in pages.
 Case draw_decoding(uint64_t seed);
 
+// A random case of prefill over pages: forward without gradients in 16 bits, more queries than the
+// decoding kernels take, pages of a multiple of 8 keys but for a few cases.
+Case draw_prefill(uint64_t seed);
+
 // A random case of training in 16 bits that the backward kernels of hopper serve: without a change
 // of the scores or dropout, head dimensions up to 128, a few tiles of rows and keys.
 Case draw_training(uint64_t seed);
