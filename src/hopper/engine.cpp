@@ -132,19 +132,28 @@ constexpr Known kKnown[] = {
     {"batch_invariant", below(2)},
 };
 
-// Why only the decoding kernels could serve a problem, as the beginning of a refusal.
-std::string decode_reason(const Problem& p) {
-  if (p.kv_dtype) return "kv_dtype is " + std::string(dtype_name(p.kv_dtype)) + ", where ";
-  if (p.batch_invariant) return "batch_invariant is 1, where ";
-  if (p.kv_form == TEA_PAGED) return "kv_form is paged, where ";
-  return "dim_qk is " + shown(p.dim_qk) + " and dim_v " + shown(p.v_dim()) + ", where ";
-}
-
 // The arguments of a run of which only the sizes are known.
 AttentionArguments sized_arguments(const Problem& p, const Geometry& size) {
   Run run{};
   run.size = size;
   return make_arguments(p, run);
+}
+
+// Whether the forward kernels serve a problem of the type of q.
+bool has_forward_kernel(const Problem& p) {
+  return select_kernel(sized_arguments(p, default_geometry(p))).tile >= 0;
+}
+
+// Why only the decoding kernels could serve a problem, as the beginning of a refusal.
+std::string decode_reason(const Problem& p) {
+  if (p.kv_dtype) return "kv_dtype is " + std::string(dtype_name(p.kv_dtype)) + ", where ";
+  if (p.batch_invariant) return "batch_invariant is 1, where ";
+  if (find_tile(p.dim_qk, p.v_dim()) < 0)
+    return "dim_qk is " + shown(p.dim_qk) + " and dim_v " + shown(p.v_dim()) + ", where ";
+  if (p.page_size % kPageMultiple)
+    return "page_size is " + shown(p.page_size) + ", no multiple of " + shown(kPageMultiple) +
+           ", where ";
+  return "kv_form is paged and the problem has a bias, where ";
 }
 
 // Why the decoding kernels serve no run of a problem; empty if they serve some.
@@ -158,8 +167,7 @@ std::string decode_limit(const Problem& p, Geometry size) {
 std::span<const Known> known_fields() { return kKnown; }
 
 bool decodes_only(const Problem& p) {
-  return p.kv_form == TEA_PAGED || p.kv_dtype || p.batch_invariant ||
-         find_tile(p.dim_qk, p.v_dim()) < 0;
+  return p.kv_dtype || p.batch_invariant || !has_forward_kernel(p);
 }
 
 bool serves(const Problem& p, const Run& run) {

@@ -1,6 +1,7 @@
-// The engine for GPUs of compute capability 9.0, for 16-bit types. It serves paged KV, KV in FP8
-// and the head dimensions of multi-head latent attention where queries are few. Another engine runs
-// the backward pass of problems that its own kernels do not serve.
+// The engine for GPUs of compute capability 9.0, for 16-bit types. It serves KV in FP8, the head
+// dimensions of multi-head latent attention, and paged KV of any page size and with a bias where
+// queries are few, other paged KV where they are many too. Another engine runs the backward pass of
+// problems that its own kernels do not serve.
 #pragma once
 #include "core/engine.h"
 
@@ -11,8 +12,8 @@ namespace tea::hopper {
 Attempt plan(const Problem& problem, const Device& device);
 uint64_t workspace(const Problem& problem, const Geometry& size, Direction direction);
 
-// Whether the decoding kernels alone serve a problem: paged KV, KV in FP8, head dimensions that the
-// forward kernels lack, and batch-invariant problems.
+// Whether the decoding kernels alone serve a problem: KV in FP8, batch-invariant problems, and the
+// head dimensions and the paged KV that the forward kernels lack.
 bool decodes_only(const Problem& problem);
 
 // Whether its forward kernels serve a run of a problem that plan() has accepted: false for such

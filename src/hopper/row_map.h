@@ -27,4 +27,11 @@ inline int encode_rows(TensorMap* to, const void* data, const StridedTensor& x,
   return encode(to, static_cast<const char*>(data) - box_rows * x.seq * element, shape);
 }
 
+// The rows of a page of K and V, whose pages are the batch entries of their map.
+inline SequenceLayout page_rows(const SequenceLayout& keys) {
+  SequenceLayout rows = keys;
+  rows.form = TEA_DENSE, rows.max_seqlen = keys.page_size;
+  return rows;
+}
+
 }  // namespace tea::hopper

@@ -72,6 +72,27 @@ Words decoding_kernels_of_hopper() {
   return out;
 }
 
+// The forward kernels over pages: each type with each head dimension, windows that begin within a
+// page, queries of no sequence.
+Words paged_kernels_of_hopper() {
+  Words out;
+  for (const char* const type : {"dtype=bf16 ", "dtype=fp16 "})
+    for (const char* const dim :
+         {"dim_qk=64", "dim_qk=128", "dim_qk=192 dim_v=128", "dim_qk=256"}) {
+      const std::string what =
+          std::string(type) + "heads_q=4 heads_kv=2 kv_form=paged causal=1 bottom_right=1 " + dim;
+      out.push_back(what +
+                    " page_size=16 seqlen_q=140 outputs=lse | lens_kv=300,0,40 spare_pages=1");
+      out.push_back(what +
+                    " page_size=64 q_form=ragged gaps=1 window_left=20 softmax=learnable | "
+                    "lens_q=70,0,130 lens_kv=80,5,200 gap=2 tail=3 spare_pages=1");
+      out.push_back(what +
+                    " page_size=32 seqlen_q=140 softcap=20 alibi=standard | lens_kv=300,0,40 "
+                    "spare_pages=1");
+    }
+  return out;
+}
+
 // Forms, splits of the keys, and the secondary passes.
 constexpr const char* kForms[] = {
     "dtype=bf16 training=1 q_form=ragged kv_form=ragged gaps=1 causal=1 heads_q=2 heads_kv=2 "
@@ -147,6 +168,7 @@ TEST(Sanitized, EveryKernelRuns) {
     if (engine != "hopper") continue;
     expect_agreement(kernels_of_hopper(), engine);
     expect_agreement(decoding_kernels_of_hopper(), engine);
+    expect_agreement(paged_kernels_of_hopper(), engine);
   }
 }
 

@@ -146,32 +146,61 @@ TEST(HopperEngine, TakesBatchInvariantProblemsOfDecoding) {
   EXPECT_TRUE(yields("q_form=ragged kv_form=paged page_size=16 batch_invariant=1"));
 }
 
-TEST(HopperEngine, TakesPagesWhereQueriesAreFew) {
+TEST(HopperEngine, TakesAnyPagesWhereQueriesAreFew) {
   const auto paged = [](const std::string& more) {
-    return kit::answer(kEngine, "dtype=bf16 kv_form=paged page_size=16 " + more, kH200);
+    return kit::answer(kEngine, "dtype=bf16 kv_form=paged page_size=12 " + more, kH200);
   };
   EXPECT_EQ(paged("heads_q=64 heads_kv=8 dim_qk=128 seqlen_q=8"), "accepts");
   EXPECT_EQ(
       paged("heads_q=64 heads_kv=8 dim_qk=128 seqlen_q=9"),
-      "kv_form is paged, where the queries of a sequence and a head of k and v are 72; needs at "
-      "most 64");
+      "page_size is 12, no multiple of 8, where the queries of a sequence and a head of k and v "
+      "are 72; needs at most 64");
   EXPECT_EQ(paged("heads_q=64 heads_kv=1 dim_qk=128 q_form=ragged"), "accepts");
   EXPECT_EQ(
       paged("heads_q=65 heads_kv=1 dim_qk=128 q_form=ragged"),
-      "kv_form is paged, where the queries of a sequence and a head of k and v are 65; needs at "
-      "most 64");
+      "page_size is 12, no multiple of 8, where the queries of a sequence and a head of k and v "
+      "are 65; needs at most 64");
+}
+
+TEST(HopperEngine, TakesPrefillOverPages) {
+  const auto prefill = [](const std::string& more) {
+    return kit::answer(kEngine,
+                       "dtype=bf16 kv_form=paged heads_q=8 heads_kv=1 seqlen_q=100 " + more, kH200);
+  };
+  EXPECT_EQ(prefill("page_size=8 dim_qk=128 causal=1 bottom_right=1 window_left=50 outputs=lse"),
+            "accepts");
+  EXPECT_EQ(prefill("page_size=24 dim_qk=40 softmax=learnable"), "accepts");
+  EXPECT_EQ(prefill("page_size=1024 dim_qk=192 dim_v=128 q_form=padded"), "accepts");
+  EXPECT_EQ(prefill("page_size=16 dim_qk=256 max_ctas=3 has_scale=1 scale=0.5"), "accepts");
+  const std::string rows =
+      "the queries of a sequence and a head of k and v are 800; needs at most ";
+  EXPECT_EQ(prefill("page_size=4 dim_qk=128"),
+            "page_size is 4, no multiple of 8, where " + rows + "64");
+  EXPECT_EQ(prefill("page_size=16 dim_qk=128 softcap=9 alibi=standard has_scale=1 scale=-1"),
+            "accepts");
+  EXPECT_EQ(prefill("page_size=16 dim_qk=128 bias=post_scale"),
+            "kv_form is paged and the problem has a bias, where " + rows + "64");
+  EXPECT_EQ(prefill("page_size=16 dim_qk=128 kv_dtype=e4m3"),
+            "kv_dtype is e4m3, where " + rows + "16");
+  EXPECT_EQ(prefill("page_size=16 dim_qk=128 batch_invariant=1"),
+            "batch_invariant is 1, where " + rows + "64");
 }
 
 // The number of ragged queries is known for a run only.
 TEST(HopperEngine, KnowsWhichRunsOfAPagedProblemItServes) {
-  const Problem p = Problem::parse(
-      "dtype=bf16 kv_form=paged page_size=16 q_form=ragged heads_q=8 heads_kv=1 dim_qk=128");
-  tea::Run run{};
-  run.size = default_geometry(p);
-  run.size.batch = 1, run.size.max_q = 8;
-  EXPECT_TRUE(serves(p, run));
-  run.size.max_q = 9;
-  EXPECT_FALSE(serves(p, run));
+  const auto serves_rows = [](const std::string& page_size, int64_t rows) {
+    const Problem p = Problem::parse(
+        "dtype=bf16 kv_form=paged q_form=ragged heads_q=8 heads_kv=1 "
+        "dim_qk=128 page_size=" +
+        page_size);
+    tea::Run run{};
+    run.size = default_geometry(p);
+    run.size.batch = 1, run.size.max_q = rows;
+    return serves(p, run);
+  };
+  EXPECT_TRUE(serves_rows("1", 8));
+  EXPECT_FALSE(serves_rows("1", 9));
+  EXPECT_TRUE(serves_rows("16", 9));
 }
 
 TEST(HopperEngine, RefusesOtherDevices) {

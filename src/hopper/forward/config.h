@@ -1,7 +1,6 @@
 // Tile configurations of the forward kernels, the kernels that exist, and the one that serves a
 // problem. To add a configuration, add it to kTiles, to is_instantiated() and to select_kernel().
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <iterator>
 
@@ -49,31 +48,39 @@ inline constexpr TileConfig kTiles[] = {
 };
 // clang-format on
 inline constexpr int kNumTiles = static_cast<int>(std::size(kTiles));
-inline constexpr int kTile64 = 0, kTile128 = 2, kTile256 = 5, kTile64Short = 6, kTile256Short = 7;
+inline constexpr int kTile64 = 0, kTile128 = 2, kTile192 = 3, kTile256 = 5, kTile64Short = 6,
+                     kTile256Short = 7;
 
 // The features of a kernel in addition to softmax(scale Q K^T) V. Each variant includes masking,
 // except for the first.
 enum class Variant {
   kUnmasked,
   kMasked,
-  kSoftcap,  // soft cap and no other modification
-  kDropout,  // dropout and no other modification
-  kGeneral,  // any modification except a bias
-  kBias,     // any modification
+  kSoftcap,       // soft cap and no other modification
+  kDropout,       // dropout and no other modification
+  kGeneral,       // any modification except a bias
+  kBias,          // any modification
+  kPaged,         // keys and values in pages, and no modification
+  kPagedGeneral,  // in pages, and any modification except a bias
 };
+
+constexpr bool is_paged(Variant v) { return v == Variant::kPaged || v == Variant::kPagedGeneral; }
+constexpr bool is_general(Variant v) {
+  return v == Variant::kGeneral || v == Variant::kBias || v == Variant::kPagedGeneral;
+}
 
 // The tile configuration as a variant uses it. The values were found by measurement, except that a
 // bias needs shared memory, which a narrower block or a direct store of O makes available.
 constexpr TileConfig tile_config(int tile, Variant variant) {
   TileConfig c = kTiles[tile];
-  if (variant == Variant::kMasked && c.dim == 64) {
+  if ((variant == Variant::kMasked || variant == Variant::kPaged) && c.dim == 64) {
     // Staggered consumers need a stage more. Four consumers are faster without ping-pong.
     if (c.consumer_warpgroups == 3) c.kv_stages = 3, c.staggered = true;
     if (c.consumer_warpgroups == 4) c.ping_pong = false, c.half_first_block = true;
   }
   // Up to 9 % faster from 192 on, where score modifications leave few registers.
-  if (variant >= Variant::kGeneral) c.rescale_before_pv = false;
-  if (variant == Variant::kGeneral && c.dim == 256) c.ping_pong = true;
+  if (is_general(variant)) c.rescale_before_pv = false;
+  if (is_general(variant) && variant != Variant::kBias && c.dim == 256) c.ping_pong = true;
   if (variant == Variant::kBias) {
     if (c.dim == 128) c.tma_store = false;
     if (c.dim >= 192) c.block_n = c.dim == 256 ? 64 : 96;
@@ -93,6 +100,10 @@ constexpr bool is_instantiated(int tile, Variant variant) {
       return tile == kTile64 || tile == kTile128;
     case Variant::kDropout:
       return tile == kTile64;
+    case Variant::kPaged:
+    case Variant::kPagedGeneral:
+      // At 256 with 64 keys: pages of 64 do not have boxes of 80.
+      return tile == kTile64 || tile == kTile128 || tile == kTile192 || tile == kTile256Short;
     default:
       return tile < kTile64Short;
   }
@@ -106,8 +117,9 @@ struct KernelConfig {
   constexpr bool masked() const { return variant != Variant::kUnmasked; }
   constexpr bool softcap() const { return variant == Variant::kSoftcap; }
   constexpr bool dropout() const { return variant == Variant::kDropout; }
-  constexpr bool general() const { return variant == Variant::kGeneral || bias(); }
+  constexpr bool general() const { return is_general(variant); }
   constexpr bool bias() const { return variant == Variant::kBias; }
+  constexpr bool paged() const { return is_paged(variant); }
 };
 
 // ---------------------------------------------------------------------------- score modifications
@@ -139,11 +151,11 @@ inline bool is_dense(const AttentionArguments& a) {
   return a.queries.form == TEA_DENSE && a.keys.form == TEA_DENSE;
 }
 
-// The first configuration that serves the head dimensions, or -1.
-inline int find_tile(int dim, int dim_v) {
-  const auto serves = [&](const TileConfig& c) { return dim <= c.dim && dim_v <= c.dim_v; };
-  const TileConfig* found = std::find_if(std::begin(kTiles), std::end(kTiles), serves);
-  return found == std::end(kTiles) ? -1 : static_cast<int>(found - kTiles);
+// The first configuration that serves the head dimensions and has a kernel of a variant, or -1.
+inline int find_tile(int dim, int dim_v, Variant variant = Variant::kMasked) {
+  for (int i = 0; i < kNumTiles; ++i)
+    if (dim <= kTiles[i].dim && dim_v <= kTiles[i].dim_v && is_instantiated(i, variant)) return i;
+  return -1;
 }
 
 inline Variant select_variant(const AttentionArguments& a, int tile) {
@@ -160,13 +172,24 @@ inline Variant select_variant(const AttentionArguments& a, int tile) {
 }
 
 struct Selection {
-  int tile;  // -1: no configuration serves the head dimensions
+  int tile;  // -1: no kernel serves the problem
   Variant variant;
 };
+
+// The page sizes of the paged variants are multiples of the rows after which the swizzle repeats.
+inline constexpr int kPageMultiple = 8;
+
+inline Selection select_paged_kernel(const AttentionArguments& a) {
+  const Variant variant =
+      modifies_scores(a) || a.has_dropout ? Variant::kPagedGeneral : Variant::kPaged;
+  const bool serves = a.keys.page_size % kPageMultiple == 0 && !a.bias.kind;
+  return {serves ? find_tile(a.dim_qk, a.dim_v, variant) : -1, variant};
+}
 
 // The kernel that serves a problem. For short sequences, tiles of 256 rows waste less than tiles of
 // 192, and a mask cuts more off blocks of 64 keys than off blocks of 80; the limits were measured.
 inline Selection select_kernel(const AttentionArguments& a) {
+  if (a.keys.form == TEA_PAGED) return select_paged_kernel(a);
   const int tile = find_tile(a.dim_qk, a.dim_v);
   if (tile < 0) return {-1, Variant::kUnmasked};
   const Variant variant = select_variant(a, tile);

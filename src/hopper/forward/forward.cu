@@ -29,6 +29,10 @@ Launcher find_launcher(const Selection& s, Type type) {
       return find_launcher<Variant::kGeneral>(s.tile, type);
     case Variant::kBias:
       return find_launcher<Variant::kBias>(s.tile, type);
+    case Variant::kPaged:
+      return find_launcher<Variant::kPaged>(s.tile, type);
+    case Variant::kPagedGeneral:
+      return find_launcher<Variant::kPagedGeneral>(s.tile, type);
   }
   return nullptr;
 }
@@ -45,7 +49,9 @@ uint64_t next_launch_number() {
 
 Outcome forward(const AttentionArguments& a, void* stream) {
   const Selection selected = select_kernel(a);
-  if (selected.tile < 0) return refusal("head dimensions beyond the table");
+  if (selected.tile < 0)
+    return refusal(a.keys.form == TEA_PAGED ? "pages of this size, or a bias over pages"
+                                            : "head dimensions beyond the table");
   if (has_too_many_tiles(a)) return refusal("more tiles than can be counted");
   if (needs_tile_counter(a, selected) && !a.workspace)
     return refusal("tiles of different lengths without a counter");

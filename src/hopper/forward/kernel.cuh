@@ -12,6 +12,10 @@
 
 namespace tea::hopper {
 
+// In load_pages.cuh, which the source files of the paged variants include.
+template <KernelConfig C, bool kIsV>
+struct PagedLoadWarp;
+
 template <KernelConfig C>
 struct ForwardKernel {
   using T = Traits<C>;
@@ -24,8 +28,10 @@ struct ForwardKernel {
                                             : T::kConsumers == 3 ? 160
                                                                  : 232;
 
-  // The warps of the first warpgroup; the zero-fill warps are those that remain.
-  enum Role { kLoadWarp, kSchedulerWarp, kStoreWarp };
+  // The warps of the first warpgroup; the zero-fill warps are those that remain. In the paged
+  // variants the last one loads Q and V instead, and the scheduler warp fills with zeros when it
+  // has no further tile.
+  enum Role { kLoadWarp, kSchedulerWarp, kStoreWarp, kLoadWarpV };
   static constexpr int kFirstZeroFillWarp = C.tile.tma_store ? 3 : 2;
   static constexpr int kZeroFillThreads = 128 - 32 * kFirstZeroFillWarp;
 
@@ -49,10 +55,17 @@ struct ForwardKernel {
   static TEA_DEVICE void run_service_warp(const KernelParams& p, SharedStorage& s, int warp) {
     if (warp == kLoadWarp) {
       wait_on_dependent_grids();
-      if (elect_one()) LoadWarp<C>{p, s}.run();
+      if constexpr (C.paged())
+        PagedLoadWarp<C, false>{p, s}.run();
+      else if (elect_one())
+        LoadWarp<C>{p, s}.run();
     } else if (warp == kSchedulerWarp) {
       if (!tiles_are_known_on_host(p)) wait_on_dependent_grids();
       SchedulerWarp<C>{p, s}.run();
+      if constexpr (C.paged()) {
+        const int first = static_cast<int>(blockIdx.x * 32 + threadIdx.x % 32);
+        ZeroFillWarps{p.args, first, static_cast<int>(gridDim.x) * 32}.run();
+      }
     } else if (warp < kFirstZeroFillWarp) {
       if constexpr (C.tile.tma_store)
         if (elect_one()) StoreWarp<C>{p, s}.run();
@@ -61,7 +74,11 @@ struct ForwardKernel {
       const int thread = static_cast<int>(threadIdx.x) - 32 * kFirstZeroFillWarp;
       const int first = static_cast<int>(blockIdx.x) * kZeroFillThreads + thread;
       if (first == 0 && p.counter) p.counter->reset(p.launch_number);
-      ZeroFillWarps{p.args, first, static_cast<int>(gridDim.x) * kZeroFillThreads}.run();
+      if constexpr (C.paged()) {
+        if (warp == kLoadWarpV) PagedLoadWarp<C, true>{p, s}.run();
+      } else {
+        ZeroFillWarps{p.args, first, static_cast<int>(gridDim.x) * kZeroFillThreads}.run();
+      }
     }
   }
 

@@ -39,31 +39,56 @@ int encode_bias(TensorMap* to, int* rows, const AttentionArguments& a, Type type
 // Fails if TMA cannot address a tensor.
 template <KernelConfig C>
 Outcome encode_maps(KernelParams* p, const AttentionArguments& a) {
-  using T = Traits<C>;
+  const int box = C.paged() ? 1 << p->box_rows_log2 : Traits<C>::kBlockN;
+  const SequenceLayout keys = C.paged() ? page_rows(a.keys) : a.keys;
+  const int64_t batch_k = C.paged() ? a.page_table_k.pages : a.batch,
+                batch_v = C.paged() ? a.page_table_v.pages : a.batch;
   const struct {
     const char* what;
     TensorMap* to;
     const StridedTensor& x;
     const SequenceLayout& layout;
+    int64_t batch;
     int dim, heads, box_rows;
   } tensors[] = {
-      {"cuTensorMapEncodeTiled of q", &p->q, a.q, a.queries, a.dim_qk, a.heads_q, 64},
-      {"cuTensorMapEncodeTiled of k", &p->k, a.k, a.keys, a.dim_qk, a.heads_kv, T::kBlockN},
-      {"cuTensorMapEncodeTiled of v", &p->v, a.v, a.keys, a.dim_v, a.heads_kv, T::kBlockN},
-      {"cuTensorMapEncodeTiled of o", &p->o, a.o, a.queries, a.dim_v, a.heads_q, 64},
+      {"cuTensorMapEncodeTiled of q", &p->q, a.q, a.queries, a.batch, a.dim_qk, a.heads_q, 64},
+      {"cuTensorMapEncodeTiled of k", &p->k, a.k, keys, batch_k, a.dim_qk, a.heads_kv, box},
+      {"cuTensorMapEncodeTiled of v", &p->v, a.v, keys, batch_v, a.dim_v, a.heads_kv, box},
+      {"cuTensorMapEncodeTiled of o", &p->o, a.o, a.queries, a.batch, a.dim_v, a.heads_q, 64},
   };
   for (const auto& t : tensors) {
     if (t.to == &p->o && !stores_by_tma<C>(a)) continue;
     // An empty tensor may be NULL. Nothing of it is read, but a map needs an address.
     const void* const data = t.x.data ? t.x.data : a.q.data;
-    const int code = encode_rows(t.to, data, t.x, t.layout, t.dim, t.heads, a.batch, C.type,
-                                 T::kSwizzle, t.box_rows);
+    const int code = encode_rows(t.to, data, t.x, t.layout, t.dim, t.heads, t.batch, C.type,
+                                 Traits<C>::kSwizzle, t.box_rows);
     if (code) return failure(code, t.what);
+  }
+  if constexpr (C.paged()) {
+    const auto encode_first = [&](TensorMap* to, const StridedTensor& x, int64_t pages, int dim) {
+      // From the first row: encode_rows() starts a box before the data that it is given.
+      const char* const data = static_cast<const char*>(x.data ? x.data : a.q.data);
+      return encode_rows(to, data + box * x.seq * 2, x, keys, dim, a.heads_kv, pages, C.type,
+                         Traits<C>::kSwizzle, box);
+    };
+    if (const int code = encode_first(&p->first_k, a.k, batch_k, a.dim_qk))
+      return failure(code, "cuTensorMapEncodeTiled of k");
+    if (const int code = encode_first(&p->first_v, a.v, batch_v, a.dim_v))
+      return failure(code, "cuTensorMapEncodeTiled of v");
   }
   if constexpr (C.bias())
     if (const int code = encode_bias(&p->bias, &p->bias_rows, a, C.type))
       return failure(code, "cuTensorMapEncodeTiled of bias");
   return {};
+}
+
+// The bounds from which the order of tiles is made. In pages lengths are known to the device only;
+// most are near the longest in a prefill.
+template <KernelConfig C>
+SequenceBounds typical_bounds(const KernelParams& p, const AttentionArguments& a) {
+  if (!C.paged()) return p.bounds;
+  return make_bounds(make_sequence_pair(a.mask, 0, dense_sequence(a.queries.max_seqlen),
+                                        dense_sequence(a.keys.max_seqlen), 0, 0, 0));
 }
 
 template <KernelConfig C>
@@ -74,12 +99,16 @@ Outcome make_params(KernelParams* p, const AttentionArguments& a, const Selectio
   if (needs_tile_counter(a, selected)) p->counter = static_cast<TileCounter*>(a.workspace);
   if (a.is_uniform) p->bounds = make_bounds(a.uniform_pair);
   p->order = make_tile_order(row_blocks, static_cast<int>(a.batch),
-                             head_shape(a, p->bounds, T::kConsumers, C.masked()));
+                             head_shape(a, typical_bounds<C>(*p, a), T::kConsumers, C.masked()));
   p->divisors = p->order.divisors<FastDivisor>();
   p->heads_per_kv = FastDivisor(a.heads_q / a.heads_kv);
   p->unit = score_unit(a);
   p->scale_log2 = p->unit.factor * kLog2E;
   if (C.softcap()) p->softcap = make_softcap_polynomial(a.scale, a.softcap);
+  if (C.paged()) {
+    p->page_size = FastDivisor(a.keys.page_size);
+    while (2 << p->box_rows_log2 <= box_rows(a.keys.page_size, T::kBlockN)) ++p->box_rows_log2;
+  }
   return encode_maps<C>(p, a);
 }
 

@@ -42,9 +42,10 @@ struct Mainloop {
   // seven.
   static constexpr int kLastExponentialBeforeWait = 6;
   // Masked kernels for more than 128 dimensions have no register pair left for descriptors.
-  static constexpr DescriptorAdd kAdd = C.variant == Variant::kMasked && T::kDim > 128
-                                            ? DescriptorAdd::k32Bit
-                                            : DescriptorAdd::k64Bit;
+  static constexpr bool kFewRegisters =
+      (C.variant == Variant::kMasked || C.variant == Variant::kPaged) && T::kDim > 128;
+  static constexpr DescriptorAdd kAdd =
+      kFewRegisters ? DescriptorAdd::k32Bit : DescriptorAdd::k64Bit;
 
   const KernelParams& p;
   typename T::SharedStorage& s;

@@ -21,6 +21,9 @@ struct KernelParams {
   uint64_t launch_number;     // the owner of the tile counter
   int bias_rows;              // of a bias in shared memory: see BiasTile
   TensorMap bias;
+  FastDivisor page_size;       // of the paged variant
+  int box_rows_log2;           // of K and V there: see page_box.cuh
+  TensorMap first_k, first_v;  // of the first box of a sequence where keys are skipped
 };
 
 }  // namespace tea::hopper

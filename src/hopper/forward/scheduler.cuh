@@ -2,6 +2,7 @@
 #pragma once
 #include "gpu/dependent_launch.cuh"
 #include "hopper/forward/forward.h"
+#include "hopper/forward/page_box.cuh"
 #include "hopper/forward/shared_memory.cuh"
 #include "hopper/forward/tile_finder.cuh"
 
@@ -27,9 +28,10 @@ struct SchedulerWarp {
   TEA_DEVICE void describe_next(const TileIndex& t) {
     WorkTile& w = s.next;
     const bool searched = p.args.queries.form != TEA_DENSE;
-    const SequenceBounds bounds = p.args.is_uniform ? p.bounds
-                                  : searched        ? s.window[t.batch % 32]
-                                                    : bounds_of(p.args, t.batch);
+    SequenceBounds bounds = p.args.is_uniform ? p.bounds
+                            : searched        ? s.window[t.batch % 32]
+                                              : bounds_of(p.args, t.batch);
+    if constexpr (C.paged()) align_to_boxes(bounds, 1 << p.box_rows_log2);
     describe<T::kBlockM, T::kBlockN>(w, p.args, bounds, p.heads_per_kv, t);
     if constexpr (C.tile.staggered) describe_consumer_blocks<T::kBlockM, T::kBlockN>(w);
     if constexpr (C.general() || C.dropout()) describe_origin(w, p.args);

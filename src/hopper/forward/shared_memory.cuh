@@ -63,7 +63,7 @@ struct Traits {
     s.pipeline_v.init(1, 4 * kConsumers);
     for (auto& pipeline : s.pipeline_bias) pipeline.init(1, 4);
     for (auto& pipeline : s.pipeline_o) pipeline.init(4, 1);
-    s.work.pipeline.init(1, 128 * kConsumers + (C.tile.tma_store ? 2 : 1));
+    s.work.pipeline.init(1, 128 * kConsumers + (C.tile.tma_store ? 2 : 1) + (C.paged() ? 1 : 0));
     fence_barrier_init();
   }
 };

@@ -243,11 +243,21 @@ struct Metadata {
   int64_t rng[2];
   int cu_seqlens[9];
   float sinks[8];
+  int cu_seqlens_kv[5];
+  int pages[4][43];  // of 16 rows of four sequences
 };
-const Metadata kMetadata[] = {
-    {{1, 2}, {0, 700, 701, 1034, 1546, 1610, 2010, 2139, 2739}, {0, 1, 2, 3}},
-    {{9, 8}, {0, 12, 712, 1362, 1362, 1662, 1884, 2584, 2683}, {5, 4, -3, 1}}};
-enum class Way { kPlain, kSinks, kRagged, kCapped, kGeneral, kDropped };
+Metadata make_metadata(int which) {
+  static constexpr Metadata kValues[] = {
+      {{1, 2}, {0, 700, 701, 1034, 1546, 1610, 2010, 2139, 2739}, {0, 1, 2, 3}, {}, {}},
+      {{9, 8}, {0, 12, 712, 1362, 1362, 1662, 1884, 2584, 2683}, {5, 4, -3, 1}, {}, {}}};
+  Metadata x = kValues[which];
+  for (int b = 0; b < 4; ++b) {
+    x.cu_seqlens_kv[b + 1] = x.cu_seqlens_kv[b] + 688 - 57 * b * (1 + which);
+    for (int i = 0; i < 43; ++i) x.pages[b][i] = (b * 43 + i * (which ? 26 : 11)) % 175;
+  }
+  return x;
+}
+enum class Way { kPlain, kSinks, kRagged, kPaged, kCapped, kGeneral, kDropped };
 
 // A launch that reads all of that.
 struct Link {
@@ -260,6 +270,8 @@ struct Link {
     if (way == Way::kSinks) f.softmax = TEA_SOFTMAX_LEARNABLE, f.sink = metadata.data->sinks;
     if (way >= Way::kGeneral) set_dropout(f, 0.25f, metadata.data->rng);
     if (way == Way::kCapped || way == Way::kGeneral) f.softcap = 20;
+    if (way == Way::kPaged)
+      set_pages(f, 16, metadata.data->pages[0], 43, metadata.data->cu_seqlens_kv);
     if (way != Way::kRagged) return;
     const int tokens = c.h.batch * c.n.rows_q;
     f.statistics.batch = 0, f.statistics.head = tokens;
@@ -279,8 +291,8 @@ struct Link {
 void check_chain(const Case& c, const Data& x, const Data& y, Way way, int rounds) {
   const std::string name = c.name() + "way " + std::to_string(static_cast<int>(way));
   note_work(name);
-  const Link links[] = {{c, x, kMetadata[0], way}, {c, y, kMetadata[1], way}},
-             link(c, x, kMetadata[0], way);
+  const Link links[] = {{c, x, make_metadata(0), way}, {c, y, make_metadata(1), way}},
+             link(c, x, make_metadata(0), way);
   const Buffer<int> differences(std::vector<int>{0});
   for (const Link& l : links) expect(forward(l.l.f, nullptr).code == 0, name);
   finish(name);
@@ -310,7 +322,7 @@ void check_chain(const Case& c, const Data& x, const Data& y, Way way, int round
   expect(differences.read() == std::vector<int>{0}, name + ": the same bits as alone");
 }
 int check_chains(int dim, int dim_v, int step) {
-  constexpr Way kWays[] = {Way::kPlain,  Way::kSinks,   Way::kRagged,
+  constexpr Way kWays[] = {Way::kPlain,  Way::kSinks,   Way::kRagged, Way::kPaged,
                            Way::kCapped, Way::kGeneral, Way::kDropped};
   for (const int rule : {0, 1}) {
     const Case c = {dim, dim_v, Type::kBf16, kRules[rule], {700, 700}, {4, 8, 2}, Layout::kBshd};
@@ -327,22 +339,30 @@ uint64_t digest(const Launchable& l) { return hash(l.lse.read(), hash(l.o.read()
 int check_digests(int dim, int dim_v, int) {
   const Buffer<int64_t> rng(std::vector<int64_t>{1234, 5678});
   constexpr const char* kWays[] = {"plain",   "general", "biased", "capped",
-                                   "dropped", "few",     "many"};
+                                   "dropped", "few",     "many",   "paged"};
+  std::vector<int> entries;  // of two sequences of 57 pages of 16 rows
+  for (int i = 0; i < 114; ++i) entries.push_back(i * 37 % 114);
+  const Buffer<int> pages(entries), cu_seqlens_kv(std::vector<int>{0, 900, 1631});
   for (const Type type : {Type::kBf16, Type::kFp16})
     for (const int rule : {0, 1, 3})
-      for (int way = 0; way < 7; ++way) {
-        if (way > 4 && dim != 64) continue;  // rows of which the kernel is chosen by the lengths
+      for (int way = 0; way < 8; ++way) {
+        const bool by_lengths = way == 5 || way == 6;  // they choose the kernel
+        if (by_lengths && dim != 64) continue;
         const Lengths n = way == 5   ? Lengths{400, 500}
                           : way == 6 ? Lengths{1100, 1200}
+                          : way == 7 ? Lengths{700, 912}
                                      : Lengths{700, 911};
         const Case c = {dim, dim_v, type, kRules[rule], n, {2, 6, 2}, Layout::kBshd};
         const std::string name = c.name() + kWays[way];
-        const Data x(c);
+        Data x(c);
+        if (way == 7)  // any page may be attended to
+          for (Tensor* t : {&x.k, &x.v}) fill(*t, c, {0, n.rows_kv});
         Launchable l(c, x);
         AttentionArguments& f = l.f;
         const int row = 912;  // of a bias, a multiple of 16 bytes: loaded by TMA
         const Buffer<uint16_t> bias(normals(c));
         if (way == 1 || way == 4) set_dropout(f, 0.25f, rng.data);
+        if (way == 7) set_pages(f, 16, pages.data, 57, cu_seqlens_kv.data);
         if (way == 1) f.alibi = TEA_ALIBI_STANDARD;
         if (way == 1 || way == 3) f.softcap = 20;
         if (way == 2) {

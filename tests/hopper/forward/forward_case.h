@@ -158,6 +158,21 @@ inline void set_ragged(AttentionArguments& f, const SequenceLayout& layout) {
   f.queries = f.keys = layout;
   f.is_uniform = 0;
 }
+// The rows of K and V as a pool of pages, of which a table with `columns` entries for each sequence
+// makes sequences. Batch entries must follow each other in memory.
+inline void set_pages(AttentionArguments& f, int page_size, const int* table, int columns,
+                      const int* cu_seqlens) {
+  const int64_t pages = f.batch * f.keys.max_seqlen / page_size;
+  f.k.batch = page_size * f.k.seq, f.v.batch = page_size * f.v.seq;
+  f.page_table_k = f.page_table_v = {table, columns, pages};
+  f.keys = {.cu_seqlens = cu_seqlens,
+            .offsets = nullptr,
+            .max_seqlen = columns * page_size,
+            .tokens = 0,
+            .form = TEA_PAGED,
+            .page_size = page_size};
+  f.is_uniform = 0;
+}
 inline void set_dropout(AttentionArguments& f, float dropout, const int64_t* rng) {
   f.has_dropout = 1;
   f.dropout_threshold = dropout_threshold(dropout);

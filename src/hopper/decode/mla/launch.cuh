@@ -13,8 +13,7 @@ Outcome encode_maps(LaunchParams& p) {
   const AttentionArguments& a = p.args;
   const bool paged = a.keys.form == TEA_PAGED;
   if (!a.k.data || !a.v.data || p.gathers) return {};  // no keys, or no boxes
-  SequenceLayout layout = a.keys;
-  if (paged) layout.form = TEA_DENSE, layout.max_seqlen = layout.page_size;
+  const SequenceLayout layout = paged ? page_rows(a.keys) : a.keys;
   const auto encode = [&](TensorMap* to, const StridedTensor& x, const PageTable& table, int dim) {
     return encode_rows(to, x.data, x, layout, dim, a.heads_kv, paged ? table.pages : a.batch, kType,
                        kSwizzle, box_rows(a));

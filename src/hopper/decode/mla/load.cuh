@@ -3,6 +3,7 @@
 // boxes, all gather rows by cp.async. Also the load of Q by the consumers.
 #pragma once
 #include "hopper/decode/mla/shared_memory.cuh"
+#include "hopper/pages.cuh"
 #include "hopper/row_box.cuh"
 
 namespace tea::hopper::decode::mla {
@@ -40,10 +41,7 @@ struct Loader {
     key = min(key, (keys - 1) >> p.box_rows_log2 << p.box_rows_log2);
     int row = key + item.bounds.start_kv, batch = a.keys.form == TEA_RAGGED ? 0 : item.batch;
     if (a.keys.form == TEA_PAGED) {
-      bool valid = true;
-      batch = static_cast<int>(clamp_page(*page_entry(is_v, row),
-                                          (is_v ? a.page_table_v : a.page_table_k).pages, &valid));
-      if (!valid) report_status(a, TEA_STATUS_BAD_PAGE);
+      batch = page_of(a, *page_entry(is_v, row), (is_v ? a.page_table_v : a.page_table_k).pages);
       row = row % p.page_size;
     }
     return {batch, row, keys - key};
