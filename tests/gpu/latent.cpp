@@ -1,6 +1,8 @@
 // Multi-head latent attention whose V is the first columns of K, in the same memory.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/plan.h"
 #include "gpu/parallel.h"
 #include "kit/check.h"
@@ -55,6 +57,20 @@ TEST(Latent, VInKGivesTheBitsOfSeparateV) {
     EXPECT_GT(separate.size(), 0u);
     EXPECT_EQ(forward(lines[i], true), separate) << lines[i];
   });
+}
+
+// The kernels for V in K, one for each type, in the matrix of sanitized.cpp.
+TEST(Sanitized, KernelsForVInK) {
+  const std::vector<std::string> engines = engines_of(kGpu);
+  if (std::find(engines.begin(), engines.end(), "hopper") == engines.end()) return;
+  for (const std::string type : {"dtype=bf16 ", "dtype=fp16 "}) {
+    const std::string line = type +
+                             "dim_qk=576 dim_v=512 outputs=lse heads_q=16 heads_kv=1 batch=1 "
+                             "seqlen_q=1 seqlen_kv=200 k=115200,576,576 v=115200,576,576";
+    const std::vector<double> separate = forward(line, false);
+    EXPECT_GT(separate.size(), 0u);
+    EXPECT_EQ(forward(line, true), separate) << line;
+  }
 }
 
 }  // namespace
