@@ -82,6 +82,10 @@ class Call:
         found = self.passes[0].repeat(inputs)
         if found is None:
             return self.passes[0].run(forward(self.problem, x), inputs, self._results)
+        return self.of_repetition(found)
+
+    def of_repetition(self, found: list[Tensor | None]) -> tuple[tuple, Saved | None]:
+        """The results of forward(), from those of its recording."""
         if not self.problem.training:
             return found, None
         o, lse, most, saved_o, saved_lse, k, v, *halo, q = found
@@ -114,9 +118,13 @@ class ContextParallel(torch.autograd.Function):
     """Gradients for q, k, v, bias and sink; the transfers of both directions."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, sink, x, call):
-        inputs = Inputs(q, k, v, bias, sink, x.slopes, x.rng_state)
-        (o, lse, most), saved = call.forward(inputs)
+    def forward(ctx, q, k, v, bias, sink, x, call, found):
+        """found: the results of a recording that has been repeated, or None."""
+        if found is None:
+            inputs = Inputs(q, k, v, bias, sink, x.slopes, x.rng_state)
+            (o, lse, most), saved = call.forward(inputs)
+        else:
+            (o, lse, most), saved = call.of_repetition(found)
         operands = saved.operands
         ctx.call, ctx.head, ctx.scales = call, operands.head, operands.scales
         ctx.save_for_backward(
@@ -138,4 +146,4 @@ class ContextParallel(torch.autograd.Function):
         x = Inputs(q, k, v, bias, sink)
         if dout is None:  # every rank takes part in the transfers
             dout = torch.zeros((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
-        return *ctx.call.backward(x, saved, dout, dlse), None, None
+        return *ctx.call.backward(x, saved, dout, dlse), None, None, None

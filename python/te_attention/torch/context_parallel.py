@@ -106,7 +106,7 @@ class Topology(_Topology):
 
 
 _calls: dict[tuple, Call] = {}  # by their keys
-_latest: dict[tuple, Call] = {}  # the last ones without gradients, by their sites
+_latest: dict[tuple, Call] = {}  # the last ones, by their sites
 
 
 def _signature(a: Arguments, p: Problem, strategy: str, *wanted: object) -> dict[str, object]:
@@ -215,13 +215,24 @@ def context_parallel_attention(
     wanted = (return_lse, return_max_logit)
     site = _site(q, k, v, options, (*how, *wanted))
     call = _latest.get(site)
-    output = None if call is None else call.passes[0].repeat((q, k, v))
+    output = None if call is None else _repeat(q, k, v, call)
     if output is None:  # this call is not like the last one there
         output = _run(q, k, v, site, how, options, wanted)
     o, lse, *most = output
     if not (return_lse or return_max_logit):
         return o
     return chosen((o, lse, most[0] if most else None), return_lse, return_max_logit)
+
+
+def _repeat(q: Tensor, k: Tensor, v: Tensor, call: Call) -> list | tuple | None:
+    """O, LSE and row maxima by the recording of a call, if it has one that fits."""
+    if not call.problem.training:
+        return call.passes[0].repeat((q, k, v))
+    with torch.no_grad():  # the device computes while autograd makes a node
+        found = call.passes[0].repeat((q, k, v))
+    if found is None:
+        return None
+    return ContextParallel.apply(q, k, v, None, None, None, call, found)
 
 
 def _run(
@@ -236,11 +247,11 @@ def _run(
         if key is not None and not always:
             keep(_calls, key, call)
     if call.problem.training:
-        output = ContextParallel.apply(x.q, x.k, x.v, x.bias, x.sink, x, call)
+        output = ContextParallel.apply(x.q, x.k, x.v, x.bias, x.sink, x, call, None)
     else:
         output, _ = call.forward(x)
-        if key in _calls:
-            keep(_latest, site, call)
+    if key in _calls:
+        keep(_latest, site, call)
     if output[0].shape[-1] != v.shape[-1]:  # head dims that are no multiples of 8 were padded
         return (output[0][..., : v.shape[-1]], *output[1:])
     return output

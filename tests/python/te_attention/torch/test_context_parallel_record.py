@@ -357,6 +357,42 @@ def test_equal_calls_are_repeated_and_others_are_not(monkeypatch: pytest.MonkeyP
             call(others, groups[0], **more)
 
 
+@pytest.mark.parametrize("name", ["ring", "window"])
+def test_equal_calls_with_gradients_are_repeated(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy, options = CASES[name]
+    ranks = Ranks(2, strategy, True, **options)
+    groups, made = [object(), object()], []
+
+    def new_call(q, k, v, how, *_) -> tuple:
+        made.append(how[0])
+        return ranks.calls[groups.index(how[0])], Inputs(q, k, v), False
+
+    monkeypatch.setattr(context_parallel, "_new_call", new_call)
+    for seed in (1, 2, 3):
+        posts, found = [t.posts for t in ranks.transports], [None, None]
+
+        def work(rank: int, inputs: list, found: list = found, seed: int = seed) -> None:
+            leaves = [t.requires_grad_() for t in inputs]
+            o, lse = context_parallel.context_parallel_attention(
+                *leaves, group=groups[rank], strategy=strategy, return_lse=True, **ranks.options
+            )
+            assert lse.grad_fn is o.grad_fn
+            found[rank] = o, torch.autograd.grad(o, leaves, ranks.gradient(rank, seed))
+
+        ranks.in_threads(work, found, ranks.inputs(seed))
+        results = ranks.expected(seed)
+        wanted = ranks.expected_gradients(results, seed)
+        for (o, gradients), ((of_program, *_), _), exact in zip(
+            found, results, wanted, strict=True
+        ):
+            assert torch.equal(o, of_program)
+            assert all(map(torch.equal, gradients, exact[:3]))
+    assert sorted(made, key=groups.index) == groups
+    assert [t.posts for t in ranks.transports] == posts  # the last one ran no program
+
+
 def test_each_address_counts_for_the_key_of_a_call() -> None:
     """A part reads q and keys of another rank: it does not see the alignment of this rank's k."""
     memory = torch.empty(3, 1024, dtype=torch.bfloat16)
