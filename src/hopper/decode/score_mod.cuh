@@ -43,6 +43,30 @@ TEA_DEVICE void add_packed_bias(float (&s)[kCount], const AttentionArguments& a,
   }
 }
 
+// softcap_scores() with a path for each row, for batch-invariant problems: the two paths round
+// differently, and a row's bits must not depend on the other row of the thread.
+template <int kCount>
+TEA_DEVICE void softcap_scores_by_row(float (&s)[kCount], float (&highest)[2]) {
+  uint32_t any[2] = {};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) any[row_slot(i)] |= __float_as_uint(fmaf(s[i], s[i], 1));
+  const bool is_small[2] = {any[0] < 0x40000000, any[1] < 0x40000000};  // see softcap_scores()
+  float by_exp[kCount], highest_product[2];
+  if (!is_small[0] || !is_small[1]) {
+    thread_row_max(s, highest_product);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) by_exp[i] = s[i];
+    softcap_exp_all(by_exp, fmaxf(highest_product[0], highest_product[1]) > 30);
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    s[i] = is_small[row_slot(i)] ? softcap_polynomial(s[i]) : by_exp[i];
+  thread_row_max(s, highest);
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    if (!is_small[r]) highest[r] = softcap_exp(highest_product[r]);
+}
+
 // Turns products of Q and K into scores in units of score_unit(). Where softcap_is_last(),
 // `highest` is set to the maximum of the thread's visible scores in each row.
 template <Type kType, int kCount>
@@ -66,7 +90,7 @@ TEA_DEVICE void modify_packed_scores(float (&s)[kCount], const AttentionArgument
     for_each([&](float x, int i) {  // a score that is not visible may be NaN
       return visible[row_slot(i)] >> index_in_row(i) & 1 ? x * factor : kMinusInfinity;
     });
-    softcap_scores(s, highest);
+    softcap_scores_by_row(s, highest);
     if (softcap_is_last(a)) {
 #pragma unroll
       for (int r = 0; r < 2; ++r)
