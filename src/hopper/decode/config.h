@@ -69,7 +69,8 @@ inline constexpr int kNumTiles = static_cast<int>(std::size(kTiles));
 // clang-format off
 inline constexpr TileConfig kFp8KvTiles[] = {
     {.dim = 64, .dim_v = 64, .mma_m = 1, .team_warps = 1, .teams = 8, .stages = 8},
-    {.dim = 128, .dim_v = 128, .mma_m = 1, .team_warps = 1, .teams = 8, .stages = 5, .passes = 2},
+    {.dim = 128, .dim_v = 128, .mma_m = 1, .team_warps = 1, .teams = 8, .stages = 5, .passes = 2,
+     .has_producers = true},
     {.dim = 192, .dim_v = 128, .mma_m = 1, .team_warps = 1, .teams = 8, .stages = 4, .passes = 2},
     {.dim = 256, .dim_v = 256, .mma_m = 1, .team_warps = 1, .teams = 4, .stages = 5, .passes = 4},
 };
@@ -85,6 +86,11 @@ struct KernelConfig {
   // modifications of scores, and not batch-invariant: less code, because the instruction cache is
   // cold, and short runs spend much of their time in instruction fetch.
   bool is_plain = false;
+
+  // The operands' type. FP8 becomes fp16 by one instruction, exactly; bf16 takes four times as
+  // many.
+  constexpr Type operand_type() const { return has_fp8_kv ? Type::kFp16 : type; }
+  constexpr bool scales_q() const { return operand_type() != type; }  // see load_q.cuh
 };
 
 // The configurations that serve K and V of a type.

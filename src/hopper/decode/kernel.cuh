@@ -17,6 +17,9 @@ template <KernelConfig C>
 struct DecodeKernel {
   using T = Traits<C>;
   using SharedStorage = typename T::SharedStorage;
+  // Of 128 registers that each of 512 threads has at first, those that compute need more.
+  static constexpr bool kMovesRegisters = T::kHasProducers && T::kAllThreads > 384;
+  static constexpr int kProducerRegisters = 80, kConsumerRegisters = 176;
 
   // Zeroes the rows that belong to no sequence and reports invalid lengths and origins.
   static TEA_DEVICE void fill(const AttentionArguments& args) {
@@ -34,6 +37,7 @@ struct DecodeKernel {
       for (int i = static_cast<int>(threadIdx.x); i < T::kBlockM; i += T::kThreads)
         s.slopes[i] = slope_of(p.args, item.batch, item.head_kv() * p.group + i % p.group);
     T::sync();
+    if constexpr (C.scales_q()) convert_q<C>(s), T::sync();
   }
   // Called by the last thread that computes.
   static TEA_DEVICE void find_others(const LaunchParams& p, SharedStorage& s,
@@ -146,8 +150,10 @@ struct DecodeKernel {
     } else if constexpr (!T::kHasProducers) {
       load_and_compute(p, s, work);
     } else if (!computes) {
+      if constexpr (kMovesRegisters) warpgroup_reg_dealloc<kProducerRegisters>();
       produce(p, s, work);
     } else {
+      if constexpr (kMovesRegisters) warpgroup_reg_alloc<kConsumerRegisters>();
       compute(p, s, work, [&](int stage) {
         if (lane() == 0) arrive(s.empty[warp()][stage]);
       });

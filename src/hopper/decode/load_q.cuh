@@ -17,6 +17,35 @@ TEA_DEVICE void store_q(uint8_t* row, int chunk, const uint4& x) {
   }
 }
 
+// Turns the rows of Q from bf16 into fp16, for K and V in FP8, by all threads that compute. Each
+// row is multiplied by a power of two that brings its largest element close to 2^15: the bits that
+// the smallest elements lose are below 2^-38 of that one.
+template <KernelConfig C>
+TEA_DEVICE void convert_q(typename Traits<C>::SharedStorage& s) {
+  using T = Traits<C>;
+  constexpr int kPairs = T::kDim / 64;  // of a lane, in a row
+  constexpr uint32_t kInfinity = 0x7F80;
+#pragma unroll 1
+  for (int row = warp(); row < T::kBlockM; row += T::kThreads / 32) {
+    uint32_t* const pairs = reinterpret_cast<uint32_t*>(s.q + row * T::kPitchQ) + lane();
+    uint32_t x[kPairs], highest = 15 << 7;  // at least, so that both scales are normal floats
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      x[i] = pairs[32 * i];
+      const uint32_t low = x[i] & 0x7FFF, high = x[i] >> 16 & 0x7FFF;
+      if (low < kInfinity) highest = max(highest, low);
+      if (high < kInfinity) highest = max(highest, high);
+    }
+    const uint32_t exponent = __reduce_max_sync(0xffffffff, highest) >> 7;
+    const float scale = __uint_as_float((268 - exponent) << 23);  // 2^(14 - (exponent - 127))
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i)
+      pairs[32 * i] = pack<Type::kFp16>(__uint_as_float(x[i] << 16) * scale,
+                                        __uint_as_float(x[i] & 0xFFFF0000) * scale);
+    if (lane() == 0) s.q_scale[row] = __uint_as_float((exponent - 14) << 23);
+  }
+}
+
 // The load of the packed rows of Q, by all threads that compute. Addresses are computed first: for
 // the first item before the wait for the predecessor.
 template <KernelConfig C>

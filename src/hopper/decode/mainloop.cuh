@@ -14,7 +14,8 @@ template <KernelConfig C>
 struct Mainloop {
   using T = Traits<C>;
   using Stage = typename T::Stage;
-  static constexpr bool kIsBf16 = C.type == Type::kBf16;
+  static constexpr Type kOperand = C.operand_type();
+  static constexpr bool kIsBf16 = kOperand == Type::kBf16;
   static constexpr int kMmaM = T::kMmaM, kSteps = T::kDim / 16;
   // The fragments of Q stay in registers where O leaves room for them.
   static constexpr bool kQInRegisters = kMmaM * T::kDim <= 128;
@@ -30,6 +31,7 @@ struct Mainloop {
   uint32_t q[kQInRegisters ? kMmaM : 1][kQInRegisters ? kSteps : 1][4];
   int unmasked_begin, unmasked_end;  // the keys that all rows attend to
   float k_scale;                     // of K in FP8
+  float q_scale[kMmaM][2];           // of the thread's rows, where Q is scaled
 
   // The addresses of a lane in the 16 x 16 elements of an operand that ldmatrix_x4() reads: the 8 x
   // 8 matrices right, then below; or below, then right. The first is of the first columns of K or
@@ -60,6 +62,10 @@ struct Mainloop {
 #pragma unroll
     for (int m = 0; m < kMmaM; ++m) {
       softmax[m].start();
+      if constexpr (C.scales_q())
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          q_scale[m][r] = s.q_scale[first_row + 16 * m + lane() / 4 + 8 * r];
 #pragma unroll
       for (int i = 0; i < T::kDimV / 2; ++i) o[m][i] = 0;
       if constexpr (kQInRegisters)
@@ -111,12 +117,13 @@ struct Mainloop {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         scores[m][i] += odd[m][i];
+        if constexpr (C.scales_q()) scores[m][i] *= q_scale[m][row_slot(i)];
         if constexpr (C.has_fp8_kv) scores[m][i] *= k_scale;
       }
   }
-  // Four codes as two pairs of the type of Q.
+  // Four codes as two pairs of operands.
   TEA_DEVICE void widen(uint32_t& low, uint32_t& high, uint32_t codes) const {
-    widen_fp8<C.type>(low, high, codes, p.args.k.dtype);
+    widen_fp8(low, high, codes, p.args.k.dtype);
   }
 
   // O += P V. With V in FP8 each load has 16 keys by 32 columns, and of each 16 columns the even
@@ -183,7 +190,7 @@ struct Mainloop {
 #pragma unroll
     for (int m = 0; m < kMmaM; ++m) {
       update(scores[m], m, block * kBlockN);
-      accumulator_as_operand<C.type>(probabilities[m], scores[m], 0);
+      accumulator_as_operand<kOperand>(probabilities[m], scores[m], 0);
     }
     gemm_pv(probabilities, from);
   }

@@ -44,6 +44,7 @@ struct Traits {
     Barrier full[kTeams][kStages];   // the block of a stage has arrived
     Barrier empty[kTeams][kStages];  // and has been computed, where there are producers
     alignas(16) uint8_t q[kBlockM * kPitchQ];
+    float q_scale[C.scales_q() ? kBlockM : 1];          // of the rows of Q in fp16
     alignas(16) float o[kTeams][kBlockM * kPassPitch];  // of one pass
     RowState rows[kTeams][kBlockM];
     float slopes[kBlockM];  // of ALiBi

@@ -1,7 +1,6 @@
-// Codes of FP8 as operands of 16 bits, exactly.
+// Codes of FP8 as fp16, exactly.
 #pragma once
 #include "hopper/device/ptx.cuh"
-#include "hopper/device/types.h"
 #include "te_attention.h"
 
 namespace tea::hopper::decode {
@@ -11,16 +10,7 @@ TEA_DEVICE uint32_t e4m3_to_halves(uint16_t codes) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(halves) : "h"(codes));
   return halves;
 }
-TEA_DEVICE uint32_t halves_to_bf16(uint32_t halves) {
-  float low, high;
-  asm("{.reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;}\n"
-      : "=f"(low), "=f"(high)
-      : "r"(halves));
-  return pack<Type::kBf16>(low, high);
-}
-
 // Four codes, the first in the low byte, as two pairs. dtype: TEA_E4M3 or TEA_E5M2.
-template <Type kTo>
 TEA_DEVICE void widen_fp8(uint32_t& low, uint32_t& high, uint32_t codes, int32_t dtype) {
   if (dtype == TEA_E4M3) {
     low = e4m3_to_halves(static_cast<uint16_t>(codes));
@@ -29,7 +19,6 @@ TEA_DEVICE void widen_fp8(uint32_t& low, uint32_t& high, uint32_t codes, int32_t
     low = __byte_perm(codes, 0, 0x1404);
     high = __byte_perm(codes, 0, 0x3424);
   }
-  if constexpr (kTo == Type::kBf16) low = halves_to_bf16(low), high = halves_to_bf16(high);
 }
 
 }  // namespace tea::hopper::decode
