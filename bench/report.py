@@ -241,7 +241,21 @@ def fp8(suite: Suite) -> list[str]:
         ours = [float(suite.tflops(s, of_pass, "portable") or 0) for s in suite.shapes()]
         ranges.append(f"{min(x for x in ours if x):.0f} to {max(ours):.0f} {of_pass}")
     note = f"The emulation of `portable`, without tensor cores of 8 bits: {' and '.join(ranges)}."
-    return [*by_length("`cudnn`: forward, backward", rows), "", note]
+    return [*by_length("`cudnn`: forward, backward", rows), "", f"{note} {fp8_caches()}"]
+
+
+def fp8_caches() -> str:
+    """Decoding with keys and values in FP8 over the same in bf16, where both need many bytes."""
+    suite, found = Suite("h200/fp8-cache"), []
+    for record in suite.records:
+        match = re.fullmatch(r"fp8-cache \d+/8 d=128 b=(\d+) kv=(\d+)", record.get("what", ""))
+        if match and int(match[1]) * int(match[2]) >= 2**18:
+            found += [record["ratio"][name] for name in ("e4m3 dense", "e4m3 page=64")]
+    return (
+        f"FP8 caches with 8 key heads and at least 262144 keys are decoded {min(found):.2f} to "
+        f"{max(found):.2f} times as fast as bf16 ones (commit {suite.records[0]['commit']}, "
+        "`bench/gpu_pages.py`, [what they are](kernels/hopper-decode.md))."
+    )
 
 
 def page() -> str:
