@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "cpu/subnormals.h"
 #include "math/bias.h"
 #include "math/formats.h"
 #include "math/load_store.h"
@@ -178,7 +179,11 @@ void View::raise(tea_tensor t, double value) const {
 }
 
 void View::parallel_for(int64_t count, const std::function<void(int64_t)>& body) const {
-  cpu::parallel_for(count, body, {run.parallel_for, run.parallel_context, run.threads});
+  const auto exact = [&body](int64_t i) {
+    const Subnormals kept(true);  // the thread may be another library's
+    body(i);
+  };
+  cpu::parallel_for(count, exact, {run.parallel_for, run.parallel_context, run.threads});
 }
 
 void View::fill(tea_tensor t, double value) const {
