@@ -115,7 +115,7 @@ def _signature(a: Arguments, p: Problem, strategy: str, *wanted: object) -> dict
     for name in ("bias", "sink", "slopes", "cu_seqlens_q", "cu_seqlens_kv", "offsets_q",
                  "offsets_kv", "k_descale", "v_descale"):  # fmt: skip
         tensor = getattr(a, name)
-        if tensor is not None and name == "bias":
+        if tensor is not None and name == "bias" and not p.q.ragged:  # of the local rows
             shape = [n if n == 1 else "full" for n in tensor.shape]
             del shape[2]
             shapes[name] = f"{tensor.dtype} {shape}"

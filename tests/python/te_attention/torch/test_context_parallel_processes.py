@@ -212,16 +212,22 @@ AGREEING = (every_strategy, uneven_lengths, cross_attention_at_the_bottom_right,
             shard_and_unshard)  # fmt: skip
 
 
-def call(group, **changes) -> None:
+def call(group, **changes) -> object:
     rank = dist.get_rank(group)
     q = torch.zeros(1, 2, 16, 8, dtype=changes.pop("dtype", torch.float32))
     options = {"mask": "causal", "strategy": "ring"} | changes
+    if rows := options.pop("rows_of_bias", None):  # of one sequence of 32 rows, with thd
+        q, cu = q[0].transpose(0, 1), torch.tensor([0, 32], dtype=torch.int32)
+        options |= {"format": "thd", "cu_seqlens_q": cu, "cu_seqlens_kv": cu,
+                    "bias": torch.zeros(1, 2, rows, 32)}  # fmt: skip
+        return cp.context_parallel_attention(q, q, q, group=group, **options)
     if rank == 1 and options.pop("raises", False):
         options["window"] = (-5, 0)
-    cp.context_parallel_attention(q, q, q[:, :, : options.pop("rows", 16)], group=group, **options)
+    k, v = q, q[:, :, : options.pop("rows", 16)]
+    return cp.context_parallel_attention(q, k, v, group=group, **options)
 
 
-# The deviation of rank 1, and the error that every rank raises.
+# The deviation of rank 1, the error that every rank raises, and the options of both ranks.
 DISAGREEMENTS = {
     "options": ({"mask": None}, "rank 1 called with mask=none; needs causal as rank 0"),
     "strategy": ({"strategy": "a2a"}, "rank 1 called with strategy=a2a; needs ring as rank 0"),
@@ -229,18 +235,23 @@ DISAGREEMENTS = {
     "FP8": ({"fp8": "current"}, "rank 1 called with fp8=current; needs None as rank 0"),
     "lengths": ({"seqlens": 34}, "rank 1 raised: ValueError: q.shape"),
     "training": ({"window": (3, None)}, "rank 1 called with window=(3, -1); needs (-1, -1)"),
+    "rows of a bias": (
+        {"rows_of_bias": 1},
+        "rank 1 called with bias=torch.float32 [1, 2, 1, 32]",
+        {"rows_of_bias": 32},
+    ),
     "raised before": ({"raises": True}, "rank 1 raised: ValueError: window"),
     "absent": (None, "rank 1 has not called within 10 s; needs the call of rank 0"),
 }
 
 
-def disagree(group, change: dict | None) -> tuple[str, float]:
+def disagree(group, change: dict | None, _: str, both: dict | None = None) -> tuple[str, float]:
     begin = time.monotonic()
     mine = dist.get_rank(group) == 1
     if mine and change is None:
         return "", 0.0
     try:
-        call(group, **(change if mine else {}))
+        call(group, **(both or {}) | (change if mine else {}))
     except (RuntimeError, ValueError) as error:
         return str(error), time.monotonic() - begin
     return "no error", time.monotonic() - begin
@@ -267,9 +278,9 @@ def work(rank: int, folder: str, port: int) -> None:
     attempt("hierarchical 8", hierarchical, (pairs[rank // 2], strided[rank % 2]))
     if rank < 2:
         attempt("topology 2", topology, groups[2])
-        for name, (change, _) in DISAGREEMENTS.items():
+        for name, case in DISAGREEMENTS.items():
             dist.barrier(group=groups[2])
-            attempt(f"disagree {name}", disagree, groups[2], change)
+            attempt(f"disagree {name}", disagree, groups[2], *case)
     Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
@@ -300,7 +311,7 @@ def test_a_topology_is_the_same_on_every_rank(results: list[dict]) -> None:
 
 @pytest.mark.parametrize("name", DISAGREEMENTS)
 def test_disagreement_is_an_error_on_every_rank(results: list[dict], name: str) -> None:
-    change, needed = DISAGREEMENTS[name]
+    change, needed, *_ = DISAGREEMENTS[name]
     for rank in range(2):
         text, seconds = results[rank][f"disagree {name}"]
         assert seconds < LIMIT
