@@ -43,8 +43,9 @@ TEA_DEVICE void add_packed_bias(float (&s)[kCount], const AttentionArguments& a,
   }
 }
 
-// softcap_scores() with a path for each row, for batch-invariant problems: the two paths round
-// differently, and a row's bits must not depend on the other row of the thread.
+// softcap_scores() with a path for each row: the two paths round differently, and in a
+// batch-invariant problem, which this kernel also serves, a row's bits must not depend on the other
+// row of the thread.
 template <int kCount>
 TEA_DEVICE void softcap_scores_by_row(float (&s)[kCount], float (&highest)[2]) {
   uint32_t any[2] = {};
