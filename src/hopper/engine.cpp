@@ -49,7 +49,8 @@ bool accumulates_backward(const Problem& p) {
 struct Hopper : Executable {
   Problem problem;
   int device;
-  Hopper(const Problem& p, int index) : problem(p), device(index) {}
+  bool decodes_alone;
+  Hopper(const Problem& p, int index) : problem(p), device(index), decodes_alone(decodes_only(p)) {}
 
   void forward(const Run& run) const override {
     if (!run.tensor[TEA_Q]) return;  // no query row
@@ -58,7 +59,7 @@ struct Hopper : Executable {
     const AttentionArguments args = make_arguments(problem, run);
     const std::string limit = run_decode_limit(problem, args);
     const bool decodes = !run.accumulate && limit.empty();
-    if (!decodes && decodes_only(problem)) throw Error(TEA_UNSUPPORTED, "hopper: " + limit);
+    if (!decodes && decodes_alone) throw Error(TEA_UNSUPPORTED, "hopper: " + limit);
     require_success(decodes ? decode::run(args, run.stream) : hopper::forward(args, run.stream));
   }
   void backward(const Run& run) const override {
