@@ -77,7 +77,7 @@ CODE_IN_MARKDOWN = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE
 
 
 def rejected_terms(text: str, name: str) -> list[str]:
-    """The rejected terms of a file, words of identifiers included, each with its standard term."""
+    """The rejected terms of a file, in identifiers too, each with its standard term."""
     if _NOT_CHECKED.match(name):
         return []
     if name.endswith(".md"):  # code may quote names of other projects

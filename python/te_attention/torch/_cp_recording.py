@@ -126,10 +126,10 @@ def head(inputs: Sequence[Slot]) -> list[int]:
 
 def _little(steps: Sequence[Step], slots: Sequence[Slot]) -> tuple[dict[int, int], int]:
     """Places in one memory of all slots that are no results, and its bytes; none if it is large."""
-    apart = {slot for step in steps if step.kind in (Kind.RESULT, Kind.VIEW) for slot in step.slots}
+    kept = {slot for step in steps if step.kind in (Kind.RESULT, Kind.VIEW) for slot in step.slots}
     places, end = {}, 0
     for step in steps:
-        if step.kind == Kind.ALLOCATE and step.slots[0] not in apart:
+        if step.kind == Kind.ALLOCATE and step.slots[0] not in kept:
             slot = step.slots[0]
             places[slot] = end
             end += -(-slots[slot].view.bytes() // UNIT) * UNIT
