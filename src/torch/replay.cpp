@@ -139,8 +139,11 @@ class Replay {
       while (code_ < end_) step(next());
     } catch (...) {
       // Memory of the call may be used again only after the transfers that were begun.
-      for (int i = 0; i < kEvents; ++i)
-        if (is_under_way_[i]) join(i);
+      try {
+        for (int i = 0; i < kEvents; ++i)
+          if (is_under_way_[i]) join(i);
+      } catch (...) {  // the first error is the one that tells the cause
+      }
       throw;
     }
     return results_;

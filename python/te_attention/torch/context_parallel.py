@@ -16,6 +16,7 @@ from torch import Tensor
 from te_attention._cp_cost import Topology as _Topology
 from te_attention._library import setting
 from te_attention.torch._arguments import Arguments
+from te_attention.torch._autograd import is_traced
 from te_attention.torch._bounded import keep
 from te_attention.torch._cp_agree import DisagreementError, agree, report_error
 from te_attention.torch._cp_call import Call, ContextParallel
@@ -49,6 +50,7 @@ MEBI = 2**20
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _PLAIN = frozenset((bool, int, float, str, tuple, type(None)))  # options whose values are compared
 _is_grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _are_all_deterministic = torch.are_deterministic_algorithms_enabled
 __all__ = [
@@ -207,21 +209,40 @@ def context_parallel_attention(
             rng_state is that of rank 0; dropout drops what one device would drop, for any number of
             ranks.
 
+    torch.compile leaves the call out of its graphs. Transforms of torch.func, and forward-mode
+    differentiation, are refused.
+
     Raises:
         ValueError, RuntimeError, TypeError: as attention().
         DisagreementError: ranks called with different arguments, or one did not call within 10 s.
     """
     how = (group, strategy, sharding, seqlens, topology, stream, check)
     wanted = (return_lse, return_max_logit)
+    if _is_compiling():
+        return _call_outside_graphs(q, k, v, how, options, wanted)
+    return _call(q, k, v, how, options, wanted)
+
+
+def _call_outside_graphs(*arguments: object) -> Tensor | tuple[Tensor, ...]:
+    """A graph break: transfers and recordings are no operators that a graph could hold.
+
+    torch.compiler.disable as a decorator would import the compiler, which takes a second.
+    """
+    return torch.compiler.disable(_call)(*arguments)
+
+
+def _call(
+    q: Tensor, k: Tensor, v: Tensor, how: tuple, options: dict, wanted: tuple[bool, bool]
+) -> Tensor | tuple[Tensor, ...]:
     site = _site(q, k, v, options, (*how, *wanted))
     call = _latest.get(site)
     output = None if call is None else _repeat(q, k, v, call)
     if output is None:  # this call is not like the last one there
         output = _run(q, k, v, site, how, options, wanted)
     o, lse, *most = output
-    if not (return_lse or return_max_logit):
+    if not any(wanted):
         return o
-    return chosen((o, lse, most[0] if most else None), return_lse, return_max_logit)
+    return chosen((o, lse, most[0] if most else None), *wanted)
 
 
 def _repeat(q: Tensor, k: Tensor, v: Tensor, call: Call) -> list | tuple | None:
@@ -269,6 +290,9 @@ def _new_call(
         check is None and (transport.backend == "gloo" or setting("TE_ATTENTION_CHECK") == "1")
     )
     try:
+        if is_traced():
+            refuse("torch.func or torch.autograd.forward_ad", "active",
+                   "torch.autograd: transfers have no rule for transforms")  # fmt: skip
         fp8 = take_fp8(q, options)
         a = describe(q, k, v, return_max_logit=wanted[1], **options)
         first, zigzag = "ring" if strategy == "auto" else strategy, sharding == "zigzag"
@@ -298,7 +322,7 @@ def _site(q: Tensor, k: Tensor, v: Tensor, options: dict, how: tuple) -> tuple |
     if (
         not (_TENSORS.issuperset((type(q), type(k), type(v))) and _PLAIN.issuperset(kinds))
         or q.is_nested or k.is_nested or v.is_nested
-        or options.get("dropout") or _is_any_autocast_enabled()
+        or options.get("dropout") or _is_any_autocast_enabled() or is_traced()
     ):  # fmt: skip
         return None
     training = _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)

@@ -4,6 +4,7 @@ import os
 import pickle
 import time
 import traceback
+import warnings
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,37 @@ def shard_and_unshard(group, **_) -> None:
     assert torch.equal(gradient, wanted)
 
 
+def compiled(group, **_) -> None:
+    """A graph break around the call, which is not traced."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 4, 16, 8) for _ in range(3))
+
+    def scaled(q, k, v):
+        return 2 * cp.context_parallel_attention(q * 3, k, v, group=group, mask="causal")
+
+    graphs = []
+    backend = lambda graph, _: graphs.append(graph) or graph  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = torch.compile(scaled, backend=backend)(q, k, v)
+    assert torch.equal(got, scaled(q, k, v))
+    assert len(graphs) == 2  # the products before and after the call
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.compiler\.disable"):
+        torch.compile(scaled, backend=backend, fullgraph=True)(q, k, v)
+
+
+def transforms_are_refused(group, **_) -> None:
+    q = torch.randn(1, 4, 16, 8)
+    call = lambda q: cp.context_parallel_attention(q, q, q, group=group).sum()  # noqa: E731
+    transforms = {"grad": lambda: torch.func.grad(call)(q),
+                  "vmap": lambda: torch.func.vmap(call)(q[None]),
+                  "jvp": lambda: torch.func.jvp(call, (q,), (q,))}  # fmt: skip
+    for name, run in transforms.items():
+        with pytest.raises(ValueError, match="forward_ad is active"):
+            print(name, run())
+
+
 def topology(group, **_) -> None:
     found = cp.Topology.measure(group)
     seen = [None] * dist.get_world_size(group)
@@ -277,7 +309,8 @@ def work(rank: int, folder: str, port: int) -> None:
         dist.barrier()  # ranks wait for each other no longer than a call may
     attempt("hierarchical 8", hierarchical, (pairs[rank // 2], strided[rank % 2]))
     if rank < 2:
-        attempt("topology 2", topology, groups[2])
+        for body in (topology, compiled, transforms_are_refused):
+            attempt(f"{body.__name__} 2", body, groups[2])
         for name, case in DISAGREEMENTS.items():
             dist.barrier(group=groups[2])
             attempt(f"disagree {name}", disagree, groups[2], *case)
@@ -307,6 +340,12 @@ def test_groups_of_groups(results: list[dict]) -> None:
 
 def test_a_topology_is_the_same_on_every_rank(results: list[dict]) -> None:
     assert results[0]["topology 2"] is None and results[1]["topology 2"] is None
+
+
+@pytest.mark.parametrize("body", [compiled, transforms_are_refused])
+def test_what_traces_a_call(results: list[dict], body) -> None:
+    for rank in range(2):
+        assert results[rank][f"{body.__name__} 2"] is None
 
 
 @pytest.mark.parametrize("name", DISAGREEMENTS)
