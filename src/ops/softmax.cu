@@ -110,26 +110,26 @@ struct Row {
     else
       for (Column begin = 0; begin < all; begin += distance * kHeld) body(begin);
   }
-  // Calls work with the number of visible vectors of a thread as a compile-time constant, so that
+  // Calls body with the number of visible vectors of a thread as a compile-time constant, so that
   // vectors need no check. Rows that share a warp use the maximum.
-  template <class Work>
-  __device__ __forceinline__ void with_count(const Team& team, const Work& work) const {
+  template <class Body>
+  __device__ __forceinline__ void with_count(const Team& team, const Body& body) const {
     if constexpr (C::counted) {
       constexpr int kShift = std::countr_zero(unsigned{kSize});
       const int vectors = (seen + team.lane() * kSize + distance - 1) >> (team.shift + kShift);
       static_assert(kHeld == 4);
       switch (__reduce_max_sync(~0u, vectors)) {
         case 4:
-          return work(Count<4>());
+          return body(Count<4>());
         case 3:
-          return work(Count<3>());
+          return body(Count<3>());
         case 2:
-          return work(Count<2>());
+          return body(Count<2>());
         default:
-          return work(Count<1>());
+          return body(Count<1>());
       }
     } else {
-      work(Count<kHeld>());
+      body(Count<kHeld>());
     }
   }
   // Calls body with the index of every vector and the number of its visible columns, which may be
