@@ -78,7 +78,8 @@ struct PostprocessWarp {
     cp_async_commit();
 #pragma unroll 1
     for (int piece = 0; piece < kPieces; ++piece) {
-      if (piece + 1 < kPieces) load(piece + 1, (piece + 1) % 2);
+      // There may be no memory of other pieces (workspace.h).
+      if (piece + 1 < kPieces && is_stored(piece + 1)) load(piece + 1, (piece + 1) % 2);
       cp_async_commit();
       cp_async_wait<1>();
       __syncwarp();
@@ -96,7 +97,12 @@ struct PostprocessWarp {
     // L2 need not write back sums that are never read again.
     const float* const lines = s.units[warp].from + 32 * lane();
 #pragma unroll
-    for (int i = 0; i < kUnitFloats / 1024; ++i) discard_line(lines + 1024 * i);
+    for (int i = 0; i < kUnitFloats / 1024; ++i)
+      if (i < kUnitFloats / 2048 || s.units[warp].columns > 32) discard_line(lines + 1024 * i);
+    // A bulk copy may write where ordinary instructions have read.
+    if (s.units[warp].converted) fence_proxy_async_global();
+    __syncwarp();
+    if (lane() == 0 && s.units[warp].converted) add_release(*s.units[warp].converted, 1);
     __syncwarp();
   }
   // Waits until a unit is completed and returns true; false if there will be no such unit: no tile

@@ -42,6 +42,19 @@ TEA_DEVICE void validate(const AttentionArguments& a, int thread, int threads) {
     if (!is_origin_valid(a, i)) report_status(a, TEA_STATUS_BAD_ORIGIN);
 }
 
+// The units of the first heads that count as converted: none, or both of a row block without rows
+// that attend to a key, to which no tile contributes.
+template <Type kType, int kBlockM>
+TEA_DEVICE void init_conversions(const KernelParams& p, int thread, int threads) {
+  if (!p.work.dq_heads) return;
+  const int heads = p.args.heads_q, blocks = p.work.row_blocks.of_dense;
+  const int first_heads = static_cast<int>(p.args.batch) * heads - p.work.dq_heads;
+  for (int i = thread; i < first_heads * blocks; i += threads) {
+    const SequenceTask<kType, kBlockM> s(p, i / blocks / heads);
+    p.work.dq_converted[i] = i % blocks * kBlockM < s.attending() ? 0 : 2;
+  }
+}
+
 // How tasks are made of rows and heads.
 struct TaskShape {
   int team;         // lanes that share a row of a head
@@ -60,6 +73,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int warps = static_cast<int>(gridDim.x) * kWarps;
   for (int64_t i = int64_t{warp} * 32 + lane(); i < p.work.counters; i += int64_t{warps} * 32)
     p.work.dq_order[i] = 0;
+  init_conversions<kType, kBlockM>(p, warp * 32 + lane(), warps * 32);
   validate(a, warp * 32 + lane(), warps * 32);
   zero_gaps(a, a.queries, warp, warps);
   zero_gaps(a, a.keys, warp, warps);

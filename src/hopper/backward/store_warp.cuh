@@ -45,9 +45,14 @@ struct StoreWarp {
       while (load_acquire(order) < rank) {
       }
   }
-  // Adds a pair of units, adjacent in memory from `sums` on, as contribution `rank` of `count`.
-  // completed() describes their conversion.
-  template <class Completed>
+  // Waits until both units of the head that had this memory before have been read.
+  TEA_DEVICE void wait_for_conversion(const uint32_t& converted) {
+    while (load_acquire(converted) < 2) {
+    }
+  }
+  // Adds a pair of units, adjacent in memory from `sums` on, as contribution `rank` of `count`; of
+  // the second one kSecondBytes. completed() describes their conversion.
+  template <uint32_t kSecondBytes, class Completed>
   TEA_DEVICE void add_pair(float* sums, uint32_t* order, int rank, int count,
                            Completed&& completed) {
     wait_for_turn(*order, static_cast<uint32_t>(rank));
@@ -56,10 +61,12 @@ struct StoreWarp {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // the unit of consumer i ^ kFirstStaging, which has that place
       const float* const from = reinterpret_cast<const float*>(s.staging[state[i].stage]);
+      const int unit = i ^ T::kFirstStaging;
+      const uint32_t bytes = unit == 0 ? kUnitBytes : kSecondBytes;
       if (rank == 0)
-        bulk_store(sums + (i ^ T::kFirstStaging) * kUnitFloats, from, kUnitBytes);
+        bulk_store(sums + unit * kUnitFloats, from, bytes);
       else
-        bulk_reduce_add(sums + (i ^ T::kFirstStaging) * kUnitFloats, from, kUnitBytes);
+        bulk_reduce_add(sums + unit * kUnitFloats, from, bytes);
     }
     bulk_commit();
     bulk_wait<0>();
@@ -87,19 +94,30 @@ struct StoreWarp {
     const int row = block * kBlockM;
     const Range keys = w.visible_key_blocks(row, kBlockM);
     const int64_t pair = head * p.work.row_blocks.per_head + w.row_block + block;
-    float* const sums = p.work.dq + pair * (2 * kUnitFloats);
-    add_pair(sums, p.work.dq_order + pair, w.rank_among(keys), keys.end - keys.begin, [&] {
-      const int64_t at = T::batch_of(a.queries, w) * a.dq.batch + head * a.dq.head +
-                         int64_t{w.start_q + row} * a.dq.seq;
-      return CompletedPair{.from = sums,
-                           .to = element(a.dq, at),
-                           .row_stride = a.dq.seq,
-                           .rows = w.rows - row,
-                           .columns = a.dim_qk,
-                           .factor = a.scale,
-                           .by_rows = kBlockM == 128,
-                           .adds = (a.accumulate & TEA_ACCUMULATE_ROWS) != 0};
-    });
+    const int rank = w.rank_among(keys);
+    int64_t place = pair;
+    uint32_t* converted = nullptr;
+    if (p.work.dq_heads) {
+      const int own = p.work.dq_heads, n = w.batch * a.heads_q + head, first = n - own;
+      place = int64_t{first < 0 ? n : first} * p.work.row_blocks.of_dense + block;
+      if (first >= 0 && rank == 0) wait_for_conversion(p.work.dq_converted[place]);
+      if (n < static_cast<int>(a.batch) * a.heads_q - own) converted = p.work.dq_converted + place;
+    }
+    float* const sums = p.work.dq + place * dq_pair_floats(C.tile);
+    add_pair<4 * second_unit_floats(C.tile)>(
+        sums, p.work.dq_order + pair, rank, keys.end - keys.begin, [&] {
+          const int64_t at = T::batch_of(a.queries, w) * a.dq.batch + head * a.dq.head +
+                             int64_t{w.start_q + row} * a.dq.seq;
+          return CompletedPair{.from = sums,
+                               .to = element(a.dq, at),
+                               .row_stride = a.dq.seq,
+                               .rows = w.rows - row,
+                               .columns = a.dim_qk,
+                               .factor = a.scale,
+                               .by_rows = kBlockM == 128,
+                               .adds = (a.accumulate & TEA_ACCUMULATE_ROWS) != 0,
+                               .converted = converted};
+        });
   }
   // Adds 64 columns of dV or dK: unit `unit` of both, dV's first.
   TEA_DEVICE void add_gradient(const WorkTile& w, const StridedTensor& x, int dim, float factor,
@@ -108,7 +126,7 @@ struct StoreWarp {
     const int64_t block = w.head_kv * p.work.key_blocks.per_head + w.key_block + w.key_block_index;
     const int64_t pair = block * (2 * T::kUnitsPerTensor) + unit;
     float* const sums = p.work.dkv + pair * (2 * kUnitFloats);
-    add_pair(sums, p.work.dkv_order + pair, w.part, p.parts, [&] {
+    add_pair<kUnitBytes>(sums, p.work.dkv_order + pair, w.part, p.parts, [&] {
       const int64_t at = T::batch_of(p.args.keys, w) * x.batch + w.head_kv * x.head +
                          int64_t{w.start_kv + w.first_key} * x.seq + column;
       return CompletedPair{.from = sums,
@@ -118,7 +136,8 @@ struct StoreWarp {
                            .columns = dim - column,
                            .factor = factor,
                            .by_rows = true,
-                           .adds = (p.args.accumulate & TEA_ACCUMULATE_KEYS) != 0};
+                           .adds = (p.args.accumulate & TEA_ACCUMULATE_KEYS) != 0,
+                           .converted = nullptr};
     });
   }
   TEA_DEVICE void add_gradients(const WorkTile& w) {

@@ -6,11 +6,18 @@
 #pragma once
 #include <cstdint>
 
-#include "hopper/backward/config.h"
+#include "hopper/backward/interleaving.h"
 
 namespace tea::hopper::backward {
 
 inline constexpr int kUnitFloats = 64 * 64, kUnitBytes = 4 * kUnitFloats;
+
+// The floats of the two units of dQ that a row block of a head has. Of the second one only the
+// columns up to `dim` are kept, which come first in it.
+constexpr int second_unit_floats(const TileConfig& c) {
+  return c.block_m == 128 ? kUnitFloats : 64 * (c.dim - 64);
+}
+constexpr int dq_pair_floats(const TileConfig& c) { return kUnitFloats + second_unit_floats(c); }
 
 // The row blocks of all sequences, or their key blocks. A sequence of a ragged tensor has the
 // blocks from cu_seqlens / block + its number on, so that no two sequences share one.
@@ -40,7 +47,8 @@ struct CompletedPair {
   int rows, columns;
   float factor;
   bool by_rows;
-  bool adds;  // to what is there
+  bool adds;            // to what is there
+  uint32_t* converted;  // counts units whose sums have been read; null if no tile waits for it
 };
 
 // The queue of completed pairs. It is shared by all CTAs, because the tile of a head that
@@ -63,8 +71,12 @@ struct alignas(16) RowTerms {
 
 struct Workspace {
   RowTerms* terms;  // [heads_q][row block][block_m]
-  float* dq;        // [heads_q][row block][2] units
-  float* dkv;       // [heads_kv][key block][2 * units_per_row][2] units, used if groups have parts
+  float* dq;        // [heads_q][row block][dq_pair_floats()], or with dq_heads [head][row block]
+  // Query heads of all sequences whose sums of dQ have memory of their own; 0: all heads have. The
+  // others, which are the last ones, use the memory of the first heads once these are converted.
+  int32_t dq_heads;
+  uint32_t* dq_converted;  // [first heads][row block]
+  float* dkv;  // [heads_kv][key block][2 * units_per_row][2] units, used if groups have parts
   // How many contributions a pair of units has received: of dq, then of dkv.
   uint32_t *dq_order, *dkv_order;
   CompletedQueue completed;
@@ -86,6 +98,31 @@ inline int64_t accumulated_key_blocks(const AttentionArguments& a, const Blocks&
   return std::min(key_blocks.per_head * a.heads_kv, most);
 }
 
+// Where all sequences have the same length, one query head in 32 needs no memory for its sums of
+// dQ. A tile waits for the conversion of the sums that were there, and so for all tiles of a head
+// n. These must have lower numbers, and should have ended long before: at least twice as many heads
+// lie between the two as are interleaved, which is known for few sequences only if they are long.
+// The bytes never decrease with the lengths or the sequences.
+struct SumsOfDq {
+  int32_t own_heads;  // Workspace::dq_heads
+  int64_t blocks;     // of all heads that have memory
+};
+inline SumsOfDq sums_of_dq(const AttentionArguments& a, int tile, int64_t batch,
+                           const Blocks& row_blocks) {
+  constexpr int kLong = 32, kMostInterleaved = 32;
+  const int64_t heads = batch * a.heads_q, all = row_blocks.per_head * a.heads_q;
+  const int64_t of_dense = row_blocks.of_dense;
+  if (a.queries.form != TEA_DENSE || a.keys.form != TEA_DENSE || heads == 0) return {0, all};
+  const int group = a.heads_q / a.heads_kv, parts = group_parts(a);
+  const int64_t own = heads - heads / 32, per_tile = std::min(group, kMostHeadsPerTile);
+  const int64_t many = std::max(own, (2 * kMostInterleaved + 2) * per_tile);
+  if (many < heads) return {static_cast<int32_t>(many), many * of_dense};
+  const int64_t together = int64_t{interleave(a, tile, parts).heads_at_once} * (group / parts);
+  if (own < heads && of_dense > kLong && 2 * together <= own)
+    return {static_cast<int32_t>(own), std::max(own * of_dense, heads * kLong)};
+  return {0, all};
+}
+
 // With memory == nullptr only the sizes are meaningful.
 inline Workspace make_workspace(const AttentionArguments& a, int tile, void* memory) {
   const int block_m = kTiles[tile].block_m, dim = kTiles[tile].dim;
@@ -103,7 +140,10 @@ inline Workspace make_workspace(const AttentionArguments& a, int tile, void* mem
   };
   const int64_t pairs = row_blocks + dkv_pairs;
   w.counters = 2 * pairs + 4;
-  w.dq = static_cast<float*>(take(row_blocks * 2 * kUnitBytes));
+  const SumsOfDq sums = sums_of_dq(a, tile, batch, w.row_blocks);
+  w.dq_heads = sums.own_heads;
+  w.dq = static_cast<float*>(take(sums.blocks * 4 * dq_pair_floats(kTiles[tile])));
+  w.dq_converted = static_cast<uint32_t*>(take(row_blocks / 32 * 4));  // at most
   w.dkv = static_cast<float*>(take(dkv_pairs * 2 * kUnitBytes));
   w.terms = static_cast<RowTerms*>(take(row_blocks * block_m * sizeof(RowTerms)));
   w.completed.pairs = static_cast<CompletedPair*>(take(pairs * sizeof(CompletedPair)));

@@ -203,6 +203,43 @@ TEST(HopperBackwardTiles, AShortRunNeedsNoMoreMemoryThanALongOne) {
   }
 }
 
+// A tile that stores the first sums of a row block where another head had its own waits for the
+// conversion of these, and so for all tiles of that head. Its number must be higher than theirs.
+TEST(HopperBackwardTiles, HeadsThatShareMemoryForTheirSumsAreVisitedLast) {
+  std::mt19937 generator(13);
+  int shared = 0;
+  for (int trial = 0; trial < 1500; ++trial) {
+    AttentionArguments a{};
+    a.batch = 1 + static_cast<int>(generator() % 40);
+    a.heads_kv = 1 + static_cast<int>(generator() % 40);
+    a.heads_q = a.heads_kv << generator() % 3;
+    a.dim_qk = a.dim_v = 128;
+    a.queries.max_seqlen = 1 + static_cast<int>(generator() % 6000);
+    a.keys.max_seqlen = 1 + static_cast<int>(generator() % 1500);
+    a.mask.causal = generator() % 2;
+    const int tile = static_cast<int>(generator() % kNumTiles), parts = group_parts(a);
+    const Workspace w = make_workspace(a, tile, nullptr);
+    if (w.dq_heads == 0) continue;
+    ++shared;
+    const int heads = a.heads_kv * parts, per_tile = a.heads_q / heads;
+    const int blocks = static_cast<int>((a.keys.max_seqlen + kBlockN - 1) / kBlockN);
+    const auto tiles =
+        numbered_tiles(interleave(a, tile, parts), heads, static_cast<int>(a.batch), blocks, true);
+    const int all = static_cast<int>(a.batch) * heads;
+    std::vector<size_t> first(static_cast<size_t>(all), tiles.size()), last(first.size(), 0);
+    for (size_t i = 0; i < tiles.size(); ++i) {
+      const auto head = static_cast<size_t>(tiles[i].first);
+      first[head] = std::min(first[head], i), last[head] = std::max(last[head], i);
+    }
+    for (int n = w.dq_heads; n < all * per_tile; ++n) {
+      ASSERT_LT(n - w.dq_heads, w.dq_heads);
+      ASSERT_GT(first[static_cast<size_t>(n / per_tile)],
+                last[static_cast<size_t>((n - w.dq_heads) / per_tile)]);
+    }
+  }
+  EXPECT_GT(shared, 200);
+}
+
 // Sequences of a ragged tensor share no block, whatever their lengths are.
 TEST(HopperBackwardTiles, BlocksOfRaggedSequencesAreDisjoint) {
   std::mt19937 generator(3);
