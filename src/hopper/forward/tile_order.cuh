@@ -13,10 +13,13 @@ struct TileIndex {
 // The order of tiles when all sequences have the same length. The tiles of `heads_at_once` heads
 // are interleaved. Heads that do not fill such a group come first, because the last group must be
 // full for all SMs to finish together. longest_first: later rows come before earlier ones, so that
-// under a causal mask the last tiles to start are short.
+// under a causal mask the last tiles to start are short. The first last_blocks row blocks of all
+// heads come after everything else, so that a few heads at once suffice: their last tiles may leave
+// SMs unequally busy, which the many short tiles at the end make up for.
 struct TileOrder {
   int row_blocks, heads, batch, heads_at_once;
   bool longest_first;
+  int last_blocks = 0;
 
   __host__ __device__ int count() const { return row_blocks * heads * batch; }
   // The number of sequences whose tiles are interleaved when lengths differ and only the device
@@ -32,20 +35,25 @@ struct TileOrder {
   template <class D>
   struct Divisors {
     int remainder;
-    D remainder_or_1, heads_at_once, group_tiles, heads;
+    D remainder_or_1, heads_at_once, group_tiles, heads, all_heads;
   };
   template <class D>
   __host__ __device__ Divisors<D> divisors() const {
-    const int left = heads * batch % heads_at_once, tiles = row_blocks * heads_at_once;
-    return {left, D(left > 0 ? left : 1), D(heads_at_once), D(tiles > 0 ? tiles : 1), D(heads)};
+    const int all = heads * batch, left = all % heads_at_once;
+    const int tiles = (row_blocks - last_blocks) * heads_at_once;
+    return {left,     D(left > 0 ? left : 1), D(heads_at_once), D(tiles > 0 ? tiles : 1),
+            D(heads), D(all > 0 ? all : 1)};
   }
 
   __host__ __device__ TileIndex at(int number) const { return at(number, divisors<int>()); }
   template <class D>
   __host__ __device__ TileIndex at(int number, const Divisors<D>& by) const {
-    const int in_groups = number - by.remainder * row_blocks;
+    const int blocks = row_blocks - last_blocks, in_groups = number - by.remainder * blocks;
+    const int in_last = number - blocks * by.all_heads;
     int first = 0, row = 0, head = 0;
-    if (in_groups < 0) {
+    if (in_last >= 0) {
+      row = blocks + in_last / by.all_heads, head = in_last % by.all_heads;
+    } else if (in_groups < 0) {
       row = number / by.remainder_or_1, head = number % by.remainder_or_1;
     } else {
       const int group = in_groups / by.group_tiles, rest = in_groups % by.group_tiles;
@@ -69,11 +77,12 @@ struct HeadShape {
 // many as make three tiles of 128 rows or six of 256 for each SM, at least 32, but at 128 rows at
 // most half as many as there are SMs. Some of the first tiles then find in L2 what others have
 // loaded, and few wait for memory at the same time. Long sequences run at the power limit, where
-// loads from memory cost energy and so time: as many heads as keep K and V in L2, where these still
-// make three tiles for each SM.
+// loads from memory cost energy and so time: of these, as many heads as keep K and V in L2, and the
+// first three eighths of the rows of all heads at the end. Shorter ones have as many heads as keep
+// K and V in L2 where these still make three tiles for each SM.
 __host__ __device__ inline TileOrder make_tile_order(int row_blocks, int batch,
                                                      const HeadShape& x) {
-  constexpr int kSms = 132;
+  constexpr int kSms = 132, kLong = 32;   // row blocks
   constexpr int64_t kL2Bytes = 32 << 20;  // of 50 MiB
   const auto most = [](int64_t a, int64_t b) { return a > b ? a : b; };
   const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
@@ -81,9 +90,12 @@ __host__ __device__ inline TileOrder make_tile_order(int row_blocks, int batch,
   const int64_t balanced = kSms * 3 / 2 * x.consumers / most(row_blocks, 1);
   const int64_t many = least(most(balanced, 32), kSms / 4 * x.consumers);
   const int64_t cached = most(kL2Bytes / most(x.kv_head_bytes, 1), 1);
-  const int64_t heads_kv = cached < balanced ? many : least(many, cached);
+  const bool is_long = x.masked && row_blocks >= kLong && cached < many;
+  const int64_t heads_kv = cached < balanced && !is_long ? many : least(many, cached);
   const int64_t together = x.masked ? heads_kv * x.heads_per_kv : 1;
-  return {row_blocks, x.heads, batch, static_cast<int>(most(least(together, all), 1)), x.masked};
+  const int64_t at_once = most(least(together, all), 1);
+  const int last_blocks = is_long && at_once < all ? row_blocks * 3 / 8 : 0;
+  return {row_blocks, x.heads, batch, static_cast<int>(at_once), x.masked, last_blocks};
 }
 
 // Finds the tile of a number among sequences whose lengths only the device knows: a warp computes a

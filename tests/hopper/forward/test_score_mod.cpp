@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "hopper/forward/score_mod.cuh"
@@ -467,8 +469,7 @@ TEST(HopperOrder, CausalTilesEndEvenly) {
       }
 }
 
-// Causal rows of 16384 keys: the heads whose K and V fit 32 MiB, 4 and 8. At 256 two would, too few
-// tiles for all SMs; short rows and narrow windows need no limit.
+// The heads whose K and V fit 32 MiB. Short rows and narrow windows need no limit.
 TEST(HopperOrder, LongHeadsAreVisitedTogetherAsFarAsTheyFitTheCache) {
   const auto together = [](int dim, int rows, int64_t keys, int heads_per_kv = 1) {
     const int height = dim == 64 ? 192 : 128;
@@ -478,7 +479,7 @@ TEST(HopperOrder, LongHeadsAreVisitedTogetherAsFarAsTheyFitTheCache) {
   EXPECT_EQ(together(64, 16384, 16384), 8);
   EXPECT_EQ(together(128, 16384, 16384), 4);
   EXPECT_EQ(together(128, 16384, 16384, 8), 32);
-  EXPECT_EQ(together(256, 16384, 16384), 32);
+  EXPECT_EQ(together(256, 16384, 16384), 2);
   EXPECT_EQ(together(128, 16384, 1025), 32);
   EXPECT_EQ(together(128, 1024, 1024), 49);
 }
@@ -499,10 +500,26 @@ TEST(HopperOrder, APreparedDivisorDivides) {
   }
 }
 
+TEST(HopperOrder, VisitsEveryTileOnceAndTheFirstRowsOfAllHeadsLast) {
+  for (const int heads : {1, 3, 8})
+    for (const int at_once : {1, 2, 5, 24})
+      for (const int last : {0, 1, 4}) {
+        const TileOrder order = {7, heads, 3, std::min(at_once, 3 * heads), true, last};
+        std::set<std::array<int, 3>> visited;
+        for (int n = 0; n < order.count(); ++n) {
+          const TileIndex t = order.at(n);
+          ASSERT_TRUE(visited.insert({t.row_block, t.head, t.batch}).second);
+          ASSERT_TRUE(t.row_block >= 0 && t.row_block < 7 && t.head < heads && t.batch < 3);
+          ASSERT_EQ(t.row_block < last, n >= (7 - last) * heads * 3);
+        }
+        ASSERT_EQ(static_cast<int>(visited.size()), order.count());
+      }
+}
+
 TEST(HopperOrder, PreparedStepsLeadToTheSameTiles) {
   for (const int heads : {1, 3, 8, 16})
     for (const int at_once : {1, 2, 5, 8, 48}) {
-      const TileOrder order = {5, heads, 3, std::min(at_once, 3 * heads), true};
+      const TileOrder order = {5, heads, 3, std::min(at_once, 3 * heads), true, heads % 3};
       const TileOrder::Divisors<FastDivisor> divisors = order.divisors<FastDivisor>();
       for (int n = 0; n < order.count(); ++n) {
         const TileIndex a = order.at(n), b = order.at(n, divisors);
