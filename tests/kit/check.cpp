@@ -219,24 +219,42 @@ class Comparison {
   const oracle::Result* result_ = nullptr;
 };
 
+// A plan, or NULL and the reason in the report.
+PlanPointer make_plan(const Case& c, const Problem& problem, Report& report) {
+  tea_plan* made = nullptr;
+  const tea_status status = tea_plan_create(&problem, report.device, report.engine.c_str(), &made);
+  PlanPointer plan(made);
+  report.refused = status == TEA_UNSUPPORTED;
+  if (status != TEA_OK) {
+    report.failures.push_back("no plan: " + std::string(tea_error()));
+    return plan;
+  }
+  report.engine = tea_plan_engine(plan.get());
+  const bool poisons_keys =
+      c.values == Values::kNanMasked || (c.values == Values::kNanAttended && c.problem.training);
+  if (poisons_keys && needs_finite_padding(report.engine)) {
+    report.refused = true;
+    report.failures.push_back(
+        "the engine needs finite numbers: others reach gradients of keys that no row attends");
+  }
+  return plan;
+}
+
 class Checker {
  public:
-  Checker(const Case& c, Inputs& inputs, std::string_view engine, const Stage& stage,
-          Expected& expected)
+  // `report` is that of make_plan().
+  Checker(const Case& c, Inputs& inputs, std::string_view engine, PlanPointer plan,
+          const Report& report, const Stage& stage, Expected& expected)
       : engine_(engine),
         stage_(stage),
         expected_(expected),
         case_(c),
         inputs_(inputs),
         problem_(inputs_.problem()),
-        poisons_keys_(c.values == Values::kNanMasked ||
-                      (c.values == Values::kNanAttended && c.problem.training)) {
-    report_.line = c.text();
-    report_.device = stage.device;
-  }
+        plan_(std::move(plan)),
+        report_(report) {}
 
   Report run() {
-    if (!make_plan()) return report_;
     if (stage_.shared_bytes && !pretend()) return report_;
     if (stage_.device != kHost)
       mirror_.emplace(gpu_of_thread(stage_.device), inputs_, stage_.around);
@@ -263,20 +281,6 @@ class Checker {
   bool must_repeat(int direction) const {
     return stage_.device == kHost || problem_.deterministic ||
            (direction == 0 && repeats_forward(report_.engine, problem_));
-  }
-
-  bool make_plan() {
-    tea_plan* plan = nullptr;
-    const tea_status status = tea_plan_create(&problem_, stage_.device, engine_.c_str(), &plan);
-    plan_.reset(plan);
-    report_.engine = status == TEA_OK ? tea_plan_engine(plan) : engine_;
-    report_.refused = status == TEA_UNSUPPORTED;
-    if (status != TEA_OK) fail("no plan: " + std::string(tea_error()));
-    if (status == TEA_OK && poisons_keys_ && needs_finite_padding(report_.engine)) {
-      report_.refused = true;
-      fail("the engine needs finite numbers: others reach gradients of keys that no row attends");
-    }
-    return report_.ok();
   }
 
   bool look_at_dropout() {
@@ -355,7 +359,6 @@ class Checker {
   Inputs& inputs_;
   std::optional<Mirror> mirror_;
   const Problem& problem_;
-  bool poisons_keys_;
   std::vector<char> kept_;
   PlanPointer plan_;
   PlanRef pretended_;
@@ -484,12 +487,18 @@ std::vector<Report> check(const Case& c, const std::vector<std::string>& engines
   for (const std::string& engine : engines) {
     Report report{c.text(), engine, {}, {}, stage.device};
     try {
+      // Ahead of the tensors, which take much time.
+      PlanPointer plan = make_plan(c, placed(c, extents(c)), report);
+      if (!report.ok()) {
+        out.push_back(std::move(report));
+        continue;
+      }
       // Restore memory, so that the next engine is not blamed for the damage.
       if (!inputs || !out.back().ok()) {
         inputs.emplace(c);
         expected.emplace(*inputs, stage.solve);
       }
-      report = Checker(c, *inputs, engine, stage, *expected).run();
+      report = Checker(c, *inputs, engine, std::move(plan), report, stage, *expected).run();
     } catch (const GpuLost& e) {
       report.lost = true;
       report.failures.push_back(e.what());

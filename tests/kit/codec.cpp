@@ -72,10 +72,14 @@ uint64_t encode(int32_t dtype, double x) {
   if (size == 0) return sign;
   const uint64_t over = f.saturates ? largest_code(f) : infinity_code(f);
   if (std::isinf(size)) return sign | over;
-  const int lowest = 1 - bias(f), exponent = std::max(std::ilogb(size), lowest);
-  // The significand as an integer; subnormals fall out of the clamped exponent.
-  const double significand = std::nearbyint(std::ldexp(size, f.mantissa - exponent));
+  // By bits and by a sum that rounds to an integer: calls of libm took much of the time of a check.
+  const int lowest = 1 - bias(f);
+  const int exponent =
+      std::max(static_cast<int>(std::bit_cast<uint64_t>(size) >> 52) - 1023, lowest);
   if (exponent > bias(f) + 1) return sign | over;
+  const auto power = static_cast<uint64_t>(f.mantissa - exponent + 1023) << 52;
+  // The significand as an integer; subnormals fall out of the clamped exponent.
+  const double significand = (size * std::bit_cast<double>(power) + 0x1p52) - 0x1p52;
   const uint64_t code =
       (static_cast<uint64_t>(exponent - lowest) << f.mantissa) + static_cast<uint64_t>(significand);
   return sign | (code > largest_code(f) ? over : code);
