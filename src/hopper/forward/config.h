@@ -99,7 +99,7 @@ constexpr bool is_instantiated(int tile, Variant variant) {
     case Variant::kSoftcap:
       return tile == kTile64 || tile == kTile128;
     case Variant::kDropout:
-      return tile == kTile64;
+      return tile == kTile64 || tile == kTile128 || tile == kTile256;
     case Variant::kPaged:
     case Variant::kPagedGeneral:
       // At 256 with 64 keys: pages of 64 do not have boxes of 80.

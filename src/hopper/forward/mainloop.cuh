@@ -41,9 +41,9 @@ struct Mainloop {
   // The index of the last exponential that each thread computes before it waits for P V: the first
   // seven.
   static constexpr int kLastExponentialBeforeWait = 6;
-  // Masked kernels for more than 128 dimensions have no register pair left for descriptors.
-  static constexpr bool kFewRegisters =
-      (C.variant == Variant::kMasked || C.variant == Variant::kPaged) && T::kDim > 128;
+  // Masked kernels for more than 128 dimensions, other than the general ones, have no register pair
+  // left for descriptors.
+  static constexpr bool kFewRegisters = C.masked() && !C.general() && T::kDim > 128;
   static constexpr DescriptorAdd kAdd =
       kFewRegisters ? DescriptorAdd::k32Bit : DescriptorAdd::k64Bit;
 
