@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Every test that needs a GPU, with one summary: `make test-gpu`.
 
-usage: test_gpu.py BUILD [--draws N] [--log FOLDER] [--jobs N] [ROW...]
+usage: test_gpu.py BUILD [--draws N] [--log FOLDER] [--jobs N] [--patience X] [ROW...]
 
 BUILD is a build folder with device code. Rows are named in the summary; none means all of them,
 those of several GPUs only where there are as many.
 N rows (4 for each GPU) run side by side, spread over the GPUs, and the summary has them as they
-end. Each row's output and summary.jsonl are in FOLDER (BUILD/test-gpu unless given).
+end. Each row's output and summary.jsonl are in FOLDER (BUILD/test-gpu unless given). --patience: a
+slow machine may take X times the limits of time.
 Exit code 0 only if every row passed; a machine without a GPU is a failure, not a pass.
 """
 
@@ -492,6 +493,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=20000)
     parser.add_argument("--log", type=Path)
     parser.add_argument("--jobs", type=int)
+    parser.add_argument("--patience", type=float, default=1)
     parser.add_argument("rows", nargs="*")
     options = parser.parse_intermixed_args()
     unknown = set(options.rows) - set(ROWS)
@@ -508,6 +510,7 @@ def main() -> None:
     gpus = chosen.split(",") if chosen else [str(number) for number in range(len(names))]
     jobs = options.jobs or ROWS_OF_A_GPU * len(gpus)
     patience = max(1, jobs / len(gpus) / ROWS_OF_A_GPU, jobs * CORES_OF_A_ROW / cores)
+    patience *= options.patience
     print(f"{len(gpus)} x {names[0]}, {cores} cores, {jobs} rows at a time", end="")
     print(f", cuDNN: {prefer_cudnn_of_torch()}", flush=True)
     rows = options.rows or default_rows(len(gpus))
