@@ -67,9 +67,10 @@ def _small(plan: HaloPlan, shards: list[Shard]) -> list[tuple[Part, Shard]]:
 
 
 class _Large:
-    """The launches of rows with keys of this rank alone: two, of two runs or of half of the heads.
+    """The launches of rows with keys of this rank alone: of each run.
 
-    NCCL's kernel finds SMs when the first one ends.
+    Forward there are two, of one run of half of the heads each: the transfer is begun before, and
+    NCCL's kernel finds SMs when the first one ends. Backward a small launch comes before them.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class _Large:
         runs = plan.memo.get("runs") or plan.memo.setdefault("runs", _runs(plan))
         runs = [(of_keys if whole else rows, of_keys) for rows, of_keys in runs]
         runs = [run for run in runs if run[0].size]
-        half = p.heads_kv // 2 if len(runs) == 1 else 0
+        half = p.heads_kv // 2 if len(runs) == 1 and not whole else 0
         shares = [(0, half), (half, p.heads_kv - half)] if half else [(0, p.heads_kv)]
         self.launches = [(run, share) for run in runs for share in shares]
 
@@ -161,11 +162,10 @@ def backward_window(
     """dQ, and dK and dV of the own rows.
 
     Large launches take all rows with the keys of their run, small ones the first rows with the keys
-    before it. These come before the second large launch, so that the gradients of other ranks' keys
-    travel during that one.
+    before it. These come first, so that the gradients of other ranks' keys travel meanwhile.
     """
     dout, dlse, o, lse = incoming
-    large, small = _Large(p, operands, keys, plan, whole=True), _small(plan, plan.before)
+    large = _Large(p, operands, keys, plan, whole=True)
     dq = torch.empty_like(operands.q)
     sums = [torch.empty_like(t) for t in keys]
 
@@ -174,12 +174,12 @@ def backward_window(
         given = (rows[1], of_dlse, rows[2], of_lse)
         run_backward((rows[0], *sums), given, (False, False), arguments)
 
-    large.run(launch, (dq, dout, o), (dlse, lse), sums)
     rows = _FirstRows(p, operands, plan, incoming)
-    total = rows.differentiate(small, held)
+    total = rows.differentiate(_small(plan, plan.before), held)
     exchange, add_received = plan.send_back(total, keys)
     handle = yield exchange
-    large.run(launch, (dq, dout, o), (dlse, lse), sums)
+    while large.launches:
+        large.run(launch, (dq, dout, o), (dlse, lse), sums)
     rows.add_to(dq)
     plan.add_own(total, sums)
     yield handle
