@@ -24,6 +24,7 @@ KernelParams make_params(const AttentionArguments& a) {
   p.order = {key_blocks, a.heads_kv * parts, static_cast<int>(a.batch), order.heads_at_once, true};
   p.divisors = p.order.divisors<FastDivisor>();
   p.descending_heads = order.descending_heads;
+  p.tasks = term_tasks(a, kTiles[tile].block_m, p.heads_per_tile);
   p.scale_log2 = a.scale * kLog2E, p.inverse_scale = 1 / a.scale;
   return p;
 }

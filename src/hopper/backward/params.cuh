@@ -14,6 +14,7 @@ struct KernelParams : TileParams {
   TileOrder::Divisors<FastDivisor> divisors;
   float scale_log2;     // of the scores, times log2(e)
   float inverse_scale;  // 1 / scale
+  TermTasks tasks;      // of the preprocess kernel
 };
 
 }  // namespace tea::hopper::backward

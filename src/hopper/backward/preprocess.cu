@@ -5,13 +5,14 @@
 #include "gpu/dependent_launch.cuh"
 #include "hopper/backward/preprocess.h"
 #include "hopper/backward/sequence_task.cuh"
+#include "hopper/device/ordered_sum.cuh"
 #include "hopper/forward/launch.h"
 
 namespace tea::hopper::backward {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kRows = 8;  // of a sequence, which a warp takes at once, for a chunk of heads
+constexpr int kThreads = 512, kWarps = kThreads / 32;
+constexpr int kRows = kTermRows;
 
 // Tokens of ragged tensors that belong to no sequence.
 TEA_DEVICE void zero_gaps(const AttentionArguments& a, const SequenceLayout& layout, int warp,
@@ -55,19 +56,43 @@ TEA_DEVICE void init_conversions(const KernelParams& p, int thread, int threads)
   }
 }
 
-// How tasks are made of rows and heads.
-struct TaskShape {
-  int team;         // lanes that share a row of a head
-  int head_chunks;  // of a row
-  TEA_HOST_DEVICE int chunk_heads() const { return 32 / team * kHeadsPerTeam; }
-};
-
-// Two CTAs: without a number of them, ptxas spills registers in order that more fit.
+// All tasks, if tiles wait for single ones of them: in the order of their numbers, which is that of
+// the heads. The tiles begin when every CTA of this grid has called launch_dependent_grids(): all
+// CTAs then run or have ended, so that no tile keeps one of them from running, and every word that
+// tiles wait for, or count in, is zero. Each of these flags is set by the warp that has zeroed it.
 template <Type kType, int kBlockM>
-__global__ void __launch_bounds__(kThreads, 2)
-    preprocess_kernel(const __grid_constant__ KernelParams p, TaskShape shape) {
+TEA_DEVICE void run_single_tasks(const KernelParams& p, int warp, int warps) {
   const AttentionArguments& a = p.args;
+  const TermTasks& tasks = p.tasks;
+  const int count = tasks.task_of(static_cast<int>(a.batch), 0);
+  for (int i = warp + lane() * warps; i < count; i += 32 * warps) p.work.terms_written[i] = 0;
+  __threadfence();
+  __syncthreads();
   launch_dependent_grids();
+  for (int number = warp; number < count; number += warps) {
+    const int chunk = number / tasks.per_chunk, sequence = chunk / tasks.chunks;
+    const int first = (number - chunk * tasks.per_chunk) * kRows;
+    const SequenceTask<kType, kBlockM> s(p, sequence);
+    s.do_queries(first, min(first + kRows, s.query_tasks()),
+                 (chunk - sequence * tasks.chunks) << tasks.chunk_shift);
+    __syncwarp();
+    if (lane() == 0) add_release(p.work.terms_written[number], 1);
+  }
+  const int per_sequence = static_cast<int>((a.keys.max_seqlen + kRows - 1) / kRows);
+  for (int number = warp; number < static_cast<int>(a.batch) * per_sequence; number += warps) {
+    const int sequence = number / per_sequence, first = (number - sequence * per_sequence) * kRows;
+    const SequenceTask<kType, kBlockM> s(p, sequence);
+    for (int i = first; i < min(first + kRows, s.key_tasks()); ++i) s.do_key(i);
+  }
+}
+
+// One CTA for each SM: without a number of them, ptxas spills registers in order that more fit.
+template <Type kType, int kBlockM>
+__global__ void __launch_bounds__(kThreads, 1)
+    preprocess_kernel(const __grid_constant__ KernelParams p) {
+  const AttentionArguments& a = p.args;
+  const TermTasks& tasks = p.tasks;
+  if (!tasks.per_chunk) launch_dependent_grids();
   wait_on_dependent_grids();
   const int warp = static_cast<int>(blockIdx.x) * kWarps + tea::warp();
   const int warps = static_cast<int>(gridDim.x) * kWarps;
@@ -75,6 +100,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     p.work.dq_order[i] = 0;
   init_conversions<kType, kBlockM>(p, warp * 32 + lane(), warps * 32);
   validate(a, warp * 32 + lane(), warps * 32);
+  if (tasks.per_chunk) return run_single_tasks<kType, kBlockM>(p, warp, warps);
   zero_gaps(a, a.queries, warp, warps);
   zero_gaps(a, a.keys, warp, warps);
   // Tasks of kRows rows and a chunk of heads, or of kRows keys, numbered sequence by sequence.
@@ -82,19 +108,17 @@ __global__ void __launch_bounds__(kThreads, 2)
   int sequence, rest;
   const auto tasks_of = [&](int b) {
     const SequenceTask<kType, kBlockM> s(p, b);
-    return (s.query_tasks() + kRows - 1) / kRows * shape.head_chunks +
+    return (s.query_tasks() + kRows - 1) / kRows * tasks.chunks +
            (s.key_tasks() + kRows - 1) / kRows;
   };
   for (int number = warp; search.find(number, static_cast<int>(a.batch), tasks_of, sequence, rest);
        number += warps) {
     const SequenceTask<kType, kBlockM> s(p, sequence);
     const int queries = s.query_tasks();
-    const int query_tasks = (queries + kRows - 1) / kRows * shape.head_chunks;
+    const int query_tasks = (queries + kRows - 1) / kRows * tasks.chunks;
     if (rest < query_tasks) {
-      const int first = rest / shape.head_chunks * kRows;
-      const int first_head = rest % shape.head_chunks * shape.chunk_heads();
-      for (int i = first; i < min(first + kRows, queries); ++i)
-        s.do_query(i, first_head, shape.team);
+      const int first = rest / tasks.chunks * kRows;
+      s.do_queries(first, min(first + kRows, queries), rest % tasks.chunks << tasks.chunk_shift);
     } else {
       const int first = (rest - query_tasks) * kRows;
       for (int i = first; i < min(first + kRows, s.key_tasks()); ++i) s.do_key(i);
@@ -108,19 +132,18 @@ Outcome launch(const KernelParams& p, cudaStream_t stream) {
   int device = 0, sms = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  TaskShape shape{.team = kHeadsPerTeam, .head_chunks = 0};
-  while (shape.team < 32 && shape.team * 8 < p.args.dim_v) shape.team *= 2;
-  shape.head_chunks = (p.args.heads_q + shape.chunk_heads() - 1) / shape.chunk_heads();
   const auto tasks = [&](const SequenceLayout& layout) {
     return std::max(layout.max_seqlen * p.args.batch, layout.tokens) / kRows + 1;
   };
-  const int64_t ctas =
-      (tasks(p.args.queries) * shape.head_chunks + tasks(p.args.keys)) / kWarps + 1;
+  const int64_t ctas = (tasks(p.args.queries) * p.tasks.chunks + tasks(p.args.keys)) / kWarps + 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = static_cast<unsigned>(std::min<int64_t>(ctas, sms * 8));
+  // All CTAs run at once, one on an SM. Where tiles wait for single tasks, tiles have the other
+  // half of the SMs meanwhile.
+  const int most = p.tasks.per_chunk ? std::max(sms / 2, 1) : sms;
+  config.gridDim = static_cast<unsigned>(std::min<int64_t>(ctas, most));
   config.blockDim = kThreads, config.stream = stream;
   KernelParams params = p;
-  void* arguments[] = {&params, &shape};
+  void* arguments[] = {&params};
   const cudaError_t code = launch_dependent(
       reinterpret_cast<const void*>(preprocess_kernel<kType, kBlockM>), config, arguments, true);
   return code == cudaSuccess ? Outcome{} : failure(code, "the launch of the preprocess kernel");

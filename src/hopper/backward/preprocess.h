@@ -7,7 +7,8 @@
 namespace tea::hopper::backward {
 
 // Writes the row terms, zeroes the counters of the workspace and the gradients of rows and
-// keys that take no part in attention, and reports invalid metadata.
+// keys that take no part in attention, and reports invalid metadata. The kernel of the tiles may
+// begin meanwhile (TermTasks).
 Outcome launch_preprocess(const KernelParams& p, int tile, cudaStream_t stream);
 
 // dsink, from the row terms.

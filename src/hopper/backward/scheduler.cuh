@@ -71,6 +71,21 @@ struct SchedulerWarp {
     if (lane() == 0) arrive(s.work.pipeline.full[work_state.stage]);
     work_state.advance();
   }
+  // Waits until the row terms of a tile's heads have been written. The votes keep the warp
+  // converged: otherwise ptxas uses no uniform registers, and spills.
+  TEA_DEVICE void wait_for_terms(int first_task) {
+    const uint32_t* const written = p.work.terms_written + first_task;
+#pragma unroll 1
+    for (int at = 0; at < p.tasks.needed; at += 128)
+      while (!__all_sync(0xffffffff, are_set(written + min(at + 4 * lane(), p.tasks.needed - 4)))) {
+      }
+    fence_acq_rel_gpu();
+    fence_proxy_async_global();  // the load warp reads the terms by bulk copies
+  }
+  static TEA_DEVICE bool are_set(const uint32_t* flags) {
+    const uint4 x = load_relaxed_x4(flags);
+    return x.x & x.y & x.z & x.w;
+  }
   // Publishes a tile and returns true, unless no row attends to its keys.
   TEA_DEVICE bool publish(const TileIndex& t) {
     s.work.pipeline.producer_acquire(work_state);
@@ -97,6 +112,7 @@ struct SchedulerWarp {
     while (find(number, t)) {
       // The next number is fetched as late as possible: a tile that waits in this CTA while another
       // one takes its successor would make that CTA wait.
+      if (p.tasks.per_chunk) wait_for_terms(p.tasks.task_of(t.batch, t.head * p.heads_per_tile));
       if (publish(t)) {
         wait(s.all_loads_issued, parity);
         parity ^= 1;
@@ -107,6 +123,7 @@ struct SchedulerWarp {
     }
     finish_without_tile();
     if (lane() == 0) arrive(s.no_more_tiles);
+    if (p.tasks.per_chunk) wait_on_dependent_grids();
     launch_dependent_grids();
     s.work.pipeline.producer_acquire(work_state);
     if (lane() == 0) s.work.slot[work_state.stage].head_kv = -1;  // tells all roles to stop

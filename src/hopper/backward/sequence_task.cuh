@@ -5,10 +5,6 @@
 
 namespace tea::hopper::backward {
 
-// A team of at least four lanes shares a head, and has four of them in turn, whose loads are under
-// way together.
-inline constexpr int kHeadsPerTeam = 4;
-
 template <Type kType>
 TEA_DEVICE float2 unpack(uint32_t pair) {
   if constexpr (kType == Type::kFp16)
@@ -22,8 +18,7 @@ template <bool kFp32>
 struct EightElements {
   uint4 words[kFp32 ? 2 : 1];
 
-  TEA_DEVICE void load(const StridedTensor& from, int64_t at) {
-    const auto* const bytes = static_cast<const char*>(from.data) + at * (kFp32 ? 4 : 2);
+  TEA_DEVICE void load(const char* bytes) {
 #pragma unroll
     for (int i = 0; i < (kFp32 ? 2 : 1); ++i) words[i] = reinterpret_cast<const uint4*>(bytes)[i];
   }
@@ -114,49 +109,90 @@ struct SequenceTask {
     terms_of(head, row) = {split_score(-lse * p.inverse_scale), split_gradient(-delta)};
   }
 
-  // Row `row` of those that attend, of the heads from `first_head` on that the warp's teams of
-  // `team` lanes, a power of two, take. A lane has eight columns of O and dO of each of its team's
-  // heads, and finds the terms of one of them.
-  template <bool kFp32O>
-  TEA_DEVICE void compute_terms(int row, int first_head, int team) const {
-    const int64_t q = pair.q.start + rows.begin + row;
-    const int member = lane() % team, teams = 32 / team, column = member * 8;
-    const int64_t o = batch_offset(a.queries, a.o.batch) + q * a.o.seq + column;
-    const int64_t dout = batch_offset(a.queries, a.dout.batch) + q * a.dout.seq + column;
-    const int base = first_head + lane() / team;
-    EightElements<kFp32O> x[kHeadsPerTeam];
-    EightElements<false> y[kHeadsPerTeam];
-#pragma unroll
-    for (int i = 0; i < kHeadsPerTeam; ++i) {
-      const int h = base + i * teams;
-      x[i] = {}, y[i] = {};
-      if (h >= a.heads_q || column >= a.dim_v) continue;
-      x[i].load(a.o, o + h * a.o.head);
-      y[i].load(a.dout, dout + h * a.dout.head);
-    }
+  // Rows `first` to `last` - 1 of those that attend, of the heads from `first_head` on that the
+  // warp's teams of kTeam lanes take. A lane has eight columns of O and dO of each of its team's
+  // heads. The sums over lanes begin with an exchange of heads, so that a quarter of the lanes have
+  // the sum of one head each at the end. Rows are taken in pairs, whose loads are under way
+  // together; lanes without columns or a head load others in their place.
+  template <bool kFp32O, int kTeam>
+  TEA_DEVICE void compute_terms(int first, int last, int first_head) const {
+    static_assert(kHeadsPerTeam == 4 && kTeam >= 4);
+    constexpr int kTeams = 32 / kTeam, kLanesPerHead = kTeam / 4;
+    constexpr int kPair = kFp32O || kLanesPerHead == 1 ? 1 : 2;
+    const int member = lane() % kTeam, base = first_head + lane() / kTeam;
+    const bool has_columns = member * 8 < a.dim_v;
+    const int column = has_columns ? member * 8 : 0;
+    const int head = min(base, a.heads_q - 1), more_heads = (a.heads_q - 1 - head) / kTeams;
+    const int64_t q = pair.q.start + rows.begin + first;
+    const auto address = [&](const StridedTensor& x, int bytes) {
+      const int64_t at = batch_offset(a.queries, x.batch) + q * x.seq + head * x.head + column;
+      return static_cast<const char*>(x.data) + at * bytes;
+    };
+    constexpr int kBytesO = kFp32O ? 4 : 2;
+    const char *o = address(a.o, kBytesO), *dout = address(a.dout, 2);
+    const int64_t o_row = a.o.seq * kBytesO, dout_row = a.dout.seq * 2;
+    const int64_t o_head = kTeams * a.o.head * kBytesO, dout_head = kTeams * a.dout.head * 2;
+    const int own = base + member / kLanesPerHead * kTeams, own_row = member % kLanesPerHead;
     const RowStatistics& per_row = a.statistics;
-    const int own = base + member * teams;
-    const bool has_own = member < kHeadsPerTeam && own < a.heads_q;
-    float lse = 0, delta = 0;
-    if (has_own) {
-      const int64_t at =
-          batch_offset(a.queries, per_row.batch) + q * per_row.seq + own * per_row.head;
-      lse = per_row.lse[at];
-      if (per_row.dlse) delta = -per_row.dlse[at];
-    }
+    const int64_t at =
+        batch_offset(a.queries, per_row.batch) + (q + own_row) * per_row.seq + own * per_row.head;
+    RowTerms* const terms = &terms_of(own, 0) + first + own_row;
+    const bool has_own = own_row < kPair && own < a.heads_q;
+#pragma unroll 1
+    for (int row = 0; row < last - first; row += kPair) {
+      EightElements<kFp32O> x[kPair][kHeadsPerTeam];
+      EightElements<false> y[kPair][kHeadsPerTeam];
 #pragma unroll
-    for (int i = 0; i < kHeadsPerTeam; ++i) {
-      float sum = 0;
+      for (int r = 0; r < kPair; ++r) {
+        const int second = r > 0 && row + r < last - first;  // else the first row again
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float2 u = x[i].template pair<kType>(j), v = y[i].template pair<kType>(j);
-        sum = fmaf(u.x, v.x, sum), sum = fmaf(u.y, v.y, sum);
+        for (int i = 0; i < kHeadsPerTeam; ++i) {
+          x[r][i].load(o + min(i, more_heads) * o_head + second * o_row);
+          y[r][i].load(dout + min(i, more_heads) * dout_head + second * dout_row);
+        }
       }
-      for (int n = team / 2; n > 0; n /= 2) sum += __shfl_xor_sync(0xffffffff, sum, n);
-      if (member == i) delta += sum;
+      const bool mine = has_own && row + own_row < last - first;
+      float lse = 0, delta = 0, sum[kPair];
+      if (mine) lse = per_row.lse[at + row * per_row.seq];
+      if (mine && per_row.dlse) delta = -per_row.dlse[at + row * per_row.seq];
+#pragma unroll
+      for (int r = 0; r < kPair; ++r) {
+        float sums[kHeadsPerTeam] = {};
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+          for (int i = 0; i < kHeadsPerTeam; ++i) {
+            const float2 u = x[r][i].template pair<kType>(j), v = y[r][i].template pair<kType>(j);
+            sums[i] = fmaf(u.x, v.x, sums[i]), sums[i] = fmaf(u.y, v.y, sums[i]);
+          }
+#pragma unroll
+        for (float& s : sums) s = has_columns ? s : 0;
+        const auto exchange = [&](float lower, float upper, int distance) {
+          const bool is_upper = member & distance;
+          const float other = __shfl_xor_sync(0xffffffff, is_upper ? lower : upper, distance);
+          return (is_upper ? upper : lower) + other;
+        };
+        const float even = exchange(sums[0], sums[2], kTeam / 2);
+        const float odd = exchange(sums[1], sums[3], kTeam / 2);
+        sum[r] = exchange(even, odd, kTeam / 4);
+#pragma unroll
+        for (int n = kTeam / 8; n > 0; n /= 2) sum[r] += __shfl_xor_sync(0xffffffff, sum[r], n);
+      }
+      delta += kPair == 2 && own_row == 1 ? sum[kPair - 1] : sum[0];
+      // A row whose scores are all -infinity has no probabilities.
+      if (lse == kMinusInfinity) lse = -kMinusInfinity;
+      if (mine) terms[row] = {split_score(-lse * p.inverse_scale), split_gradient(-delta)};
+      o += kPair * o_row, dout += kPair * dout_row;
     }
-    // A row whose scores are all -infinity has no probabilities.
-    if (has_own) set_terms(own, row, lse == kMinusInfinity ? -kMinusInfinity : lse, delta);
+  }
+  template <bool kFp32O>
+  TEA_DEVICE void compute_terms(int first, int last, int first_head) const {
+    if (p.tasks.team == 16)
+      compute_terms<kFp32O, 16>(first, last, first_head);
+    else if (p.tasks.team == 8)
+      compute_terms<kFp32O, 8>(first, last, first_head);
+    else
+      compute_terms<kFp32O, 4>(first, last, first_head);
   }
   TEA_DEVICE void zero(const StridedTensor& x, const SequenceLayout& layout, int64_t row, int heads,
                        int dim) const {
@@ -173,18 +209,22 @@ struct SequenceTask {
     const int64_t all = a.queries.form == TEA_RAGGED ? pair.q.length : a.queries.max_seqlen;
     return padded() + static_cast<int>(all) - attending();
   }
-  // Rows without terms to compute are done for all heads together with the first ones.
-  TEA_DEVICE void do_query(int index, int first_head, int team) const {
-    if (index < attending() && a.o.dtype == TEA_FP32)
-      compute_terms<true>(index, first_head, team);
-    else if (index < attending())
-      compute_terms<false>(index, first_head, team);
-    else if (first_head > 0)
-      return;
-    else if (index < padded())
-      for (int h = lane(); h < a.heads_q; h += 32) set_terms(h, index, -kMinusInfinity, 0);
+  // Rows `first` to `last` - 1 of the tasks, of a chunk of heads. Gradients to be zeroed are so for
+  // all heads together with the first chunk. Terms come last, where the fewest registers are in
+  // use.
+  TEA_DEVICE void do_queries(int first, int last, int first_head) const {
+    const int head = first_head + lane(), end = min(first_head + p.tasks.chunk_heads(), a.heads_q);
+    for (int index = max(first, attending()); index < min(last, padded()); ++index)
+      if (head < end) set_terms(head, index, -kMinusInfinity, 0);
+    if (first_head == 0)
+      for (int index = max(first, padded()); index < last; ++index)
+        zero(a.dq, a.queries, pair.q.start + other(index - padded(), rows), a.heads_q, a.dim_qk);
+    last = min(last, attending());
+    if (first >= last) return;
+    if (a.o.dtype == TEA_FP32)
+      compute_terms<true>(first, last, first_head);
     else
-      zero(a.dq, a.queries, pair.q.start + other(index - padded(), rows), a.heads_q, a.dim_qk);
+      compute_terms<false>(first, last, first_head);
   }
   // The keys that no row attends to.
   TEA_DEVICE int key_tasks() const {

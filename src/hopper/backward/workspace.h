@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "hopper/backward/interleaving.h"
+#include "hopper/backward/term_tasks.h"
 
 namespace tea::hopper::backward {
 
@@ -75,7 +76,8 @@ struct Workspace {
   // Query heads of all sequences whose sums of dQ have memory of their own; 0: all heads have. The
   // others, which are the last ones, use the memory of the first heads once these are converted.
   int32_t dq_heads;
-  uint32_t* dq_converted;  // [first heads][row block]
+  uint32_t* dq_converted;   // [first heads][row block]
+  uint32_t* terms_written;  // whether each task of the preprocess kernel has ended (TermTasks)
   float* dkv;  // [heads_kv][key block][2 * units_per_row][2] units, used if groups have parts
   // How many contributions a pair of units has received: of dq, then of dkv.
   uint32_t *dq_order, *dkv_order;
@@ -144,6 +146,7 @@ inline Workspace make_workspace(const AttentionArguments& a, int tile, void* mem
   w.dq_heads = sums.own_heads;
   w.dq = static_cast<float*>(take(sums.blocks * 4 * dq_pair_floats(kTiles[tile])));
   w.dq_converted = static_cast<uint32_t*>(take(row_blocks / 32 * 4));  // at most
+  w.terms_written = static_cast<uint32_t*>(take(term_flags(a, block_m) * 4));
   w.dkv = static_cast<float*>(take(dkv_pairs * 2 * kUnitBytes));
   w.terms = static_cast<RowTerms*>(take(row_blocks * block_m * sizeof(RowTerms)));
   w.completed.pairs = static_cast<CompletedPair*>(take(pairs * sizeof(CompletedPair)));

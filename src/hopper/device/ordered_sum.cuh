@@ -12,6 +12,16 @@ TEA_DEVICE uint32_t load_acquire(const uint32_t& from) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(x) : "l"(&from) : "memory");
   return x;
 }
+// Four words, aligned to 16 bytes, that other threads store; a fence must follow.
+TEA_DEVICE uint4 load_relaxed_x4(const uint32_t* from) {
+  uint4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
+}
+TEA_DEVICE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;\n" ::: "memory"); }
 TEA_DEVICE void add_release(uint32_t& to, uint32_t x) {
   perturb();
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;\n" ::"l"(&to), "r"(x) : "memory");

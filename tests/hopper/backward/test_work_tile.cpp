@@ -240,6 +240,46 @@ TEST(HopperBackwardTiles, HeadsThatShareMemoryForTheirSumsAreVisitedLast) {
   EXPECT_GT(shared, 200);
 }
 
+// Where tiles wait for single tasks of the preprocess kernel, they wait for those that write the
+// terms of their heads, in whole groups of four flags, and all tasks have flags.
+TEST(HopperBackwardTiles, WaitForTheTasksThatWriteTheirTerms) {
+  std::mt19937 generator(17);
+  int single = 0;
+  for (int trial = 0; trial < 3000; ++trial) {
+    AttentionArguments a{};
+    a.batch = 1 + static_cast<int>(generator() % 20);
+    a.heads_kv = 1 + static_cast<int>(generator() % 20);
+    a.heads_q = a.heads_kv * (1 + static_cast<int>(generator() % 6));
+    a.dim_qk = a.dim_v = 8 * (1 + static_cast<int>(generator() % 16));
+    a.queries.max_seqlen = 1 + static_cast<int>(generator() % 1500);
+    a.keys.max_seqlen = 1 + static_cast<int>(generator() % 1500);
+    const int tile = find_tile(a.dim_qk, a.dim_v), block_m = kTiles[tile].block_m;
+    const int per_tile = a.heads_q / (a.heads_kv * group_parts(a));
+    const TermTasks t = term_tasks(a, block_m, per_tile);
+    ASSERT_EQ(t.chunk_heads(), 32 / t.team * kHeadsPerTeam);
+    ASSERT_GE(t.team * 8, a.dim_v);
+    ASSERT_GE(t.chunks * t.chunk_heads(), a.heads_q);
+    if (t.per_chunk == 0) continue;
+    ++single;
+    const int padded = static_cast<int>((a.queries.max_seqlen + block_m - 1) / block_m) * block_m;
+    ASSERT_EQ(t.needed * kTermRows, padded);
+    ASSERT_EQ(t.needed % 4, 0);
+    ASSERT_EQ(t.per_chunk % 4, 0);
+    ASSERT_GE(t.per_chunk * kTermRows, padded + block_m - 1);  // and gradients to be zeroed
+    ASSERT_LE(t.task_of(static_cast<int>(a.batch), 0), term_flags(a, block_m));
+    for (int head = 0; head < a.heads_q; head += per_tile) {
+      const int last = head + per_tile - 1, sequence = static_cast<int>(generator() % a.batch);
+      ASSERT_EQ(t.task_of(sequence, head), t.task_of(sequence, last));
+      const int chunk = t.task_of(sequence, head) / t.per_chunk;  // as the preprocess kernel has it
+      ASSERT_EQ(chunk / t.chunks, sequence);
+      const int first_head = (chunk - sequence * t.chunks) << t.chunk_shift;
+      ASSERT_LE(first_head, head);
+      ASSERT_LT(last, first_head + t.chunk_heads());
+    }
+  }
+  EXPECT_GT(single, 500);
+}
+
 // Sequences of a ragged tensor share no block, whatever their lengths are.
 TEST(HopperBackwardTiles, BlocksOfRaggedSequencesAreDisjoint) {
   std::mt19937 generator(3);

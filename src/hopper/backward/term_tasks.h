@@ -1,0 +1,59 @@
+// The tasks of the preprocess kernel that write the row terms: kTermRows rows of a chunk of heads
+// each, for one warp. Tiles may wait for the tasks of their own heads only.
+#pragma once
+#include <cstdint>
+
+#include "gpu/arguments.h"
+#include "hopper/backward/config.h"
+
+namespace tea::hopper::backward {
+
+// A team of at least four lanes shares a head, and has four of them in turn, whose loads are under
+// way together.
+inline constexpr int kHeadsPerTeam = 4;
+inline constexpr int kTermRows = 8;
+
+struct TermTasks {
+  int team;         // lanes that share a row of a head, eight columns each
+  int chunk_shift;  // log2 of the heads of a chunk
+  int chunks;       // of a row
+  // If tiles wait for single tasks, else 0: the tasks of a chunk of a sequence, which are numbered
+  // from task_of() on, and how many of these, the first ones, write terms.
+  int per_chunk, needed;
+
+  TEA_HOST_DEVICE int chunk_heads() const { return 1 << chunk_shift; }
+  // The number of the first task for a head of a sequence.
+  TEA_HOST_DEVICE int task_of(int batch, int head) const {
+    return (batch * chunks + (head >> chunk_shift)) * per_chunk;
+  }
+};
+
+// Tiles wait for single tasks where there are at least kFewestTermChunks chunks over all sequences,
+// since with fewer the first ones are complete hardly earlier than the last ones; or where the
+// tasks are so few that half of the SMs have a warp for each. Sequences must have the same length,
+// which numbers their tasks without a search, and a tile's heads must be in one chunk.
+inline constexpr int kFewestTermChunks = 8, kFewTermTasks = 1024;
+inline TermTasks term_tasks(const AttentionArguments& a, int block_m, int heads_per_tile) {
+  TermTasks t{.team = 4, .chunk_shift = 5, .chunks = 0, .per_chunk = 0, .needed = 0};
+  for (; t.team * 8 < a.dim_v; t.team *= 2) --t.chunk_shift;
+  t.chunks = (a.heads_q + t.chunk_heads() - 1) / t.chunk_heads();
+  const int64_t rows = (a.queries.max_seqlen + block_m - 1) / block_m * block_m;
+  const int64_t per_chunk = (rows + block_m) / kTermRows, all = a.batch * t.chunks;
+  if (a.queries.form != TEA_DENSE || a.keys.form != TEA_DENSE || heads_per_tile > 2 ||
+      (all < kFewestTermChunks && all * per_chunk > kFewTermTasks) ||
+      all * per_chunk > INT32_MAX / 2)
+    return t;
+  t.per_chunk = static_cast<int>(per_chunk), t.needed = static_cast<int>(rows / kTermRows);
+  return t;
+}
+
+// The words of Workspace::terms_written: no fewer than the tasks, and never fewer for longer or
+// more sequences.
+inline int64_t term_flags(const AttentionArguments& a, int block_m) {
+  if (a.queries.form != TEA_DENSE || a.keys.form != TEA_DENSE) return 0;
+  const int64_t rows = (a.queries.max_seqlen + block_m - 1) / block_m * block_m;
+  const TermTasks t = term_tasks(a, block_m, 1);
+  return a.batch * t.chunks * ((rows + block_m) / kTermRows);
+}
+
+}  // namespace tea::hopper::backward
