@@ -25,8 +25,8 @@ import torch
 from gpu_turns import (
     Libraries,
     Task,
-    Timer,
     command_line,
+    prepare,
     records_of,
     take_turns,
     write_records,
@@ -210,19 +210,10 @@ class Bench:
         record: dict = {"case": "decode", "what": cell.shape.what, "bytes": cell.shape.bytes}
         entries = sorted({0, cell.shape.batch - 1})
         want = torch.stack([cell.reference(i) for i in entries])
-        timers, refused, wrong, engines = {}, {}, {}, {}
-        for name, make in self.makers(cell).items():
-            try:
-                tasks, output, engines[name] = make()
-                tasks[0]()
-                torch.cuda.synchronize()
-                error = float((output[entries].float() - want).norm() / want.norm())
-                if not error <= TOLERANCE:
-                    wrong[name] = error
-                    continue
-                timers[name] = Timer(tasks, self.arguments.window_ms)
-            except RuntimeError as error:
-                refused[name] = str(error).splitlines()[0]
+        error_of = lambda x: float((x[entries].float() - want).norm() / want.norm())  # noqa: E731
+        timers, bad, engines = prepare(
+            self.makers(cell), error_of, TOLERANCE, self.arguments.window_ms
+        )
         times = take_turns(timers, self.arguments.rounds)
         ms = {name: statistics.median(x) for name, x in times.items()}
         peers = [name for name in PEERS if name in ms]
@@ -238,8 +229,7 @@ class Bench:
             "calls": {name: timer.calls for name, timer in timers.items()},
         }
         no_graph = [name for name, timer in timers.items() if not timer.graph]
-        more = {"wrong": wrong, "refused": refused, "no_graph": no_graph}
-        return record | {key: value for key, value in more.items() if value}
+        return record | bad | ({"no_graph": no_graph} if no_graph else {})
 
     def cells(self) -> Iterator[dict]:
         """Every cell whose name matches, until the time is over."""

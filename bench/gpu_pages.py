@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from gpu_turns import Libraries, Task, Timer, command_line, records_of, take_turns, write_records
+from gpu_turns import Libraries, Task, command_line, prepare, records_of, take_turns, write_records
 from gpu_vs_torch import over
 from library import Attention, Library
 
@@ -116,8 +116,8 @@ class Cell:
 
     def ours(
         self, library: Library, engine: str, page: int, dtype: torch.dtype
-    ) -> tuple[list[Task], torch.Tensor]:
-        """A task for each copy, and the output of the first."""
+    ) -> tuple[list[Task], torch.Tensor, str]:
+        """A task for each copy, the output of the first, and the engine's name."""
         options = CAUSAL if self.shape.is_prefill else ""
         if dtype == FP8:
             options += " kv_dtype=e4m3"
@@ -129,9 +129,11 @@ class Cell:
                 tensors |= {f"{n}_SCALE_INV": torch.ones(1, device="cuda") for n in "KV"}
             max_kv = self.shape.keys if page else 0
             plans.append(Attention(library, options, tensors, engine, max_kv))
-        return [plan.forward for plan in plans], outputs[0]
+        return [plan.forward for plan in plans], outputs[0], plans[0].engine
 
-    def fa3(self, module: object, library: object, page: int) -> tuple[list[Task], torch.Tensor]:
+    def fa3(
+        self, module: object, library: object, page: int
+    ) -> tuple[list[Task], torch.Tensor, str]:
         """FlashAttention-3 over pages."""
         shape, (cache,) = self.shape, self.caches(page, torch.bfloat16)
         output = torch.full_like(self.q, math.nan)
@@ -139,7 +141,7 @@ class Cell:
         statistics_of_rows = torch.empty(self.q.shape[:3], device="cuda")
         tensors = {"Q": self.q, "K": cache["K"], "V": cache["V"], "O": output}
         tensors |= {"LSE": statistics_of_rows, "TABLE": cache["TABLE_K"], "LENGTHS_KV": lengths}
-        return [module.Attention(library, tensors, causal=True).forward], output
+        return [module.Attention(library, tensors, causal=True).forward], output, "fa3"
 
 
 class Bench:
@@ -173,22 +175,14 @@ class Bench:
 
     def record_of(self, shape: Shape) -> dict:
         """The record of a cell."""
-        cell, timers, refused, wrong = Cell(shape), {}, {}, {}
-        want = None
-        for name, make in self.makers(cell).items():
-            try:
-                tasks, output = make()
-                for task in tasks:
-                    task()
-                torch.cuda.synchronize()
-                want = output.float() if want is None else want
-                error = float((output.float() - want).norm() / want.norm())
-                if not error <= TOLERANCE:
-                    wrong[name] = error
-                    continue
-                timers[name] = Timer(tasks, self.arguments.window_ms)
-            except RuntimeError as error:
-                refused[name] = str(error).splitlines()[0]
+        cell, first = Cell(shape), []
+
+        def error_of(output: torch.Tensor) -> float:
+            if not first:
+                first.append(output.float())
+            return float((output.float() - first[0]).norm() / first[0].norm())
+
+        timers, bad, _ = prepare(self.makers(cell), error_of, TOLERANCE, self.arguments.window_ms)
         times = take_turns(timers, self.arguments.rounds)
         ms = {name: statistics.median(x) for name, x in times.items()}
 
@@ -205,8 +199,7 @@ class Bench:
             record["tflops"] = {name: round(shape.flops / x / 1e9) for name, x in ms.items()}
         del cell
         torch.cuda.empty_cache()
-        more = {"wrong": wrong, "refused": refused}
-        return record | {key: value for key, value in more.items() if value}
+        return record | bad
 
     def cells(self) -> Iterator[dict]:
         """Every cell whose name matches, until the time is over."""

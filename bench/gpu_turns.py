@@ -73,6 +73,37 @@ class Timer:
         return start, end
 
 
+def prepare(
+    makers: dict[str, Callable[[], tuple]],
+    error_of: Callable[[torch.Tensor], float],
+    tolerance: float,
+    window_ms: float,
+) -> tuple[dict[str, Timer], dict[str, dict], dict[str, str]]:
+    """A timer of each contender, others with what is wrong with them, and the engines' names.
+
+    By name of a contender, `makers` has the function that returns its tasks, the output of the
+    first one, and its engine. `error_of` an output above the tolerance is wrong.
+    """
+    timers: dict[str, Timer] = {}
+    engines: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    wrong: dict[str, float] = {}
+    for name, make in makers.items():
+        try:
+            tasks, output, engines[name] = make()
+            tasks[0]()
+            torch.cuda.synchronize()
+            error = error_of(output)
+            if error <= tolerance:
+                timers[name] = Timer(tasks, window_ms)
+            else:  # NaN too
+                wrong[name] = error
+        except RuntimeError as error:
+            refused[name] = str(error).splitlines()[0]
+    bad = {"wrong": wrong, "refused": refused}
+    return timers, {key: value for key, value in bad.items() if value}, engines
+
+
 def take_turns(timers: dict[str, Timer], rounds: int) -> dict[str, list[float]]:
     """Milliseconds of a call, by round; each round has another order."""
     shuffle = random.Random(1)
