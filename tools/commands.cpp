@@ -238,17 +238,16 @@ int check_all(uint64_t count, const std::function<Named(uint64_t)>& one, const O
     for (uint64_t i; !lost && (i = next++) < count;) {
       const Named c = one(i);
       const kit::Report report = kit::check(c.test, options.engine, {options.device});
-      progress.at(++done, failed);
       const bool may_refuse = options.device != kHost &&
                               (!options.engine.empty() || !kit::runs_on_gpus(c.test.problem));
-      if (report.ok()) continue;
       if (report.refused && may_refuse) {
         ++refused;
-        continue;
+      } else if (!report.ok()) {
+        ++failed;
+        if (report.lost) lost = true;
+        print(c.name, report);
       }
-      ++failed;
-      if (report.lost) lost = true;
-      print(c.name, report);
+      progress.at(++done, failed, refused);
     }
   };
   std::vector<std::thread> threads;

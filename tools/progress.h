@@ -20,18 +20,19 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   // From any thread.
-  void at(uint64_t done, uint64_t failed) {
+  void at(uint64_t done, uint64_t failed, uint64_t refused) {
     const std::lock_guard lock(mutex_);
     const auto now = Clock::now();
     if (now < next_) return;
-    next_ = now + (terminal_ ? std::chrono::milliseconds(500) : std::chrono::seconds(30));
+    next_ = now + (terminal_ ? std::chrono::milliseconds(500) : std::chrono::seconds(10));
     const double seconds = std::chrono::duration<double>(now - begin_).count();
     const double rate = static_cast<double>(done) / seconds;
     const double left = rate > 0 ? static_cast<double>(total_ - done) / rate : 0;
-    std::fprintf(stderr, "%s%llu of %llu cases, %llu failed, %.0f a second, %.0f s left%s",
+    std::fprintf(stderr,
+                 "%s%llu of %llu cases, %llu failed, %llu refused, %.0f a second, %.0f s left%s",
                  terminal_ ? "\r\033[K" : "", static_cast<unsigned long long>(done),
                  static_cast<unsigned long long>(total_), static_cast<unsigned long long>(failed),
-                 rate, left, terminal_ ? "" : "\n");
+                 static_cast<unsigned long long>(refused), rate, left, terminal_ ? "" : "\n");
     std::fflush(stderr);
     shown_ = true;
   }

@@ -14,6 +14,7 @@ namespace tea::kit {
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(30);
+constexpr size_t kLeastBlock = size_t{16} << 20;  // most cases; allocating may take milliseconds
 
 void require(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return;
@@ -106,9 +107,10 @@ Gpu::Block Gpu::block(size_t bytes) {
   wait();
   require(cudaFreeHost(state_->block.host), "free");
   require(cudaFree(state_->block.device), "free");
-  state_->block_bytes = 2 * bytes;
-  require(cudaMallocHost(&state_->block.host, 2 * bytes), "pinned memory");
-  require(cudaMalloc(&state_->block.device, 2 * bytes), "memory");
+  const size_t size = std::max(2 * bytes, kLeastBlock);
+  state_->block_bytes = size;
+  require(cudaMallocHost(&state_->block.host, size), "pinned memory");
+  require(cudaMalloc(&state_->block.device, size), "memory");
   return state_->block;
 }
 
