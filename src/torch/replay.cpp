@@ -60,8 +60,8 @@ enum Instruction : int64_t {
   kRound,     // memory, view of O, of O in the type of sums and of LSE
 };
 
-constexpr int kEvents = 4;             // transfers that are under way at a time
-constexpr uint64_t kLittle = 1 << 20;  // bytes of a workspace that later launches use again
+constexpr int kEvents = 4;                         // transfers that are under way at a time
+constexpr uint64_t kKeptWorkspaceBytes = 1 << 20;  // of a workspace that later launches use again
 
 // Functions of NCCL and CUDA by address, and objects of theirs.
 struct Transport {
@@ -346,7 +346,7 @@ class Replay {
   };
   std::vector<Slot> slots_;
   std::optional<Tensor> arena_;
-  Workspace workspace_{kLittle};
+  Workspace workspace_{kKeptWorkspaceBytes};
 };
 
 }  // namespace

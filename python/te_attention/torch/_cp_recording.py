@@ -16,7 +16,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.flo
 CONSTANT = -1  # in place of a slot: the offset is an address
 ALIGNMENT = 16  # bytes of which engines take account
 UNIT = 256  # bytes to which memory in the arena is aligned
-LITTLE = 1 << 20  # bytes of memory that is allocated at once, and kept to the end
+MAX_ARENA_BYTES = 1 << 20  # of memory that is allocated at once, and kept to the end
 
 _replay = guarded(OPS.replay.default._op)
 
@@ -124,7 +124,7 @@ def head(inputs: Sequence[Slot]) -> list[int]:
     return [len(out), *out]
 
 
-def _little(steps: Sequence[Step], slots: Sequence[Slot]) -> tuple[dict[int, int], int]:
+def _arena_places(steps: Sequence[Step], slots: Sequence[Slot]) -> tuple[dict[int, int], int]:
     """Places in one memory of all slots that are no results, and its bytes; none if it is large."""
     kept = {slot for step in steps if step.kind in (Kind.RESULT, Kind.VIEW) for slot in step.slots}
     places, end = {}, 0
@@ -133,7 +133,7 @@ def _little(steps: Sequence[Step], slots: Sequence[Slot]) -> tuple[dict[int, int
             slot = step.slots[0]
             places[slot] = end
             end += -(-slots[slot].view.bytes() // UNIT) * UNIT
-    return (places, end) if len(places) > 1 and end <= LITTLE else ({}, 0)
+    return (places, end) if len(places) > 1 and end <= MAX_ARENA_BYTES else ({}, 0)
 
 
 def encode(steps: Sequence[Step], slots: Sequence[Slot], count: int) -> Tensor:
@@ -143,7 +143,7 @@ def encode(steps: Sequence[Step], slots: Sequence[Slot], count: int) -> Tensor:
     little, because each allocation takes the host microseconds.
     """
     last = {slot: i for i, step in enumerate(steps) for slot in step.slots}
-    places, bytes_of_all = _little(steps, slots)
+    places, bytes_of_all = _arena_places(steps, slots)
     out = [*head(slots[:count]), len(slots)]
     if places:
         out += [int(Kind.ARENA), bytes_of_all]
