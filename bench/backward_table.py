@@ -75,8 +75,8 @@ def shapes() -> Iterator[Shape]:
         ((192, 128), (96, 96), (80, 80), (32, 32)), (128, 512, 2048)
     ):
         yield full(dim, dim_v, rows)
-    little = ((1, 2, 64), (1, 2, 128), (1, 2, 512), (1, 8, 512), (1, 8, 1024), (1, 4, 4096))
-    for dim, (batch, heads, rows) in itertools.product((64, 128, 256), little):
+    small = ((1, 2, 64), (1, 2, 128), (1, 2, 512), (1, 8, 512), (1, 8, 1024), (1, 4, 4096))
+    for dim, (batch, heads, rows) in itertools.product((64, 128, 256), small):
         yield Shape(dim, dim, heads, heads, batch, rows)
     groups = ((16, 2, 16, 256), (32, 8, 4, 2048), (16, 1, 8, 1024), (8, 4, 2, 500))
     for dim, (heads, heads_kv, batch, rows) in itertools.product((64, 128, 256), groups):
