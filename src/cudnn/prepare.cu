@@ -43,7 +43,7 @@ __device__ void prepare_side(const Prepare& p, const PrepareSide& s) {
   }
 }
 
-// Pages behind the end of a sequence are not looked at, so they may hold anything: the first one.
+// Pages past the end of a sequence are not looked at, so they may hold anything: the first one.
 __device__ void prepare_table(const Prepare& p, const PrepareTable& t) {
   if (!t.in) return;
   for (int64_t i = first(); i < p.graph_batch * p.columns; i += step()) {

@@ -92,7 +92,7 @@ struct Clear {
   MaskRule mask;
   int64_t batch;
 };
-// Rows behind the end of their sequence, tokens of no sequence, rows that nothing attends to or
+// Rows past the end of their sequence, tokens of no sequence, rows that nothing attends to or
 // that attend to nothing. Of one side, or of both (`keys` may be NULL).
 void clear(const Clear& work, const Clear* keys, void* stream);
 

@@ -1,6 +1,6 @@
 // Boxes of rows that tensor maps load and store.
 //
-// A box that ends behind the last row of a sequence would also load rows of the next sequence,
+// A box that ends past the last row of a sequence would also load rows of the next sequence,
 // which may hold NaN. Tensor maps therefore have two dimensions over rows with the same stride: y,
 // as long as the box is high, and z, over all rows; the map starts `height` rows before the tensor.
 // A box of n valid rows from row r on starts at y = height - n, z = r + n, which is the address of

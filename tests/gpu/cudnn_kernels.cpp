@@ -63,7 +63,7 @@ void expect_lengths_and_starts() {
   EXPECT_EQ(memory.get(p.status, 1)[0], TEA_STATUS_BAD_LENGTHS);
 }
 
-// Entries behind the end are not looked at; those before it are clamped.
+// Entries past the end are not looked at; those before it are clamped.
 void expect_tables_and_sinks() {
   Memory memory;
   Prepare p = {};

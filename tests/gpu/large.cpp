@@ -35,7 +35,7 @@ constexpr const char* kLarge[] = {
     "seed=13 layout=packed3 values=maxfinite",
     "dtype=bf16 training=1 causal=1 heads_q=8 heads_kv=8 dim_qk=128 batch=1 seqlen_q=2060 "
     "seqlen_kv=2060 | seed=15 origin=1,2,64,0",
-    // No mask hides what is behind the last half of a tile of keys: cudnn-frontend#628.
+    // No mask hides what is past the last half of a tile of keys: cudnn-frontend#628.
     "dtype=bf16 training=1 heads_q=8 heads_kv=8 dim_qk=64 batch=1 seqlen_q=2112 seqlen_kv=2112 | "
     "seed=628 values=negative",
     "dtype=bf16 training=1 heads_q=8 heads_kv=8 dim_qk=128 batch=1 seqlen_q=2112 seqlen_kv=2112 | "

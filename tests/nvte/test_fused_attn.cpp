@@ -379,7 +379,7 @@ TEST(FusedAttnErrors, InvalidLengthsOnTheHost) {
   EXPECT_NVTE_ERROR(paged.forward(), "page_table_k or page_table_v is out of range in part");
 }
 
-// JAX has many sequences without tokens behind the last one; they start where the buffer ends.
+// JAX has many sequences without tokens past the last one; they start where the buffer ends.
 TEST(FusedAttnProtocol, SequencesWithoutTokensMayStartAtTheEnd) {
   Question s;
   s.layout = NVTE_THD_THD_THD, s.mask = NVTE_PADDING_CAUSAL_MASK;

@@ -24,7 +24,7 @@ struct Loader {
   int number = 0;  // of the next block of the item; see Fill
   int head = 0;    // of K and V, of the item
 
-  // Where a key is, or instead of one behind the end of the sequence, the last one or the last box:
+  // Where a key is, or instead of one past the end of the sequence, the last one or the last box:
   // such keys are masked, and their values are finite if those of the sequence are.
   struct Place {
     int batch, row;  // or the page, and the row in it
