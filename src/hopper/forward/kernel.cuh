@@ -29,8 +29,8 @@ struct ForwardKernel {
                                                                  : 232;
 
   // The warps of the first warpgroup; the zero-fill warps are those that remain. In the paged
-  // variants the last one loads Q and V instead, and the scheduler warp fills with zeros when it
-  // has no further tile.
+  // variants the last one loads Q and V instead, and each warp fills with zeros when it has no
+  // further tile.
   enum Role { kLoadWarp, kSchedulerWarp, kStoreWarp, kLoadWarpV };
   static constexpr int kFirstZeroFillWarp = C.tile.tma_store ? 3 : 2;
   static constexpr int kZeroFillThreads = 128 - 32 * kFirstZeroFillWarp;
@@ -62,10 +62,6 @@ struct ForwardKernel {
     } else if (warp == kSchedulerWarp) {
       if (!tiles_are_known_on_host(p)) wait_on_dependent_grids();
       SchedulerWarp<C>{p, s}.run();
-      if constexpr (C.paged()) {
-        const int first = static_cast<int>(blockIdx.x * 32 + threadIdx.x % 32);
-        ZeroFillWarps{p.args, first, static_cast<int>(gridDim.x) * 32}.run();
-      }
     } else if (warp < kFirstZeroFillWarp) {
       if constexpr (C.tile.tma_store)
         if (elect_one()) StoreWarp<C>{p, s}.run();
@@ -79,6 +75,12 @@ struct ForwardKernel {
       } else {
         ZeroFillWarps{p.args, first, static_cast<int>(gridDim.x) * kZeroFillThreads}.run();
       }
+    }
+    if constexpr (C.paged()) {
+      __syncwarp();
+      wait_on_dependent_grids();
+      const int first = static_cast<int>(blockIdx.x * 128 + threadIdx.x);
+      ZeroFillWarps{p.args, first, static_cast<int>(gridDim.x) * 128}.run();
     }
   }
 

@@ -107,6 +107,8 @@ Outcome make_params(KernelParams* p, const AttentionArguments& a, const Selectio
   if (C.softcap()) p->softcap = make_softcap_polynomial(a.scale, a.softcap);
   if (C.paged()) {
     p->page_size = FastDivisor(a.keys.page_size);
+    p->pages_k = static_cast<int>(std::min<int64_t>(a.page_table_k.pages, INT32_MAX));
+    p->pages_v = static_cast<int>(std::min<int64_t>(a.page_table_v.pages, INT32_MAX));
     while (2 << p->box_rows_log2 <= box_rows(a.keys.page_size, T::kBlockN)) ++p->box_rows_log2;
   }
   return encode_maps<C>(p, a);

@@ -7,16 +7,17 @@
 
 namespace tea::hopper {
 
-// Run by a warp. Each lane finds a box of a block. All pass theirs to the lane that issues the
-// loads, because TMA takes its operands from uniform registers, which lanes would fill one after
-// the other.
+// Run by a warp. Loops over the blocks that most tiles consist of have few instructions, because
+// each one takes an issue slot from a consumer. One lane issues all loads: TMA takes its operands
+// from uniform registers, which lanes would fill one after the other.
 template <KernelConfig C, bool kIsV>
 struct PagedLoadWarp {
   using T = Traits<C>;
   static constexpr int kBlockN = T::kBlockN, kSlabBytes = T::kSlabBytes;
-  static constexpr int kBoxesAtOnce = 8;
-  // With three consumers the warp that also loads Q has too few registers for more than one box.
-  static constexpr bool kHasRegisters = !kIsV || T::kConsumers == 2;
+  static constexpr int kMaxSlabs = (kIsV ? T::kDimV : T::kDim) / T::kSlabDim;
+  // Boxes that are passed to the lane that loads at once. With three consumers the warp that also
+  // loads Q has few registers.
+  static constexpr int kBoxesAtOnce = kIsV && T::kConsumers == 3 ? 2 : 4;
   static_assert(kBlockN / kPageMultiple <= 32);
 
   const KernelParams& p;
@@ -24,86 +25,126 @@ struct PagedLoadWarp {
   PipelineState<T::kKvStages> state{};
   PipelineState<2> work_state{};
 
-  // The box of a lane, with its page in the pool.
-  struct Box {
-    int page, y, z;
-  };
-
   TEA_DEVICE int rows_of_box() const { return 1 << p.box_rows_log2; }
   TEA_DEVICE int boxes() const { return kBlockN >> p.box_rows_log2; }
+  TEA_DEVICE int slabs() const { return T::num_slabs(kIsV ? p.args.dim_v : p.args.dim_qk); }
+  TEA_DEVICE const TensorMap& map() const { return kIsV ? p.v : p.k; }
+  TEA_DEVICE const TensorMap& first_map() const { return kIsV ? p.first_v : p.first_k; }
+  TEA_DEVICE const PageTable& table() const {
+    return kIsV ? p.args.page_table_v : p.args.page_table_k;
+  }
+  TEA_DEVICE const int32_t* entries(const WorkTile& w) const {
+    return table().entries + w.batch * table().stride;
+  }
+  TEA_DEVICE int page_of_entry(int32_t entry) const {
+    if (static_cast<uint32_t>(entry) < static_cast<uint32_t>(kIsV ? p.pages_v : p.pages_k))
+      return entry;
+    return page_of(p.args, entry, table().pages);
+  }
   TEA_DEVICE auto& pipeline() const { return kIsV ? s.pipeline_v : s.pipeline_k; }
   TEA_DEVICE Barrier& full() const { return pipeline().full[state.stage]; }
   TEA_DEVICE uint8_t* stage() const { return kIsV ? s.v[state.stage] : s.k[state.stage]; }
   TEA_DEVICE void acquire() {
     pipeline().producer_acquire(state);
-    const int slabs = T::num_slabs(kIsV ? p.args.dim_v : p.args.dim_qk);
-    if (elect_one()) pipeline().producer_expect_tx(state, slabs * kBlockN * kSlabBytes);
+    pipeline().producer_expect_tx(state, slabs() * kBlockN * kSlabBytes);
   }
-  // Loads kCount boxes from box `first` of the block on. No condition stands between the loads, so
-  // that they share uniform registers.
-  template <int kCount>
-  TEA_DEVICE void load_boxes(const TensorMap& map, int head, const Box (&box)[kCount], int first) {
-    if (elect_one()) {
-      const int box_bytes = kSlabBytes << p.box_rows_log2;
-      uint8_t* to = stage() + first * box_bytes;
+  TEA_DEVICE void advance(int blocks) {
+    const int stages = state.stage + blocks;
+    state.stage = stages % T::kKvStages;
+    state.parity ^= stages / T::kKvStages & 1;
+  }
+
+  // Blocks `begin` to `end` - 1, from the last to the first, of which any box may be a part of a
+  // page, end with the sequence, or begin with keys that no row attends to. Each lane finds a box.
+  // Here and below, an entry of the page table is read a block ahead of its use.
+  TEA_DEVICE void load_any_blocks(const WorkTile& w, int begin, int end) {
+    const auto box_of = [&](int block) {
+      return page_box<kBlockN>(w, p.page_size, p.box_rows_log2, block, static_cast<int>(lane()));
+    };
+    int entry = entries(w)[box_of(end - 1).page];
 #pragma unroll 1
-      for (int column = 0; column < (kIsV ? p.args.dim_v : p.args.dim_qk);
-           column += T::kSlabDim, to += kBlockN * kSlabBytes) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i)
-          tma_load(to + i * box_bytes, map, full(), {column, box[i].y, head, box[i].z, box[i].page},
-                   CachePolicy::kEvictLast);
+    for (int block = end - 1; block >= begin; --block) {
+      const PageBox own = box_of(block);
+      const int own_page = page_of_entry(entry);
+      if (block > begin) entry = entries(w)[box_of(block - 1).page];
+      const bool skips = block == 0 && w.lo > 0;
+#pragma unroll 1
+      for (int i = 0; i < boxes(); ++i) {
+        const int page = __shfl_sync(0xffffffff, own_page, i);
+        const int y = __shfl_sync(0xffffffff, own.y, i), z = __shfl_sync(0xffffffff, own.z, i);
+        if (elect_one()) {
+          if (i == 0) acquire();
+          uint8_t* to = stage() + i * (kSlabBytes << p.box_rows_log2);
+#pragma unroll 1
+          for (int slab = 0; slab < slabs(); ++slab, to += kBlockN * kSlabBytes)
+            tma_load(to, skips && i == 0 ? first_map() : map(), full(),
+                     {slab * T::kSlabDim, y, w.head_kv, z, page}, CachePolicy::kEvictLast);
+        }
+        __syncwarp();
       }
+      state.advance();
+    }
+  }
+  // The same for full blocks, each within a page, by one lane.
+  TEA_DEVICE void load_within_pages(const WorkTile& w, int begin, int end) {
+    if (elect_one()) {
+      const int key = w.start_kv + (end - 1) * kBlockN, page_size = p.args.keys.page_size;
+      const int number = key / p.page_size, head = w.head_kv;
+      const int32_t* at = entries(w) + number;
+      int row = key - number * page_size, entry = *at;
+#pragma unroll 1
+      for (int block = end - 1; block >= begin; --block) {
+        const int page = page_of_entry(entry), z = row + kBlockN;
+        row -= kBlockN;
+        if (row < 0 && block > begin) row += page_size, entry = *--at;
+        acquire();
+#pragma unroll
+        for (int slab = 0; slab < kMaxSlabs; ++slab)
+          if (slab < slabs())
+            tma_load(stage() + slab * kBlockN * kSlabBytes, map(), full(),
+                     {slab * T::kSlabDim, 0, head, z, page}, CachePolicy::kEvictLast);
+        state.advance();
+      }
+    } else {
+      advance(end - begin);
     }
     __syncwarp();
   }
-  // Loads a block of kCount boxes, or of groups of so many, that all have the same y and z. They
-  // are passed on before the wait, because consumers wait for everything that happens after it.
-  template <int kCount>
-  TEA_DEVICE void load_equal_boxes(int head, const Box& own) {
-    Box box[kCount];
-    const auto pass_on = [&](int first) {
+  // The same for full blocks of which each box is a page.
+  template <int kAtOnce>
+  TEA_DEVICE void load_whole_pages(const WorkTile& w, int begin, int end) {
+    const int last = w.start_kv + (end - 1) * kBlockN, head = w.head_kv;
+    const int own = min(static_cast<int>(lane()), boxes() - 1);
+    const int32_t* at = entries(w) + (last >> p.box_rows_log2) + own;
+    int entry = *at;
+#pragma unroll 1
+    for (int block = end - 1; block >= begin; --block) {
+      const int own_page = page_of_entry(entry);
+      at -= boxes();
+      if (block > begin) entry = *at;
+#pragma unroll 1
+      for (int first = 0; first < boxes(); first += kAtOnce) {
+        int page[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        box[i] = {__shfl_sync(0xffffffff, own.page, first + i), 0, box[0].z};
-    };
-    box[0].z = __shfl_sync(0xffffffff, own.z, 0);
-    pass_on(0);
-    acquire();
-    load_boxes<kCount>(kIsV ? p.v : p.k, head, box, 0);
+        for (int i = 0; i < kAtOnce; ++i) page[i] = __shfl_sync(0xffffffff, own_page, first + i);
+        if (elect_one()) {
+          if (first == 0) acquire();
+          const int box_bytes = kSlabBytes << p.box_rows_log2;
+          uint8_t* to = stage() + first * box_bytes;
 #pragma unroll 1
-    for (int first = kCount; first < boxes(); first += kCount) {
-      pass_on(first);
-      load_boxes<kCount>(kIsV ? p.v : p.k, head, box, first);
+          for (int slab = 0; slab < slabs(); ++slab, to += kBlockN * kSlabBytes) {
+            // No condition stands between these loads, so that they share uniform registers.
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i)
+              tma_load(to + i * box_bytes, map(), full(),
+                       {slab * T::kSlabDim, 0, head, rows_of_box(), page[i]},
+                       CachePolicy::kEvictLast);
+          }
+        }
+        __syncwarp();
+      }
+      state.advance();
     }
-  }
-  // Loads a block of any boxes. skips: the first one has keys that no row attends to.
-  TEA_DEVICE void load_any_boxes(int head, const Box& own, bool skips) {
-    acquire();
-#pragma unroll 1
-    for (int i = 0; i < boxes(); ++i) {
-      const Box box[1] = {{__shfl_sync(0xffffffff, own.page, i), __shfl_sync(0xffffffff, own.y, i),
-                           __shfl_sync(0xffffffff, own.z, i)}};
-      const TensorMap& map = skips && i == 0 ? kIsV ? p.first_v : p.first_k : kIsV ? p.v : p.k;
-      load_boxes<1>(map, head, box, i);
-    }
-  }
-  TEA_DEVICE void load_block(const WorkTile& w, int block, const Box& own) {
-    const bool skips = block == 0 && w.lo > 0;
-    const bool is_full = (block + 1) * kBlockN <= w.seqlen_kv && !skips;
-    const bool is_equal = is_full && rows_of_box() == p.page_size;
-    const int head = w.head_kv;
-    if (kHasRegisters && is_full && boxes() == 1)
-      load_equal_boxes<1>(head, own);
-    else if (kHasRegisters && is_equal && boxes() == 2)
-      load_equal_boxes<2>(head, own);
-    else if (kHasRegisters && is_equal && boxes() == 4)
-      load_equal_boxes<4>(head, own);
-    else if (kHasRegisters && is_equal && boxes() % kBoxesAtOnce == 0)
-      load_equal_boxes<kBoxesAtOnce>(head, own);
-    else
-      load_any_boxes(head, own, skips);
-    state.advance();
   }
   // The state of Q's pipeline follows from the number of tiles, so that it takes no register.
   TEA_DEVICE void load_q(const WorkTile& w) {
@@ -118,23 +159,26 @@ struct PagedLoadWarp {
     }
     __syncwarp();
   }
-  // An entry of the page table is read a block ahead of its use.
+  // First blocks that end with the sequence, then full ones, then one that begins with keys that no
+  // row attends to.
   TEA_DEVICE void load_tile(const WorkTile& w) {
     if constexpr (kIsV) load_q(w);
-    const Range b = w.blocks;
-    if (b.begin == b.end) return;
-    const PageTable& table = kIsV ? p.args.page_table_v : p.args.page_table_k;
-    const int32_t* const entries = table.entries + w.batch * table.stride;
-    const auto box_of = [&](int block) {
-      return page_box<kBlockN>(w, p.page_size, p.box_rows_log2, block, static_cast<int>(lane()));
-    };
-    int entry = entries[box_of(b.end - 1).page];
+    const bool is_simple = boxes() == 1 || rows_of_box() == p.page_size;
 #pragma unroll 1
-    for (int block = b.end - 1; block >= b.begin; --block) {
-      const PageBox found = box_of(block);
-      const Box box = {page_of(p.args, entry, table.pages), found.y, found.z};
-      if (block > b.begin) entry = entries[box_of(block - 1).page];
-      load_block(w, block, box);
+    for (int part = 0; part < 3; ++part) {
+      const int full_end = is_simple ? min(w.blocks.end, w.seqlen_kv / kBlockN) : w.blocks.begin;
+      const int full_begin = min(max(w.blocks.begin, w.lo > 0 ? 1 : 0), full_end);
+      const int end = part == 0 ? w.blocks.end : part == 1 ? full_end : full_begin;
+      const int begin = part == 0 ? full_end : part == 1 ? full_begin : w.blocks.begin;
+      if (begin >= end) continue;
+      if (part != 1)
+        load_any_blocks(w, begin, end);
+      else if (boxes() == 1)
+        load_within_pages(w, begin, end);
+      else if (kBoxesAtOnce == 2 || boxes() == 2)
+        load_whole_pages<2>(w, begin, end);
+      else
+        load_whole_pages<kBoxesAtOnce>(w, begin, end);
     }
   }
   TEA_DEVICE void run() {

@@ -24,6 +24,7 @@ struct KernelParams {
   FastDivisor page_size;       // of the paged variant
   int box_rows_log2;           // of K and V there: see page_box.cuh
   TensorMap first_k, first_v;  // of the first box of a sequence where keys are skipped
+  int pages_k, pages_v;        // of the pools, at most INT32_MAX
 };
 
 }  // namespace tea::hopper
