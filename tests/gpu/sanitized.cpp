@@ -36,10 +36,9 @@ const Words kScores = {"causal=1",
 Words kernels_of_hopper() {
   const Words types = {"dtype=bf16", "dtype=fp16"};
   Words lines = kernels(types, {"dim_qk=64"}, {"", "causal=1"}, 200);
-  for (const Words& more :
-       {kernels(types, {"dim_qk=256"}, {"causal=1"}, 1030),
-        kernels(types, {"dim_qk=64", "dim_qk=128"}, {"causal=1 softcap=2"}),
-        kernels(types, {"dim_qk=64", "dim_qk=128", "dim_qk=256"}, {"causal=1 dropout=0.2"})})
+  for (const Words& more : {kernels(types, {"dim_qk=256"}, {"causal=1"}, 1030),
+                            kernels(types, {"dim_qk=64", "dim_qk=128", "dim_qk=256"},
+                                    {"causal=1 softcap=2", "causal=1 dropout=0.2"})})
     lines.insert(lines.end(), more.begin(), more.end());
   const Words others = kernels(
       types,

@@ -79,8 +79,9 @@ constexpr TileConfig tile_config(int tile, Variant variant) {
     if (c.consumer_warpgroups == 4) c.ping_pong = false, c.half_first_block = true;
   }
   // Up to 9 % faster from 192 on, where score modifications leave few registers.
-  if (is_general(variant)) c.rescale_before_pv = false;
-  if (is_general(variant) && variant != Variant::kBias && c.dim == 256) c.ping_pong = true;
+  const bool modifies = is_general(variant) || variant == Variant::kSoftcap;
+  if (modifies) c.rescale_before_pv = false;
+  if (modifies && variant != Variant::kBias && c.dim == 256) c.ping_pong = true;
   if (variant == Variant::kBias) {
     if (c.dim == 128) c.tma_store = false;
     if (c.dim >= 192) c.block_n = c.dim == 256 ? 64 : 96;
@@ -97,7 +98,6 @@ constexpr bool is_instantiated(int tile, Variant variant) {
     case Variant::kMasked:
       return true;
     case Variant::kSoftcap:
-      return tile == kTile64 || tile == kTile128;
     case Variant::kDropout:
       return tile == kTile64 || tile == kTile128 || tile == kTile256;
     case Variant::kPaged:
