@@ -55,6 +55,12 @@ inline int find_tile(int dim, int dim_v) {
 // of a result do not depend on the device.
 inline constexpr int kMostHeadsPerTile = 2;
 inline constexpr int64_t kEnoughTiles = 256;
+// The query heads of a tile where groups are divided no further than they must be: an odd number is
+// not divided.
+constexpr int most_heads_per_tile(int group) {
+  while (group % 2 == 0 && group > kMostHeadsPerTile) group /= 2;
+  return group;
+}
 inline int group_parts(const AttentionArguments& a) {
   const int64_t blocks = a.keys.form == TEA_RAGGED
                              ? a.keys.tokens / kBlockN

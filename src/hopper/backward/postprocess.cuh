@@ -99,7 +99,8 @@ struct PostprocessWarp {
 #pragma unroll
     for (int i = 0; i < kUnitFloats / 1024; ++i)
       if (i < kUnitFloats / 2048 || s.units[warp].columns > 32) discard_line(lines + 1024 * i);
-    // A bulk copy may write where ordinary instructions have read.
+    // A bulk copy may write where ordinary instructions have read; the release below comes after
+    // the discarding, too.
     if (s.units[warp].converted) fence_proxy_async_global();
     __syncwarp();
     if (lane() == 0 && s.units[warp].converted) add_release(*s.units[warp].converted, 1);

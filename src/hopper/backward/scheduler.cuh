@@ -4,9 +4,12 @@
 // descending by key blocks, and CTAs take tiles in ascending order of their numbers, the first one
 // included: a tile whose number depended on its CTA would be missing while other kernels keep that
 // CTA from running. A tile waits only for tiles of lower numbers, which a running CTA has taken:
-// those of the same head that contribute to dQ before it, and those of the same key block with
-// earlier parts of the key head, whose parts have one order. The unfinished tile with the lowest
-// number never waits, so that ordered accumulation cannot deadlock.
+// those of the same head that contribute to dQ before it, those of the same key block with earlier
+// parts of the key head, whose parts have one order, and all tiles of the head whose memory for
+// sums of dQ its head uses again. The unfinished tile with the lowest number never waits for a
+// tile, so that ordered accumulation cannot deadlock. What it may wait for besides always ends: the
+// preprocess kernel, all of whose CTAs run before the first CTA of this one starts, and the
+// postprocess warps, which wait for completed units alone.
 #pragma once
 #include "gpu/dependent_launch.cuh"
 #include "hopper/backward/shared_memory.cuh"
@@ -81,6 +84,7 @@ struct SchedulerWarp {
       }
     fence_acq_rel_gpu();
     fence_proxy_async_global();  // the load warp reads the terms by bulk copies
+    __syncwarp();                // lane 0 publishes what all lanes have seen
   }
   static TEA_DEVICE bool are_set(const uint32_t* flags) {
     const uint4 x = load_relaxed_x4(flags);

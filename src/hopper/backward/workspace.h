@@ -101,10 +101,10 @@ inline int64_t accumulated_key_blocks(const AttentionArguments& a, const Blocks&
 }
 
 // Where all sequences have the same length, one query head in 32 needs no memory for its sums of
-// dQ. A tile waits for the conversion of the sums that were there, and so for all tiles of a head
-// n. These must have lower numbers, and should have ended long before: at least twice as many heads
-// lie between the two as are interleaved, which is known for few sequences only if they are long.
-// The bytes never decrease with the lengths or the sequences.
+// dQ. A tile waits for the conversion of the sums that were there, and so for all tiles of another
+// head. These must have lower numbers, and should have ended long before: the two heads are at
+// least twice as many apart as are interleaved, which is known for few sequences only if they are
+// long. The bytes never decrease with the lengths or the sequences.
 struct SumsOfDq {
   int32_t own_heads;  // Workspace::dq_heads
   int64_t blocks;     // of all heads that have memory
@@ -116,7 +116,7 @@ inline SumsOfDq sums_of_dq(const AttentionArguments& a, int tile, int64_t batch,
   const int64_t of_dense = row_blocks.of_dense;
   if (a.queries.form != TEA_DENSE || a.keys.form != TEA_DENSE || heads == 0) return {0, all};
   const int group = a.heads_q / a.heads_kv, parts = group_parts(a);
-  const int64_t own = heads - heads / 32, per_tile = std::min(group, kMostHeadsPerTile);
+  const int64_t own = heads - heads / 32, per_tile = most_heads_per_tile(group);
   const int64_t many = std::max(own, (2 * kMostInterleaved + 2) * per_tile);
   if (many < heads) return {static_cast<int32_t>(many), many * of_dense};
   const int64_t together = int64_t{interleave(a, tile, parts).heads_at_once} * (group / parts);

@@ -113,6 +113,7 @@ struct PagedLoadWarp {
   // The same for full blocks of which each box is a page.
   template <int kAtOnce>
   TEA_DEVICE void load_whole_pages(const WorkTile& w, int begin, int end) {
+    static_assert((kBlockN & (kBlockN - 1)) == 0, "boxes of a block come in groups of kAtOnce");
     const int last = w.start_kv + (end - 1) * kBlockN, head = w.head_kv;
     const int own = min(static_cast<int>(lane()), boxes() - 1);
     const int32_t* at = entries(w) + (last >> p.box_rows_log2) + own;
