@@ -108,6 +108,7 @@ struct LoadWarp {
     load_q(w);
     if constexpr (C.bias()) load_bias(w, b.end - 1);
     for (int block = b.end - 1; block > b.begin; --block) {
+      if (block - b.begin == T::kFetchLead) arrive(s.nearly_loaded);
       load_k(keys, block - 1);
       load_v(keys, block);
       if constexpr (C.bias()) load_bias(w, block - 1);

@@ -23,6 +23,7 @@ struct SchedulerWarp {
   const int num_ctas = static_cast<int>(gridDim.x);
   const int guaranteed_tiles = Tiles::guaranteed_tiles(p.args, p.order);
   PipelineState<2> work_state{};
+  PipelineState<1> load_state{};  // of nearly_loaded
 
   // Writes the next descriptor, by one thread.
   TEA_DEVICE void describe_next(const TileIndex& t) {
@@ -49,13 +50,21 @@ struct SchedulerWarp {
     for (int i = 0; i < static_cast<int>((kBytes + 15) / 16); ++i) to[i] = from[i];
     s.work.publish(work_state);
   }
-  // A tile number that is fetched before the queue has room for its descriptor waits in this CTA,
-  // while other CTAs may have run out of tiles; one that is fetched later may not be described and
-  // loaded in time to hide behind the tile before. So numbers are fetched early while tiles remain
-  // for all CTAs, and after tiles of a single key block.
-  TEA_DEVICE bool may_fetch_early(int number) {
+  // A number that is fetched long before its tile can begin waits in this CTA, while other CTAs may
+  // have run out of tiles; one that is fetched later may not be described and loaded in time to
+  // hide behind the tile before. Numbers are therefore fetched when the tile before has been loaded
+  // up to kFetchLead blocks. Tiles that have no more blocks than that are too short to wait for,
+  // and the load warps of pages give no signal: numbers are then fetched at once while tiles remain
+  // for all CTAs, and after tiles of a single block, but at the end of a launch only when the queue
+  // has room for the descriptor.
+  TEA_DEVICE void wait_before_fetch(int number) {
     const int length = s.next.blocks.end - s.next.blocks.begin;
-    return length <= 1 || number + kLateRounds * num_ctas < guaranteed_tiles;
+    if (length > T::kFetchLead && !C.paged()) {
+      wait(s.nearly_loaded, load_state.parity);
+      load_state.advance();
+    } else if (length > 1 && number + kLateRounds * num_ctas >= guaranteed_tiles) {
+      s.work.pipeline.producer_acquire(work_state);
+    }
   }
   // Before the first fetch: until the predecessor has finished, the counter is its memory.
   TEA_DEVICE void open(TileCounter& counter) {
@@ -67,7 +76,7 @@ struct SchedulerWarp {
     TileCounter* const counter = p.counter;
     if (!counter) return num_ctas + number;
     if (number < num_ctas) open(*counter);
-    if (!may_fetch_early(number)) s.work.pipeline.producer_acquire(work_state);
+    wait_before_fetch(number);
     return num_ctas + counter->fetch();
   }
   TEA_DEVICE void run() {

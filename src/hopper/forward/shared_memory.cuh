@@ -27,6 +27,10 @@ struct Traits {
   static constexpr Swizzle kSwizzle = kDim % 64 == 0 ? Swizzle::k128 : Swizzle::k64;
   static constexpr int kSlabBytes = width(kSwizzle), kSlabDim = kSlabBytes / 2;
   static_assert(kDim % kSlabDim == 0 && kDimV % kSlabDim == 0 && kDimV <= kDim);
+  // A tile of more key blocks than this has its successor's number fetched when K of so many blocks
+  // has not been loaded: late enough for SMs to finish together, and early enough for the successor
+  // to be found and described by the time that its first load may begin.
+  static constexpr int kFetchLead = 4;
 
   struct SharedStorage {
     alignas(1024) uint8_t q[kQStages][kConsumers][64 * kDim * 2];
@@ -39,6 +43,7 @@ struct Traits {
     Pipeline<1> pipeline_bias[C.bias() ? kConsumers : 0];
     Pipeline<1> pipeline_o[C.tile.tma_store ? kConsumers : 0];
     WorkQueue<WorkTile> work;
+    Barrier nearly_loaded;      // see kFetchLead
     WorkTile next;              // the scheduler warp's: the descriptor to be published next,
     SequenceBounds window[32];  // and the bounds of the sequences that it searches
     uint32_t never_written;     // see wait_after()
@@ -64,6 +69,7 @@ struct Traits {
     for (auto& pipeline : s.pipeline_bias) pipeline.init(1, 4);
     for (auto& pipeline : s.pipeline_o) pipeline.init(4, 1);
     s.work.pipeline.init(1, 128 * kConsumers + (C.tile.tma_store ? 2 : 1) + (C.paged() ? 1 : 0));
+    tea::init(s.nearly_loaded, 1);
     fence_barrier_init();
   }
 };

@@ -77,9 +77,9 @@ struct HeadShape {
 // many as make three tiles of 128 rows or six of 256 for each SM, at least 32, but at 128 rows at
 // most half as many as there are SMs. Some of the first tiles then find in L2 what others have
 // loaded, and few wait for memory at the same time. Long sequences run at the power limit, where
-// loads from memory cost energy and so time: of these, as many heads as keep K and V in L2, and the
-// first three eighths of the rows of all heads at the end. Shorter ones have as many heads as keep
-// K and V in L2 where these still make three tiles for each SM.
+// loads from memory cost energy and so time: as many heads as keep K and V in L2. Where these make
+// fewer than three tiles for each SM, the first three eighths of the rows of all heads come at the
+// end, or all of the heads above are interleaved where a sequence has few row blocks.
 __host__ __device__ inline TileOrder make_tile_order(int row_blocks, int batch,
                                                      const HeadShape& x) {
   constexpr int kSms = 132, kLong = 32;   // row blocks
@@ -90,11 +90,11 @@ __host__ __device__ inline TileOrder make_tile_order(int row_blocks, int batch,
   const int64_t balanced = kSms * 3 / 2 * x.consumers / most(row_blocks, 1);
   const int64_t many = least(most(balanced, 32), kSms / 4 * x.consumers);
   const int64_t cached = most(kL2Bytes / most(x.kv_head_bytes, 1), 1);
-  const bool is_long = x.masked && row_blocks >= kLong && cached < many;
-  const int64_t heads_kv = cached < balanced && !is_long ? many : least(many, cached);
+  const bool is_few = cached < balanced, is_long = row_blocks >= kLong;
+  const int64_t heads_kv = is_few && !is_long ? many : least(many, cached);
   const int64_t together = x.masked ? heads_kv * x.heads_per_kv : 1;
   const int64_t at_once = most(least(together, all), 1);
-  const int last_blocks = is_long && at_once < all ? row_blocks * 3 / 8 : 0;
+  const int last_blocks = x.masked && is_few && is_long && at_once < all ? row_blocks * 3 / 8 : 0;
   return {row_blocks, x.heads, batch, static_cast<int>(at_once), x.masked, last_blocks};
 }
 
