@@ -76,11 +76,12 @@ class Suite:
         command = machine.get("command", f"python3 {machine['program']}")
         later = {r["commit"] for r in self.records if r is not machine and "commit" in r}
         commits = f"{machine['commit']}{''.join(f' (some rows {c})' for c in sorted(later))}"
-        reached = " before and ".join(ceilings[:2])  # of the first GPU
+        pair = zip(ceilings, ("before", "after"), strict=False)  # of the first GPU
+        reached = " and ".join(f"{figure} {when}" for figure, when in pair)
         return (
             f"{machine['gpu']}, torch {machine['torch']}, cuDNN {machine['cudnn']}, "
             f"{machine['date']}, commit {commits}; a matrix product of 8192³ reached "
-            f"{reached} after: `{command}`"
+            f"{reached}: `{command}`"
         )
 
     def section(self, title: str, *tables: list[str]) -> str:
