@@ -9,10 +9,10 @@ namespace tea {
 
 // A dependent grid may start once every CTA of its predecessor has called launch_dependent_grids()
 // or exited, and must call wait_on_dependent_grids() before it reads or overwrites anything that
-// the predecessor touches, at the latest before it exits. What the predecessor wrote before a fence
-// and its launch_dependent_grids() may be read before that by loads that bypass L1, as the backward
-// pass on Hopper does with counters and flags. `overlap` requires sm_90; without it the
-// grid starts when the predecessor has finished.
+// the predecessor touches, at the latest before it exits. PTX promises visibility after that wait
+// alone; the backward pass on Hopper reads counters and flags earlier, by loads that L2 serves, of
+// what its predecessor wrote ahead of a fence and of launch_dependent_grids(). `overlap` requires
+// sm_90; without it the grid starts when the predecessor has finished.
 inline cudaError_t launch_dependent(const void* kernel, cudaLaunchConfig_t config, void** arguments,
                                     bool overlap) {
   cudaLaunchAttribute attribute{};

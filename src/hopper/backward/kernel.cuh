@@ -48,8 +48,8 @@ struct BackwardKernel {
         T::num_slabs(p.args.dim_v) < T::kSlabs)
       zero_operands<C>(s);
     __syncthreads();
-    // With `per_chunk` the scheduler warp waits for the flags of each tile's heads instead. The
-    // preprocess kernel had set counters and flags to zero before this grid could start.
+    // With `per_chunk` the scheduler warp waits for the flags of each tile's heads instead, and the
+    // preprocess kernel sets counters and flags to zero before it lets this grid start.
     if (!p.tasks.per_chunk) wait_on_dependent_grids();
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     constexpr int kServiceWarpgroups = T::kServiceThreads / 128;

@@ -55,8 +55,8 @@ struct SchedulerWarp {
   // hide behind the tile before. Numbers are therefore fetched when the tile before has been loaded
   // up to kFetchLead blocks. Tiles that have no more blocks than that are too short to wait for,
   // and the load warps of pages give no signal: numbers are then fetched at once while tiles remain
-  // for all CTAs, and after tiles of a single block, but at the end of a launch only when the queue
-  // has room for the descriptor.
+  // for all CTAs, and after tiles of at most one block, but at the end of a launch only when the
+  // queue has room for the descriptor.
   TEA_DEVICE void wait_before_fetch(int number) {
     const int length = s.next.blocks.end - s.next.blocks.begin;
     if (length > T::kFetchLead && !C.paged()) {

@@ -77,9 +77,9 @@ struct HeadShape {
 // many as make three tiles of 128 rows or six of 256 for each SM, at least 32, but at 128 rows at
 // most half as many as there are SMs. Some of the first tiles then find in L2 what others have
 // loaded, and few wait for memory at the same time. Long sequences run at the power limit, where
-// loads from memory cost energy and so time: as many heads as keep K and V in L2. Where these make
-// fewer than three tiles for each SM, the first three eighths of the rows of all heads come at the
-// end, or all of the heads above are interleaved where a sequence has few row blocks.
+// loads from memory cost energy and so time: as many heads as keep K and V in L2. Where these heads
+// are fewer than the ones that make three tiles for each SM, the first three eighths of the rows of
+// all heads come at the end; sequences of few row blocks keep the larger number of heads instead.
 __host__ __device__ inline TileOrder make_tile_order(int row_blocks, int batch,
                                                      const HeadShape& x) {
   constexpr int kSms = 132, kLong = 32;   // row blocks
