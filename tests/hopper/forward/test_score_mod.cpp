@@ -461,13 +461,6 @@ TEST(HopperOrder, CausalTilesEndEvenly) {
       }
 }
 
-// A number that is fetched a whole tile ahead waits while other CTAs have run out.
-TEST(HopperOrder, LongTilesEndMoreEvenlyIfFetchedLate) {
-  const TileOrder order = {128, 8, 1, 2, true};
-  EXPECT_GT(balance(order, 4), 0.99);
-  EXPECT_LT(balance(order, 1 << 20), 0.95);
-}
-
 // The heads whose K and V fit 32 MiB, few with rows that come last; none for narrow windows.
 TEST(HopperOrder, LongHeadsAreVisitedTogetherAsFarAsTheyFitTheCache) {
   const auto together = [](int dim, int rows, int64_t keys, int heads_per_kv = 1, int last = 0) {
