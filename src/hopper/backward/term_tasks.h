@@ -28,6 +28,15 @@ struct TermTasks {
   }
 };
 
+// The tasks of a chunk of a sequence: those of its row blocks, of which the first ones write terms,
+// and as many as one row block has, for rows that take no part.
+inline int64_t tasks_with_terms(const AttentionArguments& a, int block_m) {
+  return (a.queries.max_seqlen + block_m - 1) / block_m * block_m / kTermRows;
+}
+inline int64_t tasks_per_chunk(const AttentionArguments& a, int block_m) {
+  return tasks_with_terms(a, block_m) + block_m / kTermRows;
+}
+
 // Tiles wait for single tasks where there are at least kFewestTermChunks chunks over all sequences,
 // since with fewer the first ones are complete hardly earlier than the last ones; or where the
 // tasks are so few that half of the SMs have a warp for each. Sequences must have the same length,
@@ -37,23 +46,21 @@ inline TermTasks term_tasks(const AttentionArguments& a, int block_m, int heads_
   TermTasks t{.team = 4, .chunk_shift = 5, .chunks = 0, .per_chunk = 0, .needed = 0};
   for (; t.team * 8 < a.dim_v; t.team *= 2) --t.chunk_shift;
   t.chunks = (a.heads_q + t.chunk_heads() - 1) / t.chunk_heads();
-  const int64_t rows = (a.queries.max_seqlen + block_m - 1) / block_m * block_m;
-  const int64_t per_chunk = (rows + block_m) / kTermRows, all = a.batch * t.chunks;
+  const int64_t per_chunk = tasks_per_chunk(a, block_m), all = a.batch * t.chunks;
   if (a.queries.form != TEA_DENSE || a.keys.form != TEA_DENSE || heads_per_tile > 2 ||
       (all < kFewestTermChunks && all * per_chunk > kFewTermTasks) ||
       all * per_chunk > INT32_MAX / 2)
     return t;
-  t.per_chunk = static_cast<int>(per_chunk), t.needed = static_cast<int>(rows / kTermRows);
+  t.per_chunk = static_cast<int>(per_chunk);
+  t.needed = static_cast<int>(tasks_with_terms(a, block_m));
   return t;
 }
 
-// The words of Workspace::terms_written: no fewer than the tasks, and never fewer for longer or
-// more sequences.
+// How many flags Workspace::terms_written has: no fewer than there are tasks, and never fewer for
+// longer or more sequences.
 inline int64_t term_flags(const AttentionArguments& a, int block_m) {
   if (a.queries.form != TEA_DENSE || a.keys.form != TEA_DENSE) return 0;
-  const int64_t rows = (a.queries.max_seqlen + block_m - 1) / block_m * block_m;
-  const TermTasks t = term_tasks(a, block_m, 1);
-  return a.batch * t.chunks * ((rows + block_m) / kTermRows);
+  return a.batch * term_tasks(a, block_m, 1).chunks * tasks_per_chunk(a, block_m);
 }
 
 }  // namespace tea::hopper::backward

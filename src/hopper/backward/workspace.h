@@ -102,9 +102,9 @@ inline int64_t accumulated_key_blocks(const AttentionArguments& a, const Blocks&
 
 // Where all sequences have the same length, one query head in 32 needs no memory for its sums of
 // dQ. A tile waits for the conversion of the sums that were there, and so for all tiles of another
-// head. These must have lower numbers, and should have ended long before: the two heads are at
-// least twice as many apart as are interleaved, which is known for few sequences only if they are
-// long. The bytes never decrease with the lengths or the sequences.
+// head. These must have lower numbers, and should have ended long before: the numbers of the
+// two heads differ by at least twice the heads that are interleaved, which is known for few
+// sequences only if they are long. The bytes never decrease with the lengths or the sequences.
 struct SumsOfDq {
   int32_t own_heads;  // Workspace::dq_heads
   int64_t blocks;     // of all heads that have memory
