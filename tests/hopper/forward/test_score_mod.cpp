@@ -427,8 +427,9 @@ TEST(HopperWork, UnderACapWhatIsNoNumberStaysNone) {
 
 // Of 132 CTAs that fetch causal tiles as the scheduler warp does: the mean share of work over the
 // largest. A tile costs its key blocks and two more. A CTA fetches the number of the next tile when
-// `lead` blocks remain, or at the start of a tile that has no more than that.
-double balance(const TileOrder& order, int lead) {
+// kFetchLead blocks (shared_memory.cuh) remain, or at the start of a tile without so many.
+double balance(const TileOrder& order) {
+  constexpr int kFetchLead = 4;
   struct Cta {
     int64_t fetch, free;  // when it fetches its next number, and when it may begin that tile
     auto operator<=>(const Cta&) const = default;
@@ -441,7 +442,7 @@ double balance(const TileOrder& order, int lead) {
     const Cta cta = ctas.top();
     ctas.pop();
     const int64_t start = std::max(cta.fetch, cta.free), free = start + length + 2;
-    ctas.push({length > lead ? free - lead : start, free});
+    ctas.push({length > kFetchLead ? free - kFetchLead : start, free});
     total += length + 2;
     end = std::max(end, free);
   }
@@ -456,7 +457,7 @@ TEST(HopperOrder, CausalTilesEndEvenly) {
       for (const int heads : {2048 / dim, 2048 / dim + 1, 40}) {
         const int height = dim == 64 ? 192 : 128, blocks = (rows + height - 1) / height;
         const HeadShape shape = {heads, 1, height / 64, int64_t{4} * rows * dim, true};
-        EXPECT_GT(balance(make_tile_order(blocks, 16384 / rows, shape), 4), 0.965)
+        EXPECT_GT(balance(make_tile_order(blocks, 16384 / rows, shape)), 0.97)
             << dim << ", " << rows << " rows, " << heads << " heads";
       }
 }
