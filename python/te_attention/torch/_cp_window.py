@@ -67,10 +67,10 @@ def _small(plan: HaloPlan, shards: list[Shard]) -> list[tuple[Part, Shard]]:
 
 
 class _Large:
-    """The launches of rows with keys of this rank alone: of each run.
+    """The launches of rows with keys of this rank alone: one for each run.
 
-    Forward there are two, of one run of half of the heads each: the transfer is begun before, and
-    NCCL's kernel finds SMs when the first one ends. Backward a small launch comes before them.
+    Forward, a single run has two, of half of the heads each: the transfer has begun before them,
+    and NCCL's kernel finds SMs when the first one ends. Backward, the small launch comes first.
     """
 
     def __init__(
