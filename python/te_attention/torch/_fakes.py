@@ -1,16 +1,46 @@
 """Fake implementations for torch.compile and export: shape, strides and dtype of each result."""
 
+from collections.abc import Callable
+from functools import wraps
+
 import torch
 from torch import Tensor
 
 from te_attention.torch._arguments import FORMATS, NUM_INPUTS, Arguments, formats_of
-from te_attention.torch._library import LIBRARY
+from te_attention.torch._library import LIBRARY, OPS
 from te_attention.torch._types import FP8, HALVES, statistic_dtype
 
 
+def _check_devices(names: list[str], values: tuple, options: dict) -> None:
+    """Refuses tensors on two devices, as the kernels do.
+
+    PyTorch calls the fake in eager code too, as soon as one argument is on the meta device. Where
+    another argument determines the device of the results, they would stay uninitialised.
+    """
+    first = None
+    for name, value in (*zip(names, values, strict=False), *options.items()):
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if not isinstance(tensor, Tensor):
+                continue
+            first = first or (name, tensor.device)
+            if tensor.device != first[1]:
+                raise RuntimeError(f"{name} is on {tensor.device}; needs {first[1]} as {first[0]}")
+
+
+def _register(name: str, function: Callable) -> None:
+    arguments = getattr(OPS, name).default._schema.arguments
+    names = ["alibi" if a.name == "slopes" else a.name for a in arguments]
+
+    @wraps(function)
+    def checked(*values, **options):
+        _check_devices(names, values, options)
+        return function(*values, **options)
+
+    torch.library.register_fake(f"te_attention::{name}", checked, lib=LIBRARY)
+
+
 def _fake(function):
-    name = function.__name__.lstrip("_")
-    torch.library.register_fake(f"te_attention::{name}", function, lib=LIBRARY)
+    _register(function.__name__.lstrip("_"), function)
     return function
 
 
@@ -44,8 +74,6 @@ def _check(a: Arguments) -> None:
     for name, tensor, form in zip(
         "qkv", a[:NUM_INPUTS], (forms[0], forms[1], forms[1]), strict=True
     ):
-        if tensor.device != a.q.device:
-            raise RuntimeError(f"{name} is on {tensor.device}; needs {a.q.device} as q")
         is_cache = name != "q" and a.q.dtype in HALVES and tensor.dtype in FP8
         if tensor.dtype != (a.k.dtype if is_cache else a.q.dtype):
             raise RuntimeError(
@@ -106,7 +134,7 @@ def _forward(*arguments):
 
 
 for _name in ("attention", "forward"):
-    torch.library.register_fake(f"te_attention::{_name}", _forward, lib=LIBRARY)
+    _register(_name, _forward)
 
 
 @_fake
@@ -384,4 +412,4 @@ for _name in (
     "fill",
     "fill_bytes",
 ):
-    torch.library.register_fake(f"te_attention::{_name}", _writes_in_place, lib=LIBRARY)
+    _register(_name, _writes_in_place)
