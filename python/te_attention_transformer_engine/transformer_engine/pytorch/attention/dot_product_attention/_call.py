@@ -1,7 +1,8 @@
 """One call of DotProductAttention: its arguments, and the values derived from them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from operator import index
 
 import torch
@@ -14,7 +15,7 @@ from transformer_engine.pytorch.constants import AttnBiasTypes
 from ._engine import check_bias_and_offset
 from ._layouts import first, get_qkv_layout, pages_of
 from ._lengths import get_cu_seqlens, get_full_cu_seqlens
-from ._masks import normalised_options
+from ._masks import normalised_options, two_integers
 from ._selection import FP8, HALF
 
 
@@ -35,6 +36,17 @@ class _Cached(torch.autograd.Function):
 
 RAGGED = 3  # dimensions of [tokens, heads, dim]
 _RANKS = {"sbhd": 4, "bshd": 4, "thd": RAGGED}
+_REQUIRED = ("query_layer", "key_layer", "value_layer")
+_TENSORS = {  # arguments of DotProductAttention.forward(): fields of Call
+    **dict(zip(_REQUIRED, "qkv", strict=True)),
+    "attention_mask": "attention_mask",
+    "cu_seqlens_q": "cu_seqlens_q",
+    "cu_seqlens_kv": "cu_seqlens_kv",
+    "cu_seqlens_q_padded": "cu_seqlens_q_padded",
+    "cu_seqlens_kv_padded": "cu_seqlens_kv_padded",
+    "core_attention_bias": "bias",
+    "alibi_slopes": "slopes",
+}
 
 
 @dataclass(slots=True)
@@ -76,17 +88,29 @@ class Call:
         """
         if self.mask is None:
             self.mask = module["attn_mask_type"]
-        if self.window is None:
-            self.window = module["window_size"]
+        window = self.window
+        self.window = module["window_size"] if window is None else two_integers(window)
         if self.bottom_right is None:
             self.bottom_right = module["bottom_right_diagonal"]
         if self.qkv_format is None:
             self.qkv_format = module["qkv_format"]
         ragged = self.qkv_format == "thd"
         most_q, most_kv = self.max_seqlen_q, self.max_seqlen_kv
-        self.max_seqlen_q = index(most_q) if ragged and most_q is not None else None
+        self.max_seqlen_q = _bound("max_seqlen_q", most_q) if ragged else None
         ragged = ragged and self.inference_params is None
-        self.max_seqlen_kv = index(most_kv) if ragged and most_kv is not None else None
+        self.max_seqlen_kv = _bound("max_seqlen_kv", most_kv) if ragged else None
+
+    def check_types(self) -> None:
+        """Refuses arguments that are no tensors."""
+        for argument, name in _TENSORS.items():
+            value = getattr(self, name)
+            optional = argument not in _REQUIRED
+            pair = name == "attention_mask" and isinstance(value, tuple)
+            if (value is None and optional) or (pair and all(isinstance(t, Tensor) for t in value)):
+                continue
+            if not (isinstance(value, Tensor) or is_fp8_tensor(value)):
+                seen = repr(value) if value is None else f"of type {type(value).__name__}"
+                refuse(argument, seen, "a tensor or None" if optional else "a tensor")
 
     def use_cache(self, layer_number: int) -> None:
         """Appends the new keys and values to the KV cache, and replaces k and v by the cache."""
@@ -191,7 +215,8 @@ class Call:
         elif self.cu_seqlens_q is None or self.cu_seqlens_kv is None:
             masks = self.attention_mask
             if masks is None:
-                refuse("cu_seqlens_q and attention_mask", "None", f"one of them for {self.mask}")
+                name = "cu_seqlens_q" if self.cu_seqlens_q is None else "cu_seqlens_kv"
+                refuse(f"{name} and attention_mask", "None", f"one of them for {self.mask}")
             q, kv = masks if isinstance(masks, tuple) else (masks, masks)
             _check_padding(q, "q", batch, self.max_seqlen_q)
             _check_padding(kv, "k", batch, self.max_seqlen_kv)
@@ -304,6 +329,45 @@ class Call:
         fits = mask.dtype == torch.bool and mask.dim() == len(full)
         if not fits or any(n not in (1, most) for n, most in zip(mask.shape, full, strict=True)):
             refuse("attention_mask", _seen(mask), f"torch.bool {list(full)}, each of them or 1")
+
+
+def head_dims(kv_channels: int | tuple[int, int]) -> tuple[int, int]:
+    """The head dims of q and k, and of v."""
+    dims = kv_channels if isinstance(kv_channels, tuple) else (kv_channels, kv_channels)
+    needed = "an integer above 0, or a pair of them"
+    try:
+        dim, dim_v = map(int, dims)
+    except (TypeError, ValueError):
+        return refuse("kv_channels", repr(kv_channels), needed)
+    whole = (dim, dim_v) == dims and min(dim, dim_v) > 0
+    require(whole, "kv_channels", repr(kv_channels), needed)
+    return dim, dim_v
+
+
+def explained(run: Callable) -> Callable:
+    """The method, whose errors name the argument if one of the call is of a wrong type."""
+
+    @wraps(run)
+    def checked(self: torch.nn.Module, call: Call, *options: bool) -> object:
+        try:
+            return run(self, call, *options)
+        except (AttributeError, TypeError):
+            call.check_types()
+            raise
+
+    return checked
+
+
+def _bound(name: str, most: int | Tensor | None) -> int | None:
+    """An upper bound of lengths, which may be a tensor."""
+    if most is None:
+        return None
+    try:
+        number = index(most)
+    except TypeError:
+        return refuse(name, repr(most), "an integer or None")
+    require(number >= 0, name, number, "0 or more")
+    return number
 
 
 def _interleaved(a: Tensor, b: Tensor) -> int | None:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import index
 
 import torch
 from torch import Tensor
@@ -48,6 +49,15 @@ def is_bottom_right(attn_mask_type: str, asked: bool | None) -> bool:
     return True if "bottom_right" in attn_mask_type or asked is None else asked
 
 
+def two_integers(window_size: Sequence[int]) -> Window:
+    """The bounds of a window as integers."""
+    try:
+        left, right = window_size
+        return index(left), index(right)
+    except (TypeError, ValueError):
+        return refuse("window_size", repr(window_size), "(left, right), two integers")
+
+
 def check_set_window_size(
     attn_mask_type: str, window_size: Sequence[int] | None = None
 ) -> Sequence[int]:
@@ -58,10 +68,7 @@ def check_set_window_size(
     causal = "causal" in attn_mask_type
     if window_size is None:
         return (-1, 0) if causal else (-1, -1)
-    try:
-        left, right = window_size
-    except (TypeError, ValueError):
-        refuse("window_size", repr(window_size), "(left, right), two integers")
+    left, right = two_integers(window_size)
     if right > 0 and causal:
         warnings.warn(f"window_size {window_size}: a causal mask has no right side", stacklevel=2)
     if causal and ((left, right) in ((-1, -1), (-1, 0)) or (left >= 0 and right >= -1)):

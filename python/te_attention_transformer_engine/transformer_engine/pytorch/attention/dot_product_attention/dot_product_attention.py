@@ -22,7 +22,7 @@ from transformer_engine.pytorch.distributed import checkpoint
 from transformer_engine.pytorch.jit import no_torch_dynamo
 from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
 
-from ._call import Call
+from ._call import Call, explained, head_dims
 from ._cp_ranks import group_size
 from ._engine import EngineCall, form_of
 from ._flash import FlashAttention
@@ -191,8 +191,8 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         self.tp_group, self.sequence_parallel = tp_group, sequence_parallel
         self.tp_size = tp_size if tp_group is None else group_size(tp_group)
         require(num_attention_heads > 0, "num_attention_heads", num_attention_heads, "1 or more")
-        groups = num_gqa_groups or num_attention_heads
-        require(num_attention_heads % groups == 0, "num_gqa_groups", groups,
+        groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
+        require(groups > 0 and num_attention_heads % groups == 0, "num_gqa_groups", groups,
                 f"a divisor of the {num_attention_heads} heads")  # fmt: skip
         require(groups % self.tp_size == 0, "tp_size", self.tp_size,
                 f"a divisor of the {groups} key heads")  # fmt: skip
@@ -201,9 +201,8 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
             num_attention_heads // self.tp_size,
             groups // self.tp_size,
         )
-        pair = isinstance(kv_channels, tuple)
-        self.hidden_size_per_attention_head_k = kv_channels[0] if pair else kv_channels
-        self.hidden_size_per_attention_head_v = kv_channels[1] if pair else kv_channels
+        dims = head_dims(kv_channels)
+        self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v = dims
         self.qkv_format, self.attn_mask_type = qkv_format, normalised_mask(attn_mask_type)
         self.window_size = check_set_window_size(self.attn_mask_type, window_size)
         self.bottom_right_diagonal = bottom_right_diagonal
@@ -320,6 +319,7 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         run = self._run_uncompiled if torch.compiler.is_compiling() else self._run
         return run(call, checkpoint_core_attention, fp8_output)
 
+    @explained
     def _run(
         self, call: Call, checkpoint_core_attention: bool, fp8_output: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
