@@ -38,6 +38,22 @@ def read(variable: str) -> str:
     return os.environ.get(variable, default)
 
 
+def switch(variable: str) -> bool:
+    """Whether a variable whose values are 0 and 1 is 1. Empty means the default."""
+    text = read(variable) or VARIABLES[variable][0]
+    if text not in ("0", "1"):
+        raise ValueError(f"{variable} is {text!r}; needs 0 or 1")
+    return text == "1"
+
+
+def number(variable: str) -> int:
+    """The value of a variable that is a number, 0 or more. Empty means the default."""
+    text = (read(variable) or VARIABLES[variable][0]).strip()
+    if not text.isdecimal():
+        raise ValueError(f"{variable} is {text!r}; needs a number")
+    return int(text)
+
+
 def reader(*variables: str) -> Callable[[], tuple]:
     """A function that returns the raw values of variables, to notice a change of any.
 

@@ -40,10 +40,17 @@ std::string names(std::span<const Engine> engines) {
   return out;
 }
 
+bool is_nondeterminism_allowed() {
+  const std::string& text = setting(Setting::kNondeterministic);
+  TEA_REQUIRE(text.empty() || text == "0" || text == "1", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", text,
+              "0 or 1");
+  return text != "0";
+}
+
 // The problem that runs: the canonical form, with the options from the environment.
 Problem canonical(const Problem& problem) {
   Problem p = problem.normalised();
-  if (setting(Setting::kNondeterministic) == "0") p.deterministic = 1;
+  if (!is_nondeterminism_allowed()) p.deterministic = 1;
   return p;
 }
 

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "core/env.h"
 #include "te_attention.h"
@@ -42,6 +45,32 @@ TEST(Env, SomeSettingsMayChangeInAProcess) {
         std::exit(first && setting_now(Setting::kFusedAttnBackend) == "1" ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");
+}
+
+// A text that does not say 0 must not leave a caller without the determinism that was wanted.
+TEST(Env, TextsOtherThan0And1ForDeterminismAreRefused) {
+  for (const auto& [text, refused] : {std::pair{"no", true},
+                                      {"false", true},
+                                      {"2", true},
+                                      {"", false},
+                                      {"0", false},
+                                      {"1", false}})
+    EXPECT_EXIT(
+        {
+          setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", text, 1);
+          tea_problem problem{};
+          problem.struct_size = sizeof problem;
+          problem.dtype = TEA_FP32;
+          problem.heads_q = problem.heads_kv = problem.batch = 1;
+          problem.seqlen_q = problem.seqlen_kv = problem.dim_qk = 8;
+          tea_plan* plan = nullptr;
+          const bool ran = tea_plan_create(&problem, -1, nullptr, &plan) == TEA_OK;
+          const std::string expected =
+              "NVTE_ALLOW_NONDETERMINISTIC_ALGO is " + std::string(text) + "; needs 0 or 1";
+          std::exit(ran != refused && (ran || tea_error() == expected) ? 0 : 1);
+        },
+        testing::ExitedWithCode(0), "")
+        << text;
 }
 
 TEST(Env, FrontEndsReadTheTable) {

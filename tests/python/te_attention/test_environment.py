@@ -18,6 +18,32 @@ def test_a_variable_is_read_at_each_use(monkeypatch: pytest.MonkeyPatch) -> None
         assert environment.variables_set()["NVTE_FLASH_ATTN"] == value
 
 
+@pytest.mark.parametrize(("name", "default"), [("NVTE_FUSED_ATTN", True), ("NVTE_DEBUG", False)])
+def test_a_switch_is_0_or_1_or_empty(
+    name: str, default: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    assert environment.switch(name) is default
+    for value, on in (("", default), ("0", False), ("1", True)):
+        monkeypatch.setenv(name, value)
+        assert environment.switch(name) is on
+    for value in ("false", "no", "2", "-1", "01", " 0"):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ValueError, match=f"{name} is '{value}'; needs 0 or 1"):
+            environment.switch(name)
+
+
+def test_a_number_is_not_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "NVTE_DPA_FP8DS_AMAX_HISTLEN"
+    for value, number in (("", 1), ("7", 7), (" 16 ", 16)):
+        monkeypatch.setenv(name, value)
+        assert environment.number(name) == number
+    for value in ("yes", "-1", "1.5"):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(ValueError, match=f"{name} is '{value}'; needs a number"):
+            environment.number(name)
+
+
 def test_a_reader_notices_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NVTE_FLASH_ATTN", raising=False)
     read = environment.reader("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")

@@ -122,7 +122,7 @@ class DelayedScaling(Recipe):
 
 
 def _power_2_scales() -> bool:
-    return environment.read("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES") == "1"
+    return environment.switch("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES")
 
 
 def _current_params() -> QParams:

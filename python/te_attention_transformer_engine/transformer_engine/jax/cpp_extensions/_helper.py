@@ -50,7 +50,7 @@ class FusedAttnHelper:
     @staticmethod
     def is_non_deterministic_allowed() -> bool:
         """Whether sums may have any order: NVTE_ALLOW_NONDETERMINISTIC_ALGO, 1 unless set."""
-        return environment.read("NVTE_ALLOW_NONDETERMINISTIC_ALGO") != "0"
+        return environment.switch("NVTE_ALLOW_NONDETERMINISTIC_ALGO")
 
     @staticmethod
     def parse_qkv_aval(q_aval: Any, k_aval: Any, v_aval: Any, qkv_layout: QKVLayout) -> Sizes:

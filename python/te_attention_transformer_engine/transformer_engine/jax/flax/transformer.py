@@ -254,7 +254,7 @@ class DotProductAttention(nn.Module):
         sizes: Any,
         deterministic: bool,
     ) -> bool:
-        if environment.read("NVTE_FUSED_ATTN") == "0":
+        if not environment.switch("NVTE_FUSED_ATTN"):
             return False
         available = is_fused_attn_kernel_available(
             *(not deterministic, dtype, dtype, layout, options["attn_bias_type"]),

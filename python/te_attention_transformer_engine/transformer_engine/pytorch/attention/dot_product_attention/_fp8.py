@@ -37,17 +37,17 @@ def _option(name: str, allowed: tuple[str, ...] = ()) -> str:
 
 def backward_in_fp8() -> bool:
     """NVTE_FP8_DPA_BWD: whether the backward pass runs in FP8 too."""
-    return _option("NVTE_FP8_DPA_BWD", ("0", "1")) == "1"
+    return environment.switch("NVTE_FP8_DPA_BWD")
 
 
 def saves_o_in_16_bits() -> bool:
     """NVTE_DPA_FP8CS_O_in_F16: whether current scaling saves O for backward as it is."""
-    return _option("NVTE_DPA_FP8CS_O_in_F16", ("0", "1")) == "1"
+    return environment.switch("NVTE_DPA_FP8CS_O_in_F16")
 
 
 def emulates() -> bool:
     """NVTE_UnfusedDPA_Emulate_FP8: whether Unfused rounds to FP8 where the others compute in it."""
-    return _option("NVTE_UnfusedDPA_Emulate_FP8") == "1"
+    return environment.switch("NVTE_UnfusedDPA_Emulate_FP8")
 
 
 class Settings(NamedTuple):
@@ -56,8 +56,8 @@ class Settings(NamedTuple):
     recipe: str
     format: str
     algorithm: str
-    history: str
-    reduce: str
+    history: int
+    reduce: bool
 
 
 def _settings() -> Settings:
@@ -66,8 +66,8 @@ def _settings() -> Settings:
         _option("NVTE_DPA_FP8_RECIPE", kinds),
         _option("NVTE_DPA_FP8_FORMAT", tuple(_FORMATS)),
         _option("NVTE_DPA_FP8DS_AMAX_ALGO", ("max", "most_recent")),
-        _option("NVTE_DPA_FP8DS_AMAX_HISTLEN"),
-        _option("NVTE_DPA_FP8DS_REDUCE_AMAX", ("0", "1")),
+        environment.number("NVTE_DPA_FP8DS_AMAX_HISTLEN"),
+        environment.switch("NVTE_DPA_FP8DS_REDUCE_AMAX"),
     )
 
 
@@ -76,9 +76,9 @@ def _delayed(like: Recipe, settings: Settings) -> DelayedScaling:
     is_same = like.float8_per_tensor_scaling()
     return DelayedScaling(
         fp8_format=like.fp8_format if is_same else _FORMATS[settings.format],
-        amax_history_len=int(settings.history),
+        amax_history_len=settings.history,
         amax_compute_algo=settings.algorithm,
-        reduce_amax=settings.reduce == "1",
+        reduce_amax=settings.reduce,
         fp8_dpa=True,
         fp8_mha=like.fp8_mha,
     )

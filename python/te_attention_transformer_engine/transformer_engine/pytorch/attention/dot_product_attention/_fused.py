@@ -135,7 +135,7 @@ class FusedAttention(Backend):
         common = (attention_dropout, attention_dropout_ctx, attention_type, layer_number)
         super().__init__(softmax_scale, *common, deterministic)
         self.softmax_type, self.return_max_logit = softmax_type, return_max_logit
-        if environment.read(_FLASH_BACKWARD) != "0":
+        if environment.switch(_FLASH_BACKWARD):
             refuse(_FLASH_BACKWARD, "set", "0: flash-attn is no part of Fused")
 
     def forward(

@@ -36,17 +36,10 @@ HALF = (torch.float16, torch.bfloat16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _level(name: str) -> int:
-    text = environment.read(name)
-    if not text.strip().isdecimal():
-        refuse(name, repr(text), "a number")
-    return int(text)
-
-
 class AttentionLogging:
     """The logger. NVTE_DEBUG * NVTE_DEBUG_LEVEL: 0 logs warnings, 1 choices, 2 reasons."""
 
-    _log_level = _level("NVTE_DEBUG") * _level("NVTE_DEBUG_LEVEL")
+    _log_level = environment.number("NVTE_DEBUG") * environment.number("NVTE_DEBUG_LEVEL")
     _formatter = logging.Formatter("[%(levelname)-8s | %(name)-19s]: %(message)s")
     _stream_handler = logging.StreamHandler()
     fa_logger = logging.getLogger(__name__)
@@ -177,7 +170,7 @@ class _Rule(NamedTuple):
 
 
 def _off(backends: tuple[str, ...], name: str) -> _Rule:
-    return _Rule(backends, lambda _: environment.read(name) == "0", f"{name} is 0")
+    return _Rule(backends, lambda _: not environment.switch(name), f"{name} is 0")
 
 
 def _needs(backends: tuple[str, ...], name: str, allowed: object, words: str = "") -> _Rule:

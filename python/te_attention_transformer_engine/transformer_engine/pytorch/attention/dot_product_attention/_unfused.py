@@ -80,8 +80,8 @@ class UnfusedDotProductAttention(Backend):
         self.layer_number, self.softmax_type = layer_number, softmax_type
         self.return_max_logit = return_max_logit
         self.scale_mask_softmax = FusedScaleMaskSoftmax(attention_mask_func)
-        self.apply_qk_layer_scaling = layer_number is not None and (
-            environment.read("NVTE_APPLY_QK_LAYER_SCALING") == "1"
+        self.apply_qk_layer_scaling = layer_number is not None and environment.switch(
+            "NVTE_APPLY_QK_LAYER_SCALING"
         )
 
     def forward(

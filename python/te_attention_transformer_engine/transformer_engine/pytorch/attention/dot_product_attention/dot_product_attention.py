@@ -211,7 +211,7 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         self.softmax_type, self.return_max_logit = softmax_type, return_max_logit
         self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
         self.deterministic = (
-            environment.read("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
+            not environment.switch("NVTE_ALLOW_NONDETERMINISTIC_ALGO")
             or torch.are_deterministic_algorithms_enabled()
         )
         forked = get_rng_state_tracker is not None and attention_dropout and not sequence_parallel

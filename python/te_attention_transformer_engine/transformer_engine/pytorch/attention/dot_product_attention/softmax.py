@@ -65,7 +65,7 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
     ) -> None:
         """mask_func(scores, mask) masks the scores where mask is True, for PyTorch's softmax."""
         super().__init__()
-        self.scaled_masked_softmax_fusion = environment.read("NVTE_MASKED_SOFTMAX_FUSION") != "0"
+        self.scaled_masked_softmax_fusion = environment.switch("NVTE_MASKED_SOFTMAX_FUSION")
         self.mask_func, self.softmax_in_fp32 = mask_func, softmax_in_fp32
 
     def forward(

@@ -355,7 +355,8 @@ def test_the_fields_of_a_recipe_of_the_environment(monkeypatch: pytest.MonkeyPat
     [
         ("FP8_FORMAT", "'HYBRID' or 'E4M3'"),
         ("FP8DS_AMAX_ALGO", "'max' or 'most_recent'"),
-        ("FP8DS_REDUCE_AMAX", "'0' or '1'"),
+        ("FP8DS_REDUCE_AMAX", "0 or 1"),
+        ("FP8DS_AMAX_HISTLEN", "a number"),
     ],
 )
 def test_a_wrong_field_of_the_environment_is_named(name: str, needed: str, monkeypatch) -> None:
@@ -462,7 +463,7 @@ def test_what_is_refused() -> None:
     ):
         Run().module(quantizer(q), k, v)
     with (
-        pytest.raises(ValueError, match="NVTE_FP8_DPA_BWD is 'yes'; needs '0' or '1'"),
+        pytest.raises(ValueError, match="NVTE_FP8_DPA_BWD is 'yes'; needs 0 or 1"),
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("NVTE_FP8_DPA_BWD", "yes")

@@ -11,6 +11,7 @@ from packaging.version import Version
 import transformer_engine_torch as tex
 from dpa import BACKENDS, LAYOUTS, laid_out, only
 from transformer_engine.common.recipe import DelayedScaling
+from transformer_engine.pytorch import DotProductAttention
 from transformer_engine.pytorch.attention.dot_product_attention import _selection, utils
 from transformer_engine.pytorch.attention.dot_product_attention.utils import (
     AttentionParams,
@@ -256,7 +257,15 @@ def test_reasons_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "Running with UnfusedDotProductAttention" in caplog.text
 
 
-def test_a_level_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NVTE_DEBUG", "yes")
-    with pytest.raises(ValueError, match="NVTE_DEBUG is 'yes'; needs a number"):
-        _selection._level("NVTE_DEBUG")
+@pytest.mark.parametrize("backend", ["FLASH", "FUSED", "UNFUSED"])
+@pytest.mark.parametrize("value", ["false", "off", "-1", "00", "2"])
+def test_a_switch_of_a_backend_that_is_neither_0_nor_1_is_named(
+    backend: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, name = torch.zeros(2, 1, 1, 8), f"NVTE_{backend}_ATTN"
+    core = DotProductAttention(1, 8)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"{name} is '{value}'; needs 0 or 1"):
+        core(q, q, q)
+    monkeypatch.setenv(name, "")
+    assert core(q, q, q).shape == (2, 1, 8)
