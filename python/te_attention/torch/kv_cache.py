@@ -12,6 +12,14 @@ _append = OPS.kv_cache_append.default
 _cumulative = OPS.cu_seqlens_from_lengths.default
 
 
+def _refuse_gradients(**tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise ValueError(
+                f"{name} requires a gradient; needs torch.no_grad(): a KV cache keeps none"
+            )
+
+
 class KVCache:
     """Keys and values of `batch` sequences in pages, and their lengths, all on the device.
 
@@ -96,7 +104,6 @@ class KVCache:
             raise TypeError(f"sequences is {seen}; needs an int64 tensor of their numbers, or None")
         self.lengths.index_fill_(0, sequences, 0)
 
-    @torch.no_grad()
     def append(self, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Adds tokens of every sequence behind those in the cache.
 
@@ -109,8 +116,10 @@ class KVCache:
             int32 ``[batch + 1]``: cumulative numbers of the new tokens.
 
         Raises:
-            RuntimeError, ValueError: an argument is invalid. The lengths have not changed then.
+            RuntimeError, ValueError: an argument is invalid, or requires a gradient, which the
+                cache does not keep. The lengths have not changed then.
         """
+        _refuse_gradients(k=k, v=v)
         if (lengths is None and k.dim() != 4) or (k.dim() == 4 and k.shape[0] != self.batch):
             needed = f"[{self.batch}, s, heads_kv, dim]"
             raise ValueError(f"k is of shape {list(k.shape)}; needs {needed}")
@@ -162,11 +171,11 @@ class KVCache:
             **options,
         )
 
-    @torch.no_grad()
     def prefill(
         self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, **options: object
     ) -> Tensor:
         """append(k, v), then attend(q): a prompt, or a part of one. `lengths`: of both."""
+        _refuse_gradients(q=q)
         self.append(k, v, lengths)
         return self.attend(q, lengths, **options)
 

@@ -37,6 +37,20 @@ def test_prefill_then_decode(page_size: int, options: dict) -> None:
     assert cache.lengths.tolist() == [done] * BATCH
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("call", ["prefill", "decode"])
+def test_a_gradient_through_the_cache_is_refused_before_it_changes(name: str, call: str) -> None:
+    cache = tea.KVCache(BATCH, 20, HEADS_KV, DIM)
+    inputs = dict(zip("qkv", tokens(1), strict=True))
+    inputs[name].requires_grad_()
+    with pytest.raises(ValueError, match=f"{name} requires a gradient; needs torch.no_grad"):
+        getattr(cache, call)(**inputs)
+    assert cache.lengths.tolist() == [0] * BATCH
+    with torch.no_grad():
+        assert not getattr(cache, call)(**inputs).requires_grad
+    assert cache.lengths.tolist() == [1] * BATCH
+
+
 def test_prompts_of_different_lengths() -> None:
     torch.manual_seed(0)
     lengths = torch.tensor([5, 0, 7], dtype=torch.int32)
