@@ -225,7 +225,8 @@ def flash_attn_with_kvcache(
     num_splits is accepted for every value: the engines split as they need.
 
     Raises:
-        ValueError: cache_leftpad is given, or only one of k and v, or of the rotary tables.
+        ValueError: cache_leftpad is given, or only one of k and v, or of the rotary tables, or k
+            without cache_seqlens.
     """
     if cache_leftpad is not None:
         raise ValueError("cache_leftpad is given; needs None: pages begin at the first token")
@@ -235,7 +236,9 @@ def flash_attn_with_kvcache(
     _require_both(rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     batch, table = q.shape[0], _table(q, block_table, cache_batch_idx)
     if cache_seqlens is None:
-        cache_seqlens = 0 if k is not None else table.shape[1] * k_cache.shape[1]
+        if k is not None:
+            raise ValueError("cache_seqlens is None; needs the tokens before those of k")
+        cache_seqlens = table.shape[1] * k_cache.shape[1]
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     lengths = cache_seqlens.to(torch.int32)

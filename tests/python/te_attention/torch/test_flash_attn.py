@@ -192,6 +192,7 @@ def test_what_is_not_there_is_refused() -> None:
     one = torch.zeros(1, dtype=torch.int32)
     for options, text in (
         ({"cache_leftpad": one}, "cache_leftpad is given; needs None"),
+        ({"k": q, "v": q}, "cache_seqlens is None; needs the tokens before those of k"),
         ({"k": q}, "k is given without the other of k, v"),
         ({"rotary_sin": q}, "rotary_sin is given without the other"),
         ({"num_splits": -1}, "num_splits is -1; needs 0 or more"),
