@@ -74,9 +74,11 @@ class Recipe:
         return isinstance(self, CustomRecipe)
 
 
-def _refuse_e5m2(fp8_format: Format) -> None:
-    if fp8_format == Format.E5M2:
-        raise AssertionError("fp8_format is E5M2; needs E4M3 or HYBRID")
+def _check_format(fp8_format: Format) -> None:
+    name = getattr(fp8_format, "name", None)
+    if name not in ("E4M3", "HYBRID"):
+        seen = repr(fp8_format) if name is None else name
+        raise AssertionError(f"fp8_format is {seen}; needs E4M3 or HYBRID")
 
 
 @dataclass()
@@ -105,7 +107,12 @@ class DelayedScaling(Recipe):
 
     def __post_init__(self) -> None:
         """Refuses what no state of scales can do."""
-        _refuse_e5m2(self.fp8_format)
+        _check_format(self.fp8_format)
+        length = self.amax_history_len
+        if not isinstance(length, int) or length < 1:
+            raise ValueError(f"amax_history_len is {length!r}; needs an integer from 1")
+        if not isinstance(self.margin, (int, float)):
+            raise ValueError(f"margin is {self.margin!r}; needs a number")
         if self.amax_compute_algo not in ("max", "most_recent"):
             seen = self.amax_compute_algo
             raise ValueError(f"amax_compute_algo is {seen!r}; needs 'max' or 'most_recent'")
@@ -155,7 +162,7 @@ class Float8CurrentScaling(Recipe):
 
     def __post_init__(self) -> None:
         """Refuses E5M2 alone."""
-        _refuse_e5m2(self.fp8_format)
+        _check_format(self.fp8_format)
 
 
 @dataclass()

@@ -66,6 +66,24 @@ def test_e5m2_alone_is_refused(kind: type) -> None:
         kind(fp8_format=Format.E5M2)
 
 
+@pytest.mark.parametrize("kind", [fp8.DelayedScaling, fp8.Float8CurrentScaling])
+@pytest.mark.parametrize(("value", "seen"), [("HYBRID", "'HYBRID'"), (Format.E2M1, "E2M1")])
+def test_what_is_no_format_of_8_bits_is_refused(kind: type, value: object, seen: str) -> None:
+    with pytest.raises(AssertionError, match=f"fp8_format is {seen}; needs E4M3 or HYBRID"):
+        kind(fp8_format=value)
+
+
+@pytest.mark.parametrize("length", [0, -1, 2.5, "16"])
+def test_a_history_has_at_least_one_place(length: object) -> None:
+    with pytest.raises(ValueError, match=f"amax_history_len is {length!r}; needs an integer from"):
+        fp8.DelayedScaling(amax_history_len=length)
+
+
+def test_a_margin_is_a_number() -> None:
+    with pytest.raises(ValueError, match="margin is 'a'; needs a number"):
+        fp8.DelayedScaling(margin="a")
+
+
 def test_functions_are_refused() -> None:
     with pytest.raises(ValueError, match=r"amax_compute_algo is .*; needs 'max' or"):
         fp8.DelayedScaling(amax_compute_algo=max)
