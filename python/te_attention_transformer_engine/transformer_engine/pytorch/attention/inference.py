@@ -428,7 +428,7 @@ class InferenceParams:
         self.output_qkv_format = qkv_format if same else f"{qkv_format}_2{self.cache_qkv_format}"
 
     def _forget(self) -> None:
-        self.batch_size = 0
+        self.batch_size, self._has_begun = 0, False
         self.sequences: OrderedDict[int, int] = OrderedDict()
         self.sequences_pre_step: OrderedDict[int, int] = OrderedDict()
 
@@ -444,7 +444,7 @@ class InferenceParams:
     def pre_step(self, step_dict: OrderedDict[int, int]) -> None:
         """Begins a step with these sequences, in order, and their numbers of new tokens."""
         self.sequences = self.cache_manager.pre_step(step_dict)
-        self.batch_size = len(step_dict)
+        self.batch_size, self._has_begun = len(step_dict), True
         self.sequences_pre_step = OrderedDict(
             (name, length - step_dict[name]) for name, length in self.sequences.items()
         )
@@ -462,6 +462,8 @@ class InferenceParams:
         self, layer_number: int, new_k: Tensor, new_v: Tensor, qkv_format: str
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, int, str]:
         """Appends the new tokens of a layer; returns caches, lengths and format."""
+        if not self._has_begun:
+            raise ValueError("pre_step() has not been called; needs a call before each step")
         if qkv_format != self.input_qkv_format:
             self._set_format(qkv_format)
         k_cache, v_cache = self.cache_manager.step(

@@ -309,3 +309,16 @@ def test_what_pre_step_refuses(step: dict, text: str) -> None:
     ours.pre_step(OrderedDict({1: 2, 2: 2}))
     with pytest.raises(ValueError, match=text):
         ours.pre_step(OrderedDict(step))
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_a_step_without_pre_step_is_refused(page_size: int | None) -> None:
+    ours = params(page_size, "bshd", torch.float32, "cpu")
+    k, v = (torch.ones(1, 1, HEADS_KV, dim) for dim in (DIM, DIM_V))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"pre_step\(\) has not been called; needs a call in"):
+            ours.step(1, k, v, "bshd")
+        ours.pre_step(OrderedDict({1: 1}))
+        assert ours.step(1, k, v, "bshd")[0].count_nonzero() == k.numel()
+        ours.reset()
+        ours.allocate_memory(1)
