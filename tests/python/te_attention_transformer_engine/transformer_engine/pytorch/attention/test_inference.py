@@ -316,7 +316,7 @@ def test_a_step_without_pre_step_is_refused(page_size: int | None) -> None:
     ours = params(page_size, "bshd", torch.float32, "cpu")
     k, v = (torch.ones(1, 1, HEADS_KV, dim) for dim in (DIM, DIM_V))
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"pre_step\(\) has not been called; needs a call in"):
+        with pytest.raises(ValueError, match=r"pre_step\(\) has not been called; needs a call"):
             ours.step(1, k, v, "bshd")
         ours.pre_step(OrderedDict({1: 1}))
         assert ours.step(1, k, v, "bshd")[0].count_nonzero() == k.numel()
