@@ -1,6 +1,7 @@
 """Arrays of a call, whose layouts pack Q, K and V, and its seed."""
 
 import warnings
+from operator import index
 from typing import Any, NamedTuple
 
 import jax
@@ -86,3 +87,22 @@ def seed_of(seed: Any, is_dropping: bool) -> jax.Array:
         words = words.astype(jnp.uint32)
     require(words.size >= 2, "seed", f"of shape {list(words.shape)}", "2 numbers")
     return words
+
+
+def window_of(given: Any) -> tuple[int, int]:
+    """The columns before and after a row's own; -1, for None and negative ones: no limit."""
+    try:
+        left, right = (None, None) if given is None else given
+        return tuple(-1 if x is None else max(index(x), -1) for x in (left, right))
+    except (TypeError, ValueError):
+        return refuse("window_size", repr(given), "(left, right), two integers, or None")
+
+
+def check_dropout(name: str, probability: Any) -> None:
+    """Refuses what is no probability of dropping."""
+    needed = "a number from 0 to below 1"
+    try:
+        number = float(probability)
+    except (TypeError, ValueError):
+        return refuse(name, repr(probability), needed)
+    return require(0 <= number < 1, name, probability, needed)

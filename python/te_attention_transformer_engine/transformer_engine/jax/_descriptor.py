@@ -191,6 +191,9 @@ def sequences_of(
         return None
     lengths, starts = descriptor.get_seqlens_and_offsets(mask, layout, window, segments)
     batch, *rows = shape
+    for x in lengths:
+        is_whole = not x.size or jnp.issubdtype(x.dtype, jnp.integer)
+        require(is_whole, "seqlens.dtype", x.dtype.name, "integers")
     if not layout.is_thd():
         for x in lengths:
             seen = f"of shape {list(x.shape)}"

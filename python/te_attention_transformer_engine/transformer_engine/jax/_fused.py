@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from te_attention.jax import attention, ragged_attention
 from transformer_engine._refusal import refuse, require
 from transformer_engine.jax import _context
-from transformer_engine.jax._arrays import Sizes, given, seed_of, separate, sizes_of
+from transformer_engine.jax._arrays import (
+    Sizes,
+    check_dropout,
+    given,
+    seed_of,
+    separate,
+    sizes_of,
+    window_of,
+)
 from transformer_engine.jax._descriptor import (
     SequenceDescriptor,
     descriptor_of_mask,
@@ -49,14 +57,6 @@ def _require_options(
     elif softmax == AttnSoftmaxType.VANILLA_SOFTMAX:
         needed = f"None: softmax_type is {softmax.name}"
         require(offset is None, "softmax_offset", "given", needed)
-
-
-def _window(given: tuple[int, int] | None) -> tuple[int, int]:
-    try:
-        left, right = (-1, -1) if given is None else given
-    except (TypeError, ValueError):
-        refuse("window_size", repr(given), "(left, right), two integers, or None")
-    return left, right
 
 
 def _descriptor(given: Any, mask: AttnMaskType, layout: QKVLayout, segments: int, shape: tuple):
@@ -138,7 +138,8 @@ def fused_attn(
     )
     if bias is not None:
         require(bias.dtype == q.dtype, "bias.dtype", bias.dtype.name, f"{q.dtype.name}, as q")
-    window = _window(window_size)
+    window = window_of(window_size)
+    check_dropout("dropout_probability", dropout_probability)
     shape = (math.prod(sizes.batch_shape), sizes.q_max_seqlen, sizes.kv_max_seqlen)
     descriptor = _descriptor(
         sequence_descriptor, attn_mask_type, qkv_layout, max_segments_per_seq, shape
@@ -148,7 +149,7 @@ def fused_attn(
     options = {
         **{"scale": scaling_factor, "is_causal": attn_mask_type.is_causal()},
         **{"bottom_right": attn_mask_type.is_bottom_right()},
-        "local_window_size": tuple(None if x is None or x < 0 else x for x in window),
+        "local_window_size": tuple(None if x < 0 else x for x in window),
         **{"bias": bias, "bias_type": BIAS.get(attn_bias_type, "post_scale")},
         "sink": _sink(softmax_type, softmax_offset),
         "deterministic": not FusedAttnHelper.is_non_deterministic_allowed(),

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from te_attention import environment
 from transformer_engine._refusal import refuse, require
-from transformer_engine.jax._arrays import given, separate, sizes_of
+from transformer_engine.jax._arrays import check_dropout, given, separate, sizes_of, window_of
 from transformer_engine.jax._enums import (
     AttnBiasType,
     AttnMaskType,
@@ -200,21 +200,24 @@ class DotProductAttention(nn.Module):
         seen = repr(self.context_parallel_strategy)
         require(strategy is not None, "context_parallel_strategy", seen, needed)
         sizes = sizes_of(*arrays, layout)
-        groups = self.num_gqa_groups or self.num_attention_heads
+        heads, groups = self.num_attention_heads, self.num_gqa_groups
+        groups = heads if groups is None else groups
         for name, seen, needed in (
-            ("heads of query", sizes.attn_heads, self.num_attention_heads),
+            ("heads of query", sizes.attn_heads, heads),
             ("heads of key", sizes.num_gqa_groups, groups),
             ("head dim of query", sizes.q_head_dim, self.head_dim),
         ):
             require(seen == needed, name, seen, str(needed))
+        check_dropout("attention_dropout", self.attention_dropout)
+        scale = self.scale_factor  # 0 is a scale
         options = {
             "attention_dropout": self.attention_dropout,
             "attn_mask_type": canonicalize_attn_mask_type(self.attn_mask_type),
             "attn_bias_type": kind,
             "softmax_type": AttnSoftmaxType.from_str(self.softmax_type),
             "dropout_rng_name": self.dropout_rng_name,
-            "scale_factor": self.scale_factor or self.head_dim**-0.5,
-            "window_size": self.window_size,
+            "scale_factor": self.head_dim**-0.5 if scale is None else scale,
+            "window_size": None if self.window_size is None else window_of(self.window_size),
         }
         if self._is_fused(qkv[0].dtype, layout, options, sizes, deterministic):
             fused = _FusedDotProductAttention(
@@ -260,7 +263,7 @@ class DotProductAttention(nn.Module):
             *(not deterministic, dtype, dtype, layout, options["attn_bias_type"]),
             *(options["attn_mask_type"], options["softmax_type"], self.attention_dropout),
             *(sizes.attn_heads, sizes.num_gqa_groups, sizes.q_max_seqlen, sizes.kv_max_seqlen),
-            *(sizes.q_head_dim, sizes.v_head_dim, self.window_size),
+            *(sizes.q_head_dim, sizes.v_head_dim, options["window_size"]),
         )
         if not available:
             warnings.warn(

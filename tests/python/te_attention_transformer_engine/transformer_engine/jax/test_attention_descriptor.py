@@ -159,6 +159,13 @@ def test_a_mask_becomes_lengths() -> None:
             lambda: sequences([[1]], [[0, 1]], 1),
             r"sequence_descriptor is of lengths \[1, 1\]",
         ),
+        (
+            lambda: sequences_of(
+                *(SequenceDescriptor.from_seqlens(jnp.array([1.5, 2.0])), PADDING, BSHD),
+                *((-1, -1), 1, (2, 4, 4)),
+            ),
+            "seqlens.dtype is float32; needs integers",
+        ),
         (lambda: descriptor_of_mask(None, PADDING, (2, 4, 5)), "mask is None; needs an array"),
         (
             lambda: descriptor_of_mask(jnp.zeros((2, 4, 5)), PADDING, (2, 4, 5)),

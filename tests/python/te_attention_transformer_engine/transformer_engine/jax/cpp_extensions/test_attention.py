@@ -333,7 +333,14 @@ WRONG = {
         {"dropout_probability": 0.1, "seed": jnp.zeros(1, jnp.uint32)},
         r"seed is of shape \[1\]; needs 2 numbers",
     ),
-    "dropout": ({"dropout_probability": 1.5, "seed": SEED}, "dropout is 1.5; needs at least 0"),
+    "dropout": (
+        {"dropout_probability": 1.5, "seed": SEED},
+        "dropout_probability is 1.5; needs a number from 0 to below 1",
+    ),
+    "dropout below 0": (
+        {"dropout_probability": -0.5},
+        "dropout_probability is -0.5; needs a number from 0 to below 1",
+    ),
     "ragged without padding": (
         {"qkv_layout": QKVLayout.THD_THD_THD},
         "attn_mask_type is NO_MASK; needs one with padding: qkv_layout is THD_THD_THD",

@@ -34,6 +34,8 @@ CASES = {
     "post-scale bias": ({}, (Q, K, V), {"bias": BIAS}),
     "pre-scale bias": ({"attn_bias_type": "pre_scale_bias"}, (Q, K, V), {"bias": BIAS}),
     "scale": ({"scale_factor": 0.7}, (Q, K, V), {}),
+    "scale of 0": ({"scale_factor": 0.0}, (Q, K, V), {}),
+    "window without bounds": ({"window_size": (-2, -3)}, (Q, K, V), {}),
     "off by one": ({"softmax_type": "off_by_one"}, (Q, K, V), {}),
     "padding": ({"attn_mask_type": "padding"}, (Q, K, V, jnp.array(PADDED)), {}),
     "causal padding": (
@@ -161,8 +163,33 @@ REFUSALS = {
     ),
     "heads": ({"num_attention_heads": 8}, {}, AssertionError, "heads of query is 4; needs 8"),
     "groups": ({"num_gqa_groups": None}, {}, AssertionError, "heads of key is 2; needs 4"),
+    "no groups": ({"num_gqa_groups": 0}, {}, AssertionError, "heads of key is 2; needs 0"),
+    **{
+        f"dropout of {p}": (
+            {"attention_dropout": p},
+            {},
+            AssertionError,
+            f"attention_dropout is {p}; needs a number from 0 to below 1",
+        )
+        for p in (1.5, -0.1, float("nan"))
+    },
+    **{
+        f"window of {window}": (
+            {"window_size": window},
+            {},
+            AssertionError,
+            r"window_size is .*; needs \(left, right\), two integers, or None",
+        )
+        for window in ((1, 2, 3), (1.5, 0), 3)
+    },
     "head dim": ({"head_dim": 8}, {}, AssertionError, "head dim of query is 16; needs 8"),
 }
+
+
+def test_a_scale_of_0_is_the_mean_of_the_visible_values() -> None:
+    out = module(scale_factor=0.0, attn_mask_type="no_mask").apply({}, Q, K, V)
+    mean = jnp.repeat(V.mean(1, keepdims=True), H // G, 2)
+    np.testing.assert_allclose(out, jnp.broadcast_to(mean, out.shape), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", REFUSALS)
