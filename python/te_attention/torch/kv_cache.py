@@ -64,9 +64,10 @@ class KVCache:
         """Allocates the pools, whose contents are undefined until append()."""
         for name, value in (
             *(("batch", batch), ("max_seqlen", max_seqlen), ("heads_kv", heads_kv)),
-            *(("dim", dim), ("page_size", page_size)),
+            *(("dim", dim), ("page_size", page_size), ("dim_v", dim_v), ("pages", pages)),
         ):
-            if not isinstance(value, int) or value < 1:
+            is_default = value is None and name in ("dim_v", "pages")
+            if not is_default and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} is {value!r}; needs 1 or more")
         if dim % 8 or (dim_v or dim) % 8:
             raise ValueError(f"dim is {dim} and dim_v {dim_v}; needs multiples of 8")

@@ -119,6 +119,8 @@ def test_arguments_are_checked() -> None:
     q, k, v = tokens(2)
     for call, text in (
         (lambda: tea.KVCache(0, 4, 2, 16), "batch is 0; needs 1 or more"),
+        (lambda: tea.KVCache(1, 4, 2, 16, dim_v=0), "dim_v is 0; needs 1 or more"),
+        (lambda: tea.KVCache(1, 4, 2, 16, pages=0), "pages is 0; needs 1 or more"),
         (lambda: tea.KVCache(1, 4, 2, 20), "dim is 20 .*; needs multiples of 8"),
         (lambda: tea.KVCache(1, 4, 2, 16, dtype=torch.int32), "dtype is torch.int32; needs a fl"),
         (lambda: tea.KVCache(1, 4, 2, 16, dtype="float32"), "dtype is 'float32'; needs a floating"),

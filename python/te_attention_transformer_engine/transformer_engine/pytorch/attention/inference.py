@@ -349,6 +349,11 @@ class PagedKVCacheManager(_Manager):
         return self._append(layer_number, new, self.page_table, pages, False)[:2]
 
 
+def _check_size(name: str, value: object) -> None:
+    if not isinstance(value, Integral) or value <= 0:
+        raise ValueError(f"{name} is {value!r}; needs a positive integer")
+
+
 class InferenceParams:
     """The caches of all layers and the lengths of a step.
 
@@ -375,7 +380,8 @@ class InferenceParams:
         """allocate_memory allocates the memory of a layer. `device`: default the current GPU."""
         self.max_batch_size, self.max_sequence_length = max_batch_size, max_sequence_length
         self.num_heads_kv, self.dtype = num_heads_kv, dtype
-        self.head_dim_k, self.head_dim_v = head_dim_k, head_dim_v or head_dim_k
+        self.head_dim_k = head_dim_k
+        self.head_dim_v = head_dim_k if head_dim_v is None else head_dim_v
         self.is_paged, self.page_size, self.max_ctx_len = is_paged, page_size, max_ctx_len
         self._check(qkv_format)
         place = {} if device is None else {"device": torch.device(device)}
@@ -385,7 +391,10 @@ class InferenceParams:
         options |= {"head_dim_v": self.head_dim_v, **place}
         if is_paged:
             kind = PagedKVCacheManager
-            self.total_num_pages = total_num_pages or max_batch_size * self._pages_per_sequence
+            if total_num_pages is None:
+                total_num_pages = max_batch_size * self._pages_per_sequence
+            _check_size("total_num_pages", total_num_pages)
+            self.total_num_pages = total_num_pages
             options |= {"total_num_pages": self.total_num_pages, "page_size": page_size}
         self.cache_manager = (custom_cache_manager or kind)(**options)
         self.cache_qkv_format = "bshd"
@@ -407,9 +416,7 @@ class InferenceParams:
             if getattr(self, name) is None:
                 raise ValueError(f"{name} is None; needs that of the keys")
         for name in _SIZES:
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or value <= 0:
-                raise ValueError(f"{name} is {value!r}; needs a positive integer")
+            _check_size(name, getattr(self, name))
         if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
             raise ValueError(f"dtype is {self.dtype}; needs a floating-point type")
         if self.is_paged and (not self.page_size or self.max_sequence_length % self.page_size):

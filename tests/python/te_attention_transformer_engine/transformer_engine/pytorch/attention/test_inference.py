@@ -273,6 +273,11 @@ def test_a_manager_of_ones_own() -> None:
         ({"num_heads_kv": 0}, "num_heads_kv is 0; needs a positive integer"),
         ({"head_dim_k": 8.0}, "head_dim_k is 8.0; needs a positive integer"),
         ({"head_dim_v": -8}, "head_dim_v is -8; needs a positive integer"),
+        ({"head_dim_v": 0}, "head_dim_v is 0; needs a positive integer"),
+        (
+            {"is_paged": True, "page_size": 4, "total_num_pages": 0},
+            "total_num_pages is 0; needs a positive integer",
+        ),
         ({"dtype": torch.int32}, "dtype is torch.int32; needs a floating-point type"),
     ],
 )
