@@ -155,7 +155,7 @@ def _arguments(
     layout, padding = options.layout, options.padding
     offsets_q, offsets_kv = _starts(call, layout)
     table_k, table_v = _pages(call, layout)
-    drops = call.is_training and call.p_dropout > 0
+    drops = call.is_training and call.p_dropout != 0
     left, right = call.window_size
     if right == 0 and options.mask.startswith("causal"):
         right = -1  # the causal mask implies it, and a default is not passed
@@ -213,7 +213,7 @@ def forward(call: ForwardCall) -> ForwardResult:
     bias, sink = call.Bias, call.SoftmaxOffset
     _check_given("Bias", bias, options.has_bias, call.bias_type)
     _check_given("SoftmaxOffset", sink, options.has_sink, call.softmax_type)
-    if call.is_training and call.p_dropout > 0:
+    if call.is_training and call.p_dropout != 0:
         rng_state = new_rng_state(call.Q.device, call.rng_gen)
     else:  # nothing reads it
         rng_state = torch.empty(2, dtype=torch.int64, device=call.Q.device)

@@ -96,13 +96,3 @@ def window_of(given: Any) -> tuple[int, int]:
         return tuple(-1 if x is None else max(index(x), -1) for x in (left, right))
     except (TypeError, ValueError):
         return refuse("window_size", repr(given), "(left, right), two integers, or None")
-
-
-def check_dropout(name: str, probability: Any) -> None:
-    """Refuses what is no probability of dropping."""
-    needed = "a number from 0 to below 1"
-    try:
-        number = float(probability)
-    except (TypeError, ValueError):
-        return refuse(name, repr(probability), needed)
-    return require(0 <= number < 1, name, probability, needed)

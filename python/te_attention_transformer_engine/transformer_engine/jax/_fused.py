@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from te_attention.jax import attention, ragged_attention
-from transformer_engine._refusal import refuse, require
+from transformer_engine._refusal import check_dropout, refuse, require
 from transformer_engine.jax import _context
 from transformer_engine.jax._arrays import (
     Sizes,
-    check_dropout,
     given,
     seed_of,
     separate,

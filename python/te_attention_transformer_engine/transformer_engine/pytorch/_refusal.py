@@ -1,5 +1,5 @@
 """Errors with the name of an argument, the value seen and the value needed."""
 
-from transformer_engine._refusal import RefusedError, refuse, require
+from transformer_engine._refusal import RefusedError, check_dropout, refuse, require
 
-__all__ = ["RefusedError", "refuse", "require"]
+__all__ = ["RefusedError", "check_dropout", "refuse", "require"]

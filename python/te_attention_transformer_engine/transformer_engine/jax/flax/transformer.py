@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from te_attention import environment
-from transformer_engine._refusal import refuse, require
-from transformer_engine.jax._arrays import check_dropout, given, separate, sizes_of, window_of
+from transformer_engine._refusal import check_dropout, refuse, require
+from transformer_engine.jax._arrays import given, separate, sizes_of, window_of
 from transformer_engine.jax._enums import (
     AttnBiasType,
     AttnMaskType,

@@ -15,7 +15,7 @@ from te_attention.torch import PreparedAttention, new_rng_state
 from te_attention.torch.fp8 import FP8GlobalStateManager
 from te_attention.torch.fp8.formats import is_fp8_tensor
 from te_attention.torch.fp8.recompute import Recomputation
-from transformer_engine.pytorch._refusal import refuse, require
+from transformer_engine.pytorch._refusal import check_dropout, refuse, require
 from transformer_engine.pytorch.constants import AttnTypes, SoftmaxTypes
 from transformer_engine.pytorch.cpu_offload import is_cpu_offload_enabled
 from transformer_engine.pytorch.distributed import checkpoint
@@ -188,6 +188,7 @@ class DotProductAttention(Fp8State, TransformerEngineBaseModule):
         )
         require(softmax_type in SoftmaxTypes, "softmax_type", repr(softmax_type),
                 "vanilla, off-by-one or learnable")  # fmt: skip
+        check_dropout("attention_dropout", attention_dropout)
         self.tp_group, self.sequence_parallel = tp_group, sequence_parallel
         self.tp_size = tp_size if tp_group is None else group_size(tp_group)
         require(num_attention_heads > 0, "num_attention_heads", num_attention_heads, "1 or more")

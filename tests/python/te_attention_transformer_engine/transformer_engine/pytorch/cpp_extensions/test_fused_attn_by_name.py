@@ -135,6 +135,8 @@ def test_the_package_has_every_name_of_the_extension_module() -> None:
         ({"window_size": 3}, ValueError, r"window_size is 3; needs \(left, right\), two"),
         ({"window_size": (1,)}, ValueError, r"window_size is \(1,\); needs \(left, right\)"),
         ({"bottom_right_diagonal": "x"}, ValueError, "bottom_right_diagonal is 'x'; needs None"),
+        ({"dropout": -0.1}, RuntimeError, "dropout is -0.1; needs at least 0 and below 1"),
+        ({"dropout": float("nan")}, RuntimeError, "dropout is nan; needs at least 0 and below 1"),
         ({"s_quantizer": 1}, ValueError, "s_quantizer is a int; needs None"),
     ],
 )

@@ -63,6 +63,12 @@ REFUSED = {
     "max_seqlen_kv is -1; needs 0 or more": ragged(max_seqlen_q=8, max_seqlen_kv=-1),
     "num_gqa_groups is 0; needs a divisor of the 4 heads": partial(module, num_gqa_groups=0),
     "num_gqa_groups is -2; needs a divisor of the 4 heads": partial(module, num_gqa_groups=-2),
+    **{
+        f"attention_dropout is {p!r}; needs a number from 0 to below 1": partial(
+            module, attention_dropout=p
+        )
+        for p in (-0.1, 1.0, 1.5, float("nan"), "a", None)
+    },
     f"kv_channels is 0; needs {DIMS}": partial(module, kv_channels=0),
     f"kv_channels is [16, 16]; needs {DIMS}": partial(module, kv_channels=[16, 16]),
     f"kv_channels is (16, 16, 16); needs {DIMS}": partial(module, kv_channels=(16, 16, 16)),
