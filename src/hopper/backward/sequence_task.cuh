@@ -13,14 +13,16 @@ TEA_DEVICE float2 unpack(uint32_t pair) {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000)};
 }
 
-// Eight elements of a tensor as they are in memory.
+// Eight elements of a tensor as they are in memory. They are the first to be evicted from L2: O and
+// dO of a large problem exceed it, and would displace lines that it then had to write to memory.
 template <bool kFp32>
 struct EightElements {
   uint4 words[kFp32 ? 2 : 1];
 
   TEA_DEVICE void load(const char* bytes) {
 #pragma unroll
-    for (int i = 0; i < (kFp32 ? 2 : 1); ++i) words[i] = reinterpret_cast<const uint4*>(bytes)[i];
+    for (int i = 0; i < (kFp32 ? 2 : 1); ++i)
+      words[i] = __ldcs(reinterpret_cast<const uint4*>(bytes) + i);
   }
   // Elements 2i and 2i + 1.
   template <Type kType>
