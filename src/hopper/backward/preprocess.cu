@@ -57,26 +57,34 @@ TEA_DEVICE void init_conversions(const KernelParams& p, int thread, int threads)
 }
 
 // All tasks, if tiles wait for single ones of them: in the order of their numbers, which is that of
-// the heads. The tiles begin when every CTA of this grid has called launch_dependent_grids(): all
-// CTAs then run or have ended, so that no tile keeps one of them from running, and every word that
-// tiles wait for, or count in, is zero. Each of these flags is set by the warp that has zeroed it.
+// the heads (TermRounds).
+//
+// The tiles begin when every CTA of this grid has called launch_dependent_grids(): all CTAs then
+// run or have ended, so that no tile keeps one of them from running, and every word that tiles wait
+// for, or count in, is zero. The count of a task is zeroed by every warp that adds to it, and these
+// are warps of one CTA, which meet before the first one adds.
 template <Type kType, int kBlockM>
 TEA_DEVICE void run_single_tasks(const KernelParams& p, int warp, int warps) {
+  static_assert(kWarps % TermRounds::kSharers == 0, "a task is shared within a CTA");
   const AttentionArguments& a = p.args;
   const TermTasks& tasks = p.tasks;
-  const int count = tasks.task_of(static_cast<int>(a.batch), 0);
-  for (int i = warp + lane() * warps; i < count; i += 32 * warps) p.work.terms_written[i] = 0;
+  const TermRounds rounds(tasks.task_of(static_cast<int>(a.batch), 0), warps);
+  uint32_t* const rows_done = p.work.terms_written;
+  for (int round = lane(); rounds.share(round, warp).task < rounds.count; round += 32)
+    rows_done[rounds.share(round, warp).task] = 0;
   __threadfence();
   __syncthreads();
   launch_dependent_grids();
-  for (int number = warp; number < count; number += warps) {
-    const int chunk = number / tasks.per_chunk, sequence = chunk / tasks.chunks;
-    const int first = (number - chunk * tasks.per_chunk) * kRows;
+  for (int round = 0;; ++round) {
+    const auto [task, first_row, rows] = rounds.share(round, warp);
+    if (task >= rounds.count) break;
+    const int chunk = task / tasks.per_chunk, sequence = chunk / tasks.chunks;
+    const int first = (task - chunk * tasks.per_chunk) * kRows + first_row;
     const SequenceTask<kType, kBlockM> s(p, sequence);
-    s.do_queries(first, min(first + kRows, s.query_tasks()),
+    s.do_queries(first, min(first + rows, s.query_tasks()),
                  (chunk - sequence * tasks.chunks) << tasks.chunk_shift);
     __syncwarp();
-    if (lane() == 0) add_release(p.work.terms_written[number], 1);
+    if (lane() == 0) add_release(rows_done[task], rows);
   }
   const int per_sequence = static_cast<int>((a.keys.max_seqlen + kRows - 1) / kRows);
   for (int number = warp; number < static_cast<int>(a.batch) * per_sequence; number += warps) {
@@ -135,7 +143,8 @@ Outcome launch(const KernelParams& p, cudaStream_t stream) {
   const auto tasks = [&](const SequenceLayout& layout) {
     return std::max(layout.max_seqlen * p.args.batch, layout.tokens) / kRows + 1;
   };
-  const int64_t ctas = (tasks(p.args.queries) * p.tasks.chunks + tasks(p.args.keys)) / kWarps + 1;
+  int64_t ctas = (tasks(p.args.queries) * p.tasks.chunks + tasks(p.args.keys)) / kWarps + 1;
+  if (p.tasks.per_chunk) ctas *= TermRounds::kSharers;  // enough to share all, if they are few
   cudaLaunchConfig_t config = {};
   // All CTAs run at once, one on an SM. Where tiles wait for single tasks, tiles have the other
   // half of the SMs meanwhile.

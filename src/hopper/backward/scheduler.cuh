@@ -77,18 +77,19 @@ struct SchedulerWarp {
   // Waits until the row terms of a tile's heads have been written. The votes keep the warp
   // converged: otherwise ptxas uses no uniform registers, and spills.
   TEA_DEVICE void wait_for_terms(int first_task) {
-    const uint32_t* const written = p.work.terms_written + first_task;
+    const uint32_t* const rows_done = p.work.terms_written + first_task;
 #pragma unroll 1
     for (int at = 0; at < p.tasks.needed; at += 128)
-      while (!__all_sync(0xffffffff, are_set(written + min(at + 4 * lane(), p.tasks.needed - 4)))) {
+      while (!__all_sync(0xffffffff,
+                         are_complete(rows_done + min(at + 4 * lane(), p.tasks.needed - 4)))) {
       }
     fence_acq_rel_gpu();
     fence_proxy_async_global();  // the load warp reads the terms by bulk copies
     __syncwarp();                // lane 0 publishes what all lanes have seen
   }
-  static TEA_DEVICE bool are_set(const uint32_t* flags) {
-    const uint4 x = load_relaxed_x4(flags);
-    return x.x & x.y & x.z & x.w;
+  static TEA_DEVICE bool are_complete(const uint32_t* rows_done) {
+    const uint4 x = load_relaxed_x4(rows_done);
+    return TermRounds::is_complete(x.x & x.y & x.z & x.w);
   }
   // Publishes a tile and returns true, unless no row attends to its keys.
   TEA_DEVICE bool publish(const TileIndex& t) {

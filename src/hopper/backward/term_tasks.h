@@ -28,6 +28,41 @@ struct TermTasks {
   }
 };
 
+// Which warp does which tasks, if tiles wait for single ones, in rounds: the tasks of a round have
+// higher numbers than those of the rounds before. The first tiles wait for the first tasks, which
+// kSharers successive warps therefore share in the first rounds, so that they end earlier.
+struct TermRounds {
+  static constexpr int kSharers = 4, kSharedRows = kTermRows / kSharers;
+
+  int count;   // tasks
+  int warps;   // of the grid, a multiple of kSharers
+  int shared;  // rounds whose tasks are shared
+
+  // Two rounds are shared, unless they are not enough where one of whole tasks is: a round costs
+  // about as much as two pairs of rows before it has loaded any.
+  TEA_HOST_DEVICE TermRounds(int tasks, int warps_of_grid) : count(tasks), warps(warps_of_grid) {
+    constexpr int kShared = 2;
+    const bool one_is_enough = count <= warps && count > kShared * (warps / kSharers);
+    shared = one_is_enough ? 0 : kShared;
+  }
+  // The rows of a task that a warp has in a round; none if `task` is not below `count`.
+  struct Share {
+    int task, first_row, rows;
+  };
+  TEA_HOST_DEVICE Share share(int round, int warp) const {
+    const int first = (round < shared ? round : shared) * (warps / kSharers);
+    if (round < shared)
+      return {first + warp / kSharers, warp % kSharers * kSharedRows, kSharedRows};
+    return {first + (round - shared) * warps + warp, 0, kTermRows};
+  }
+  // By what Workspace::terms_written has for a task, the rows that are done, or by that of several
+  // tasks, joined by `and`: whether all are.
+  static TEA_HOST_DEVICE bool is_complete(uint32_t rows_done) {
+    return (rows_done & kTermRows) != 0;
+  }
+  static_assert((kTermRows & (kTermRows - 1)) == 0, "no smaller number has this bit");
+};
+
 // The tasks of a chunk of a sequence: those of its row blocks, of which the first ones write terms,
 // and as many as one row block has, for rows that take no part.
 inline int64_t tasks_with_terms(const AttentionArguments& a, int block_m) {

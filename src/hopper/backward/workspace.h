@@ -77,7 +77,7 @@ struct Workspace {
   // others, which are the last ones, use the memory of the first heads once these are converted.
   int32_t dq_heads;
   uint32_t* dq_converted;   // [first heads][row block]
-  uint32_t* terms_written;  // whether each task of the preprocess kernel has ended (TermTasks)
+  uint32_t* terms_written;  // rows that are done of each task of the preprocess kernel (TermTasks)
   float* dkv;  // [heads_kv][key block][2 * units_per_row][2] units, used if groups have parts
   // How many contributions a pair of units has received: of dq, then of dkv.
   uint32_t *dq_order, *dkv_order;

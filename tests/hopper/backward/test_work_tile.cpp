@@ -280,6 +280,73 @@ TEST(HopperBackwardTiles, WaitForTheTasksThatWriteTheirTerms) {
   EXPECT_GT(single, 500);
 }
 
+// The work of the warps of a grid on `count` tasks, by the code of the preprocess kernel: all rows
+// of all tasks once, a shared task by a group of kSharers warps, which one CTA has, and no task
+// before one of a lower number in an earlier round. Few tasks take no more rounds than they need.
+void check_rounds(int count, int warps) {
+  constexpr int kSharers = TermRounds::kSharers;
+  const TermRounds rounds(count, warps);
+  const auto size = static_cast<size_t>(count);
+  std::vector<uint32_t> rows_done(size), mask(size);
+  std::vector<int> group(size, -1), lowest, highest;  // of each round
+  int most_rows = 0;
+  for (int warp = 0; warp < warps; ++warp) {
+    int rows = 0, round = 0;
+    for (; rounds.share(round, warp).task < count; ++round) {
+      const TermRounds::Share share = rounds.share(round, warp);
+      ASSERT_GE(share.task, 0);
+      const auto task = static_cast<size_t>(share.task);
+      ASSERT_GT(share.rows, 0);
+      ASSERT_LE(share.first_row + share.rows, kTermRows);
+      const uint32_t mine = ((1u << share.rows) - 1) << share.first_row;
+      ASSERT_EQ(mask[task] & mine, 0u) << "task " << task;
+      mask[task] |= mine, rows += share.rows;
+      ASSERT_TRUE(group[task] < 0 || group[task] == warp / kSharers) << "task " << task;
+      group[task] = warp / kSharers;
+      ASSERT_FALSE(TermRounds::is_complete(rows_done[task]));
+      rows_done[task] += static_cast<uint32_t>(share.rows);
+      ASSERT_EQ(TermRounds::is_complete(rows_done[task]), mask[task] == (1u << kTermRows) - 1);
+      if (lowest.size() == static_cast<size_t>(round))
+        lowest.push_back(count), highest.push_back(-1);
+      int &low = lowest[static_cast<size_t>(round)], &high = highest[static_cast<size_t>(round)];
+      low = std::min(low, share.task), high = std::max(high, share.task);
+    }
+    most_rows = std::max(most_rows, rows);
+    // The lanes of a warp look for tasks up to 32 rounds further on.
+    for (int i = 0; i < 32; ++i) ASSERT_GE(rounds.share(round + i, warp).task, count);
+  }
+  ASSERT_EQ(std::ranges::count(rows_done, uint32_t{kTermRows}), count);
+  for (size_t round = 1; round < lowest.size(); ++round)
+    ASSERT_GT(lowest[round], highest[round - 1]);
+  const int groups = warps / kSharers, shared = 2 * TermRounds::kSharedRows;
+  if (count <= warps) {
+    ASSERT_EQ(lowest.size(), count == 0 ? 0u : groups < count && count <= 2 * groups ? 2u : 1u);
+    ASSERT_EQ(most_rows, count == 0            ? 0
+                         : count <= groups     ? shared / 2
+                         : count <= 2 * groups ? shared
+                                               : kTermRows);
+  } else {
+    ASSERT_LE(most_rows, (count + warps - 1) / warps * kTermRows + shared);
+    for (int i = 0; i < 2 * groups; ++i)
+      ASSERT_EQ(rounds.share(i / groups, i % groups * kSharers).task, i);
+    ASSERT_EQ(rounds.share(1, 0).rows, TermRounds::kSharedRows);
+  }
+}
+TEST(HopperBackwardTiles, EveryRowOfATaskIsDoneOnceOnEveryGrid) {
+  for (const int warps : {4, 16, 32, 48, 112})
+    for (int count = 0; count <= 6 * warps + 1 && !HasFatalFailure(); ++count) {
+      SCOPED_TRACE(std::to_string(count) + " tasks, " + std::to_string(warps) + " warps");
+      check_rounds(count, warps);
+    }
+  std::mt19937 generator(19);
+  for (int trial = 0; trial < 300 && !HasFatalFailure(); ++trial) {
+    const int warps = 16 * (1 + static_cast<int>(generator() % 132));
+    const int count = static_cast<int>(generator() % 20000);
+    SCOPED_TRACE(std::to_string(count) + " tasks, " + std::to_string(warps) + " warps");
+    check_rounds(count, warps);
+  }
+}
+
 // Sequences of a ragged tensor share no block, whatever their lengths are.
 TEST(HopperBackwardTiles, BlocksOfRaggedSequencesAreDisjoint) {
   std::mt19937 generator(3);
