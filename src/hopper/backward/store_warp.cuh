@@ -69,8 +69,9 @@ struct StoreWarp {
         bulk_reduce_add(sums + unit * kUnitFloats, from, bytes);
     }
     bulk_commit();
+    bulk_wait_read<0>();
+    release_pair();  // read, though not added yet: the consumers need not wait for that
     bulk_wait<0>();
-    release_pair();
     fence_proxy_async_global();
     if (rank + 1 < count)
       add_release(*order, 1);
