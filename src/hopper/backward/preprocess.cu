@@ -137,9 +137,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <Type kType, int kBlockM>
 Outcome launch(const KernelParams& p, cudaStream_t stream) {
-  int device = 0, sms = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  static OncePerDevice allowed;
+  const void* const kernel = reinterpret_cast<const void*>(preprocess_kernel<kType, kBlockM>);
+  int sms = 0;
+  if (const Outcome ready = prepare_launch(kernel, 0, allowed, &sms); ready.code) return ready;
   const auto tasks = [&](const SequenceLayout& layout) {
     return std::max(layout.max_seqlen * p.args.batch, layout.tokens) / kRows + 1;
   };
@@ -147,14 +148,13 @@ Outcome launch(const KernelParams& p, cudaStream_t stream) {
   if (p.tasks.per_chunk) ctas *= TermRounds::kSharers;  // enough to share all, if they are few
   cudaLaunchConfig_t config = {};
   // All CTAs run at once, one on an SM. Where tiles wait for single tasks, tiles have the other
-  // half of the SMs meanwhile.
-  const int most = p.tasks.per_chunk ? std::max(sms / 2, 1) : sms;
-  config.gridDim = static_cast<unsigned>(std::min<int64_t>(ctas, most));
+  // SMs meanwhile.
+  const int64_t most = p.tasks.per_chunk ? std::max(sms / 3, 1) : sms;
+  config.gridDim = static_cast<unsigned>(std::min(ctas, limited_ctas(p.args, most)));
   config.blockDim = kThreads, config.stream = stream;
   KernelParams params = p;
   void* arguments[] = {&params};
-  const cudaError_t code = launch_dependent(
-      reinterpret_cast<const void*>(preprocess_kernel<kType, kBlockM>), config, arguments, true);
+  const cudaError_t code = launch_dependent(kernel, config, arguments, true);
   return code == cudaSuccess ? Outcome{} : failure(code, "the launch of the preprocess kernel");
 }
 

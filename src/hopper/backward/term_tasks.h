@@ -74,8 +74,8 @@ inline int64_t tasks_per_chunk(const AttentionArguments& a, int block_m) {
 
 // Tiles wait for single tasks where there are at least kFewestTermChunks chunks over all sequences,
 // since with fewer the first ones are complete hardly earlier than the last ones; or where the
-// tasks are so few that half of the SMs have a warp for each. Sequences must have the same length,
-// which numbers their tasks without a search, and a tile's heads must be in one chunk.
+// tasks are so few that they end soon. Sequences must have the same length, which numbers their
+// tasks without a search, and a tile's heads must be in one chunk.
 inline constexpr int kFewestTermChunks = 8, kFewTermTasks = 1024;
 inline TermTasks term_tasks(const AttentionArguments& a, int block_m, int heads_per_tile) {
   TermTasks t{.team = 4, .chunk_shift = 5, .chunks = 0, .per_chunk = 0, .needed = 0};

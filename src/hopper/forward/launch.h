@@ -25,8 +25,10 @@ inline Outcome failure(int code, const char* what) {
 }
 inline Outcome refusal(const char* what) { return failure(cudaErrorInvalidValue, what); }
 
-// Allows a kernel its dynamic shared memory, once for each device, and sets the number of SMs of
-// the current device. `allowed` belongs to the kernel.
+// Allows a kernel its dynamic shared memory, once for each device, or asks for all of L1 if it has
+// none: by default the driver leaves an SM as the kernel before configured it, and with a small L1
+// few loads can be under way. Sets the number of SMs of the current device. `allowed` belongs to
+// the kernel.
 inline Outcome prepare_launch(const void* kernel, int shared_bytes, OncePerDevice& allowed,
                               int* sms) {
   int device = 0;
@@ -35,7 +37,11 @@ inline Outcome prepare_launch(const void* kernel, int shared_bytes, OncePerDevic
   code = cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device);
   if (code != cudaSuccess) return failure(code, "cudaDeviceGetAttribute");
   if (allowed.done(device)) return {};
-  code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  code =
+      shared_bytes > 0
+          ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes)
+          : cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxL1);
   if (code != cudaSuccess) return failure(code, "cudaFuncSetAttribute");
   allowed.mark(device);
   return {};
