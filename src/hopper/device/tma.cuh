@@ -58,6 +58,14 @@ TEA_DEVICE void tma_load(void* to, const TensorMap& map, Barrier& b, const int (
                  : "memory");
 }
 
+// Brings a box into L2.
+TEA_DEVICE void tma_prefetch(const TensorMap& map, const int (&at)[5]) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];\n" ::"l"(&map),
+      TEA_AT5(at)
+      : "memory");
+}
+
 // The box arrives at the same shared-memory address, and completes on the same barrier, in every
 // CTA of the cluster whose bit is set in `ctas`.
 TEA_DEVICE void tma_load_multicast(void* to, const TensorMap& map, Barrier& b, const int (&at)[4],
