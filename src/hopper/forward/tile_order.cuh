@@ -78,7 +78,7 @@ struct HeadShape {
 // most half as many as there are SMs. Some of the first tiles then find in L2 what others have
 // loaded, and few wait for memory at the same time. Long sequences run at the power limit, where
 // loads from memory cost energy and so time: as many heads as keep K and V in L2. Where these heads
-// are fewer than the ones that make three tiles for each SM, the first three eighths of the rows of
+// make fewer than three tiles for each SM (six of 256 rows), the first three eighths of the rows of
 // all heads come at the end; sequences of few row blocks keep the larger number of heads instead.
 __host__ __device__ inline TileOrder make_tile_order(int row_blocks, int batch,
                                                      const HeadShape& x) {
@@ -87,10 +87,10 @@ __host__ __device__ inline TileOrder make_tile_order(int row_blocks, int batch,
   const auto most = [](int64_t a, int64_t b) { return a > b ? a : b; };
   const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
   const int64_t all = int64_t{x.heads} * batch;
-  const int64_t balanced = kSms * 3 / 2 * x.consumers / most(row_blocks, 1);
-  const int64_t many = least(most(balanced, 32), kSms / 4 * x.consumers);
+  const int64_t tiles = kSms * 3 / 2 * x.consumers;
+  const int64_t many = least(most(tiles / most(row_blocks, 1), 32), kSms / 4 * x.consumers);
   const int64_t cached = most(kL2Bytes / most(x.kv_head_bytes, 1), 1);
-  const bool is_few = cached < balanced, is_long = row_blocks >= kLong;
+  const bool is_few = cached * row_blocks < tiles, is_long = row_blocks >= kLong;
   const int64_t heads_kv = is_few && !is_long ? many : least(many, cached);
   const int64_t together = x.masked ? heads_kv * x.heads_per_kv : 1;
   const int64_t at_once = most(least(together, all), 1);
