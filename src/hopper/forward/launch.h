@@ -26,8 +26,8 @@ inline Outcome failure(int code, const char* what) {
 inline Outcome refusal(const char* what) { return failure(cudaErrorInvalidValue, what); }
 
 // Allows a kernel its dynamic shared memory, once for each device, or asks for all of L1 if it has
-// none: by default the driver leaves an SM as the kernel before configured it, and with a small L1
-// few loads can be under way. Sets the number of SMs of the current device. `allowed` belongs to
+// none: by default the driver leaves an SM as the predecessor grid had it, and with a small L1 few
+// loads can be under way. Sets the number of SMs of the current device. `allowed` belongs to
 // the kernel.
 inline Outcome prepare_launch(const void* kernel, int shared_bytes, OncePerDevice& allowed,
                               int* sms) {
