@@ -82,6 +82,7 @@ struct StoreWarp {
   TEA_DEVICE void complete(Completed&& completed) {
     const CompletedQueue& queue = p.work.completed;
     const uint32_t pair = fetch_add(*queue.tail, 1);
+    if (pair >= queue.capacity) return;  // sequences overlap, as invalid metadata can say
     queue.pairs[pair] = completed();
     add_release(queue.published[pair], 1);
   }
