@@ -56,8 +56,8 @@ TEA_DEVICE void init_conversions(const KernelParams& p, int thread, int threads)
   }
 }
 
-// All tasks, if tiles wait for single ones of them: in the order of their numbers, which is that of
-// the heads (TermRounds).
+// All tasks of dense sequences, if tiles wait for single ones of them: in the order of their
+// numbers, which is that of the heads (TermRounds).
 //
 // The tiles begin when every CTA of this grid has called launch_dependent_grids(): all CTAs then
 // run or have ended, so that no tile keeps one of them from running, and every word that tiles wait
@@ -68,7 +68,7 @@ TEA_DEVICE void run_single_tasks(const KernelParams& p, int warp, int warps) {
   static_assert(kWarps % TermRounds::kSharers == 0, "a task is shared within a CTA");
   const AttentionArguments& a = p.args;
   const TermTasks& tasks = p.tasks;
-  const TermRounds rounds(tasks.task_of(static_cast<int>(a.batch), 0), warps);
+  const TermRounds rounds(tasks.task_of(static_cast<int>(a.batch), 0, 0), warps);
   uint32_t* const rows_done = p.work.terms_written;
   for (int round = lane(); rounds.share(round, warp).task < rounds.count; round += 32)
     rows_done[rounds.share(round, warp).task] = 0;
@@ -94,6 +94,35 @@ TEA_DEVICE void run_single_tasks(const KernelParams& p, int warp, int warps) {
   }
 }
 
+// The tasks of a warp otherwise: of kRows rows and a chunk of heads, or of kRows keys, numbered
+// sequence by sequence. Calls run(sequence, first row, first head), with a negative head for keys,
+// and then one lane end(count of rows that are done) if tiles may wait for the task.
+template <Type kType, int kBlockM, class Run, class End>
+TEA_DEVICE void for_each_task(const KernelParams& p, int warp, int warps, Run&& run, End&& end) {
+  const TermTasks& tasks = p.tasks;
+  const int batch = static_cast<int>(p.args.batch);
+  SequenceSearch search{};
+  int sequence, rest;
+  const auto tasks_of = [&](int b) {
+    const SequenceTask<kType, kBlockM> s(p, b);
+    return (s.query_tasks() + kRows - 1) / kRows * tasks.chunks +
+           (s.key_tasks() + kRows - 1) / kRows;
+  };
+  for (int number = warp; search.find(number, batch, tasks_of, sequence, rest); number += warps) {
+    const SequenceTask<kType, kBlockM> s(p, sequence);
+    const int query_tasks = (s.query_tasks() + kRows - 1) / kRows * tasks.chunks;
+    if (rest >= query_tasks) {
+      run(s, (rest - query_tasks) * kRows, -1);
+      continue;
+    }
+    const int first = rest / tasks.chunks * kRows, head = rest % tasks.chunks << tasks.chunk_shift;
+    run(s, first, head);
+    __syncwarp();
+    if (tasks.per_block && first < s.padded() && lane() == 0)
+      end(p.work.terms_written[tasks.task_of(sequence, head, s.row_block) + first / kRows]);
+  }
+}
+
 // One CTA for each SM: without a number of them, ptxas spills registers in order that more fit.
 template <Type kType, int kBlockM>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -108,31 +137,25 @@ __global__ void __launch_bounds__(kThreads, 1)
     p.work.dq_order[i] = 0;
   init_conversions<kType, kBlockM>(p, warp * 32 + lane(), warps * 32);
   validate(a, warp * 32 + lane(), warps * 32);
-  if (tasks.per_chunk) return run_single_tasks<kType, kBlockM>(p, warp, warps);
+  if (tasks.per_chunk && !tasks.per_block) return run_single_tasks<kType, kBlockM>(p, warp, warps);
+  if (tasks.per_chunk) {
+    for_each_task<kType, kBlockM>(
+        p, warp, warps, [](const auto&, int, int) {}, [&](uint32_t& rows_done) { rows_done = 0; });
+    __threadfence();
+    __syncthreads();
+    launch_dependent_grids();
+  }
+  for_each_task<kType, kBlockM>(
+      p, warp, warps,
+      [&](const auto& s, int first, int first_head) {
+        if (first_head >= 0)
+          s.do_queries(first, min(first + kRows, s.query_tasks()), first_head);
+        else
+          for (int i = first; i < min(first + kRows, s.key_tasks()); ++i) s.do_key(i);
+      },
+      [&](uint32_t& rows_done) { add_release(rows_done, kRows); });
   zero_gaps(a, a.queries, warp, warps);
   zero_gaps(a, a.keys, warp, warps);
-  // Tasks of kRows rows and a chunk of heads, or of kRows keys, numbered sequence by sequence.
-  SequenceSearch search{};
-  int sequence, rest;
-  const auto tasks_of = [&](int b) {
-    const SequenceTask<kType, kBlockM> s(p, b);
-    return (s.query_tasks() + kRows - 1) / kRows * tasks.chunks +
-           (s.key_tasks() + kRows - 1) / kRows;
-  };
-  for (int number = warp; search.find(number, static_cast<int>(a.batch), tasks_of, sequence, rest);
-       number += warps) {
-    const SequenceTask<kType, kBlockM> s(p, sequence);
-    const int queries = s.query_tasks();
-    const int query_tasks = (queries + kRows - 1) / kRows * tasks.chunks;
-    if (rest < query_tasks) {
-      const int first = rest / tasks.chunks * kRows;
-      s.do_queries(first, min(first + kRows, queries), rest % tasks.chunks << tasks.chunk_shift);
-    } else {
-      const int first = (rest - query_tasks) * kRows;
-      for (int i = first; i < min(first + kRows, s.key_tasks()); ++i) s.do_key(i);
-    }
-    __syncwarp();
-  }
 }
 
 template <Type kType, int kBlockM>

@@ -76,12 +76,14 @@ struct SchedulerWarp {
   }
   // Waits until the row terms of a tile's heads have been written. The votes keep the warp
   // converged: otherwise ptxas uses no uniform registers, and spills.
-  TEA_DEVICE void wait_for_terms(int first_task) {
-    const uint32_t* const rows_done = p.work.terms_written + first_task;
+  TEA_DEVICE void wait_for_terms(const SequenceBounds& bounds, const TileIndex& t) {
+    const int head = t.head * p.heads_per_tile;
+    const uint32_t* const rows_done =
+        p.work.terms_written + p.tasks.task_of(t.batch, head, bounds.row_block);
+    const int needed = tasks_with_terms(bounds.rows, T::kBlockM);
 #pragma unroll 1
-    for (int at = 0; at < p.tasks.needed; at += 128)
-      while (!__all_sync(0xffffffff,
-                         are_complete(rows_done + min(at + 4 * lane(), p.tasks.needed - 4)))) {
+    for (int at = 0; at < needed; at += 128)
+      while (!__all_sync(0xffffffff, are_complete(rows_done + min(at + 4 * lane(), needed - 4)))) {
       }
     fence_acq_rel_gpu();
     fence_proxy_async_global();  // the load warp reads the terms by bulk copies
@@ -91,11 +93,19 @@ struct SchedulerWarp {
     const uint4 x = load_relaxed_x4(rows_done);
     return TermRounds::is_complete(x.x & x.y & x.z & x.w);
   }
+  // Sequences of invalid metadata may share row blocks, and so the words that count their rows.
+  TEA_DEVICE bool are_sequences_valid() const {
+    bool valid = true;
+    for (int i = lane(); i < static_cast<int>(p.args.batch); i += 32)
+      valid = valid && sequence_of(p.args.queries, i).valid && sequence_of(p.args.keys, i).valid;
+    return __all_sync(0xffffffff, valid);
+  }
   // Publishes a tile and returns true, unless no row attends to its keys.
-  TEA_DEVICE bool publish(const TileIndex& t) {
+  TEA_DEVICE bool publish(const TileIndex& t, bool waits_for_terms) {
     s.work.pipeline.producer_acquire(work_state);
     const SequenceBounds bounds = bounds_of<T::kBlockM>(p, t.batch);
     if (t.key_block * kBlockN >= bounds.keys) return false;
+    if (waits_for_terms) wait_for_terms(bounds, t);
     if (lane() == 0) describe<T::kBlockM>(s.work.slot[work_state.stage], p, bounds, t);
     publish();
     return true;
@@ -111,14 +121,15 @@ struct SchedulerWarp {
     if (lane() == 0) add_release(*p.work.completed.finished, T::kStoreWarps);
   }
   TEA_DEVICE void run() {
+    const bool waits_for_terms = p.tasks.per_chunk && (!p.tasks.per_block || are_sequences_valid());
+    if (p.tasks.per_chunk && !waits_for_terms) wait_on_dependent_grids();
     int number = fetch();
     uint32_t parity = 0;
     TileIndex t;
     while (find(number, t)) {
       // The next number is fetched as late as possible: a tile that waits in this CTA while another
       // one takes its successor would make that CTA wait.
-      if (p.tasks.per_chunk) wait_for_terms(p.tasks.task_of(t.batch, t.head * p.heads_per_tile));
-      if (publish(t)) {
+      if (publish(t, waits_for_terms)) {
         wait(s.all_loads_issued, parity);
         parity ^= 1;
       } else {

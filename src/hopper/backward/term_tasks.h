@@ -17,14 +17,18 @@ struct TermTasks {
   int team;         // lanes that share a row of a head, eight columns each
   int chunk_shift;  // log2 of the heads of a chunk
   int chunks;       // of a row
-  // If tiles wait for single tasks, else 0: the tasks of a chunk of a sequence, which are numbered
-  // from task_of() on, and how many of these, the first ones, write terms.
-  int per_chunk, needed;
+  // If tiles wait for single tasks, else 0: the tasks of a chunk of a sequence, or of a chunk of
+  // all sequences of a ragged tensor.
+  int per_chunk;
+  int per_block;  // tasks of a row block of a ragged tensor, else 0
 
   TEA_HOST_DEVICE int chunk_heads() const { return 1 << chunk_shift; }
-  // The number of the first task for a head of a sequence.
-  TEA_HOST_DEVICE int task_of(int batch, int head) const {
-    return (batch * chunks + (head >> chunk_shift)) * per_chunk;
+  // The number of the first task for a head of a sequence, whose first row block in the workspace
+  // is `row_block`. The first tasks of a sequence write the terms of its row blocks.
+  TEA_HOST_DEVICE int task_of(int batch, int head, int row_block) const {
+    const int chunk = head >> chunk_shift;
+    return per_block ? chunk * per_chunk + row_block * per_block
+                     : (batch * chunks + chunk) * per_chunk;
   }
 };
 
@@ -63,39 +67,53 @@ struct TermRounds {
   static_assert((kTermRows & (kTermRows - 1)) == 0, "no smaller number has this bit");
 };
 
-// The tasks of a chunk of a sequence: those of its row blocks, of which the first ones write terms,
-// and as many as one row block has, for rows that take no part.
-inline int64_t tasks_with_terms(const AttentionArguments& a, int block_m) {
-  return (a.queries.max_seqlen + block_m - 1) / block_m * block_m / kTermRows;
+// The first tasks of a sequence, which write the terms of its row blocks.
+TEA_HOST_DEVICE int tasks_with_terms(int rows, int block_m) {
+  return (rows + block_m - 1) / block_m * (block_m / kTermRows);
 }
+// The tasks of a chunk: of a dense sequence those of its row blocks, and as many as one row block
+// has, for rows that take no part; of a ragged tensor those of all row blocks (make_blocks()).
 inline int64_t tasks_per_chunk(const AttentionArguments& a, int block_m) {
-  return tasks_with_terms(a, block_m) + block_m / kTermRows;
+  const int64_t blocks = a.queries.form == TEA_RAGGED
+                             ? a.queries.tokens / block_m + a.batch + 1
+                             : (a.queries.max_seqlen + block_m - 1) / block_m + 1;
+  return blocks * (block_m / kTermRows);
+}
+// Whether single tasks have numbers that need no search: those of dense sequences, and those of
+// ragged ones by their row blocks.
+inline bool are_tasks_numbered(const AttentionArguments& a) {
+  return a.queries.form == a.keys.form &&
+         (a.queries.form == TEA_DENSE || a.queries.form == TEA_RAGGED);
+}
+// Of all sequences.
+inline int64_t all_tasks(const AttentionArguments& a, int block_m, int chunks) {
+  return tasks_per_chunk(a, block_m) * chunks * (a.queries.form == TEA_RAGGED ? 1 : a.batch);
 }
 
 // Tiles wait for single tasks where there are at least kFewestTermChunks chunks over all sequences,
 // since with fewer the first ones are complete hardly earlier than the last ones; or where the
-// tasks are so few that they end soon. Sequences must have the same length, which numbers their
-// tasks without a search, and a tile's heads must be in one chunk.
-inline constexpr int kFewestTermChunks = 8, kFewTermTasks = 1024;
+// tasks are so few that they end soon. A tile's heads must be in one chunk, and ragged sequences so
+// few that each CTA can see whether their metadata is valid.
+inline constexpr int kFewestTermChunks = 8, kFewTermTasks = 1024, kMostRaggedSequences = 256;
 inline TermTasks term_tasks(const AttentionArguments& a, int block_m, int heads_per_tile) {
-  TermTasks t{.team = 4, .chunk_shift = 5, .chunks = 0, .per_chunk = 0, .needed = 0};
+  TermTasks t{.team = 4, .chunk_shift = 5, .chunks = 0, .per_chunk = 0, .per_block = 0};
   for (; t.team * 8 < a.dim_v; t.team *= 2) --t.chunk_shift;
   t.chunks = (a.heads_q + t.chunk_heads() - 1) / t.chunk_heads();
-  const int64_t per_chunk = tasks_per_chunk(a, block_m), all = a.batch * t.chunks;
-  if (a.queries.form != TEA_DENSE || a.keys.form != TEA_DENSE || heads_per_tile > 2 ||
-      (all < kFewestTermChunks && all * per_chunk > kFewTermTasks) ||
-      all * per_chunk > INT32_MAX / 2)
+  const int64_t all = all_tasks(a, block_m, t.chunks);
+  if (!are_tasks_numbered(a) || heads_per_tile > 2 ||
+      (a.queries.form == TEA_RAGGED && a.batch > kMostRaggedSequences) ||
+      (a.batch * t.chunks < kFewestTermChunks && all > kFewTermTasks) || all > INT32_MAX / 2)
     return t;
-  t.per_chunk = static_cast<int>(per_chunk);
-  t.needed = static_cast<int>(tasks_with_terms(a, block_m));
+  t.per_chunk = static_cast<int>(tasks_per_chunk(a, block_m));
+  if (a.queries.form == TEA_RAGGED) t.per_block = block_m / kTermRows;
   return t;
 }
 
-// How many flags Workspace::terms_written has: no fewer than there are tasks, and never fewer for
+// How many words Workspace::terms_written has: no fewer than there are tasks, and never fewer for
 // longer or more sequences.
 inline int64_t term_flags(const AttentionArguments& a, int block_m) {
-  if (a.queries.form != TEA_DENSE || a.keys.form != TEA_DENSE) return 0;
-  return a.batch * term_tasks(a, block_m, 1).chunks * tasks_per_chunk(a, block_m);
+  if (!are_tasks_numbered(a)) return 0;
+  return all_tasks(a, block_m, term_tasks(a, block_m, 1).chunks);
 }
 
 }  // namespace tea::hopper::backward

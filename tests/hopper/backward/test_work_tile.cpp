@@ -262,15 +262,16 @@ TEST(HopperBackwardTiles, WaitForTheTasksThatWriteTheirTerms) {
     if (t.per_chunk == 0) continue;
     ++single;
     const int padded = static_cast<int>((a.queries.max_seqlen + block_m - 1) / block_m) * block_m;
-    ASSERT_EQ(t.needed * kTermRows, padded);
-    ASSERT_EQ(t.needed % 4, 0);
+    ASSERT_EQ(tasks_with_terms(static_cast<int>(a.queries.max_seqlen), block_m) * kTermRows,
+              padded);
     ASSERT_EQ(t.per_chunk % 4, 0);
     ASSERT_GE(t.per_chunk * kTermRows, padded + block_m - 1);  // and gradients to be zeroed
-    ASSERT_LE(t.task_of(static_cast<int>(a.batch), 0), term_flags(a, block_m));
+    ASSERT_LE(t.task_of(static_cast<int>(a.batch), 0, 0), term_flags(a, block_m));
     for (int head = 0; head < a.heads_q; head += per_tile) {
       const int last = head + per_tile - 1, sequence = static_cast<int>(generator() % a.batch);
-      ASSERT_EQ(t.task_of(sequence, head), t.task_of(sequence, last));
-      const int chunk = t.task_of(sequence, head) / t.per_chunk;  // as the preprocess kernel has it
+      ASSERT_EQ(t.task_of(sequence, head, 0), t.task_of(sequence, last, 0));
+      const int chunk =
+          t.task_of(sequence, head, 0) / t.per_chunk;  // as the preprocess kernel has it
       ASSERT_EQ(chunk / t.chunks, sequence);
       const int first_head = (chunk - sequence * t.chunks) << t.chunk_shift;
       ASSERT_LE(first_head, head);
@@ -344,6 +345,41 @@ TEST(HopperBackwardTiles, EveryRowOfATaskIsDoneOnceOnEveryGrid) {
     const int count = static_cast<int>(generator() % 20000);
     SCOPED_TRACE(std::to_string(count) + " tasks, " + std::to_string(warps) + " warps");
     check_rounds(count, warps);
+  }
+}
+
+// Sequences of a ragged tensor share no task for which tiles wait, and all of these have words.
+TEST(HopperBackwardTiles, RaggedSequencesShareNoTasks) {
+  std::mt19937 generator(29);
+  for (int trial = 0; trial < 300; ++trial) {
+    AttentionArguments a{};
+    a.batch = 8 + static_cast<int>(generator() % 30);
+    a.heads_q = a.heads_kv = 1 + static_cast<int>(generator() % 40);
+    a.dim_qk = a.dim_v = 8 * (1 + static_cast<int>(generator() % 16));
+    std::vector<int32_t> cu = {0};
+    for (int b = 0; b < a.batch; ++b)
+      cu.push_back(cu.back() + static_cast<int32_t>(generator() % 400) * (generator() % 4 != 0));
+    a.queries.form = a.keys.form = TEA_RAGGED;
+    a.queries.cu_seqlens = a.keys.cu_seqlens = cu.data();
+    a.queries.tokens = a.keys.tokens = cu.back();
+    a.queries.max_seqlen = a.keys.max_seqlen = 400;
+    const int block_m = kTiles[find_tile(a.dim_qk, a.dim_v)].block_m;
+    const TermTasks t = term_tasks(a, block_m, 1);
+    ASSERT_GT(t.per_chunk, 0);
+    ASSERT_EQ(t.per_block * kTermRows, block_m);
+    ASSERT_LE(int64_t{t.chunks} * t.per_chunk, term_flags(a, block_m));
+    const Blocks blocks = make_blocks(a.queries, block_m, a.batch);
+    int end = 0;  // of the tasks of the sequences before, in the first chunk
+    for (int b = 0; b < static_cast<int>(a.batch); ++b) {
+      const int rows = cu[static_cast<size_t>(b) + 1] - cu[static_cast<size_t>(b)];
+      const auto block = static_cast<int>(blocks.first(a.queries, block_m, b, rows));
+      const int first = t.task_of(b, 0, block), last = a.heads_q - 1;
+      ASSERT_EQ(first % 4, 0);  // words are read by fours
+      ASSERT_GE(first, end);
+      end = first + tasks_with_terms(rows, block_m);
+      ASSERT_EQ(t.task_of(b, last, block), first + last / t.chunk_heads() * t.per_chunk);
+    }
+    ASSERT_LE(end, t.per_chunk);
   }
 }
 
