@@ -94,9 +94,10 @@ TEA_DEVICE void run_single_tasks(const KernelParams& p, int warp, int warps) {
   }
 }
 
-// The tasks of a warp otherwise: of kRows rows and a chunk of heads, or of kRows keys, numbered
-// sequence by sequence. Calls run(sequence, first row, first head), with a negative head for keys,
-// and then one lane end(count of rows that are done) if tiles may wait for the task.
+// The tasks that a warp has where sequences may differ in length: kRows rows of a chunk of heads,
+// or kRows keys, numbered sequence by sequence. All lanes call run(sequence, first row, first head)
+// for each, with a negative head for keys. If tiles may wait for the task, one lane then calls
+// end(the word that counts the rows that are done).
 template <Type kType, int kBlockM, class Run, class End>
 TEA_DEVICE void for_each_task(const KernelParams& p, int warp, int warps, Run&& run, End&& end) {
   const TermTasks& tasks = p.tasks;
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   init_conversions<kType, kBlockM>(p, warp * 32 + lane(), warps * 32);
   validate(a, warp * 32 + lane(), warps * 32);
   if (tasks.per_chunk && !tasks.per_block) return run_single_tasks<kType, kBlockM>(p, warp, warps);
-  if (tasks.per_chunk) {
+  if (tasks.per_chunk) {  // ragged: each word is zeroed by the warp that adds to it
     for_each_task<kType, kBlockM>(
         p, warp, warps, [](const auto&, int, int) {}, [&](uint32_t& rows_done) { rows_done = 0; });
     __threadfence();
@@ -168,7 +169,7 @@ Outcome launch(const KernelParams& p, cudaStream_t stream) {
     return std::max(layout.max_seqlen * p.args.batch, layout.tokens) / kRows + 1;
   };
   int64_t ctas = (tasks(p.args.queries) * p.tasks.chunks + tasks(p.args.keys)) / kWarps + 1;
-  if (p.tasks.per_chunk) ctas *= TermRounds::kSharers;  // enough to share all, if they are few
+  if (p.tasks.per_chunk) ctas *= TermRounds::kSharers;  // dense tasks may all be shared
   cudaLaunchConfig_t config = {};
   // All CTAs run at once, one on an SM. Where tiles wait for single tasks, tiles have the other
   // SMs meanwhile.

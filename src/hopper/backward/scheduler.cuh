@@ -121,6 +121,7 @@ struct SchedulerWarp {
     if (lane() == 0) add_release(*p.work.completed.finished, T::kStoreWarps);
   }
   TEA_DEVICE void run() {
+    // Otherwise for the whole preprocess kernel, here or, without `per_chunk`, at the start.
     const bool waits_for_terms = p.tasks.per_chunk && (!p.tasks.per_block || are_sequences_valid());
     if (p.tasks.per_chunk && !waits_for_terms) wait_on_dependent_grids();
     int number = fetch();
